@@ -1,0 +1,1 @@
+"""What may happen at the seam: probes get every AttentionCall of a forward pass and return its output."""

@@ -1,0 +1,20 @@
+"""The one exception that a user sees as one clean line."""
+
+
+class AttnscopeError(Exception):
+    """Something that the user can mend: bad input, a missing file, a model that cannot be shown truly.
+
+    The command line prints it as one line and a hint, never as a traceback, and exits with 1.
+
+    Args:
+        message: What is wrong, in one line.
+        hint: What to do about it, in one line; may be empty.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message

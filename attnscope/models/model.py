@@ -1,0 +1,98 @@
+"""What every model is, whichever engine runs it."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from attnscope.records import Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention import Probe
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a loaded model; all of it ends up in records.
+
+    Attributes:
+        name: What the user called it: a catalogue name, a Hub id, a folder's name.
+        source: Where the weights came from.
+        sha256: Hash of the weights, hex; of several files: of their hashes in the order of their names. Empty for models made in memory.
+        architecture: The model_type of its configuration, such as "bert".
+        engine: "native" or "hf".
+        road: How the weights are read: "seam" (through the one function), or "eager" (the model's own output_attentions).
+        kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
+        n_layers: Layers of each kind, in the order of `kinds`.
+        n_heads: Query heads of each kind (the largest, where layers differ).
+        n_kv_heads: Key/value heads of each kind.
+        d_model: Width of the hidden states.
+        n_parameters: Number of parameters; shared ones once.
+        max_tokens: The longest text it takes, in tokens, special ones included; None where there is no limit.
+        dtype: Precision of the weights as computed with, such as "float32".
+        device: Where it runs, such as "cpu".
+        checked: Whether the self-check against eager ran and held (True), was skipped (False), or is not needed (None).
+        notes: What a user must know to read the pictures truly, one sentence each.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    architecture: str
+    engine: str
+    road: str
+    kinds: tuple[str, ...]
+    n_layers: tuple[int, ...]
+    n_heads: tuple[int, ...]
+    n_kv_heads: tuple[int, ...]
+    d_model: int
+    n_parameters: int
+    max_tokens: int | None
+    dtype: str
+    device: str
+    checked: bool | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+class Tokenizer(Protocol):
+    """Turns text into Tokens."""
+
+    name: str
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Token numbers of several texts, padded to one length.
+
+    Attributes:
+        ids: (batch, token), int64.
+        mask: (batch, token), bool; True = a real token, False = padding. None = nothing is padded.
+        segments: (batch, token), int64; None = all 0.
+        target_ids: What the decoder of an encoder-decoder reads, (batch, token); None for other models.
+        target_mask: As mask, for target_ids.
+    """
+
+    ids: "Tensor"
+    mask: "Tensor | None" = None
+    segments: "Tensor | None" = None
+    target_ids: "Tensor | None" = None
+    target_mask: "Tensor | None" = None
+
+
+class Model(Protocol):
+    """A loaded model: text in by its tokenizer, attention out through the seam."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+    def run(self, batch: Batch, probe: "Probe") -> "Tensor":
+        """Runs a batch with the probe at the seam of every attention.
+
+        Returns:
+            The last hidden states, (batch, token, d_model); of an encoder-decoder: the decoder's.
+        """
+        ...
