@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+import importlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
 
 HEATMAP_SCHEMA = "attnscope.heatmap/1"
 
@@ -17,17 +28,17 @@ class Tokens:
 
     Attributes:
         text: The text that was tokenised (of a pair: the first).
-        ids: The tokenizer's numbers, (token,), int64.
-        labels: What to show for each token: pieces as the tokenizer writes them (`##ing`), a leading space as `·`, bytes that
-            are no character by themselves as `<0xE4>`. Never empty.
-        offsets: First and last + 1 character of each token in its text, (token, 2), int32; (-1, -1) for tokens that stand for
-            no text, such as [CLS], and for all tokens where the tokenizer cannot tell.
+        ids: The tokenizer's numbers, (token,), int64; -1 for words that were merged from several tokens.
+        labels: What to show for each token: pieces as the tokenizer writes them (`##ing`), a leading space as `·`,
+            bytes that are no character by themselves as `<0xE4>`. Never empty.
+        offsets: First and last + 1 character of each token in its text, (token, 2), int32; (-1, -1) for tokens that
+            stand for no text, such as [CLS], and for all tokens where the tokenizer cannot tell.
         special: Whether the tokenizer added the token ([CLS], [SEP], <s>), (token,), bool.
-        words: Number of the word that a token is part of, from 0 in each segment, (token,), int32; -1 = part of none. None where the
-            tokenizer cannot tell.
+        words: Number of the word that a token is part of, from 0 in each segment, (token,), int32; -1 = part of none.
+            None where the tokenizer cannot tell.
         segments: 0 for tokens of the first text, 1 for those of the second of a pair, (token,), int32.
         pair: The second text of a pair, else None.
-        n_given: How many tokens were given; those from here on the model wrote itself.
+        n_given: How many tokens were given, the rest was written by the model itself; -1 = all were given.
     """
 
     text: str
@@ -42,3 +53,460 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, keep: NDArray[Any]) -> Tokens:
+        """The tokens at the places `keep` (numbers or a boolean mask), in that order."""
+        places = np.arange(len(self))[keep]
+        given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
+        return replace(
+            self,
+            ids=self.ids[places],
+            labels=tuple(self.labels[i] for i in places),
+            offsets=self.offsets[places],
+            special=self.special[places],
+            words=None if self.words is None else self.words[places],
+            segments=self.segments[places],
+            n_given=given,
+        )
+
+    def find(self, wanted: str) -> tuple[int, ...]:
+        """Places of the tokens that a user means by `wanted`.
+
+        `@9` is the token at place 9. Anything else is compared with the labels, first as it is, then without the
+        marks of word pieces and spaces, then without regard to case, then as a whole word (the pieces of that word).
+
+        Returns:
+            The places, in order; empty if there is none.
+        """
+        if wanted.startswith("@") and wanted[1:].isdigit():
+            place = int(wanted[1:])
+            return (place,) if place < len(self) else ()
+        readings = (
+            (self.labels, wanted),
+            ([_bare(label) for label in self.labels], wanted),
+            ([_bare(label).casefold() for label in self.labels], wanted.casefold()),
+        )
+        for labels, sought in readings:
+            if found := tuple(i for i, label in enumerate(labels) if label == sought):
+                return found
+        return tuple(
+            i for group in self.word_groups() if self._surface(group).casefold() == wanted.casefold() for i in group
+        )
+
+    def word_groups(self) -> list[list[int]]:
+        """Tokens grouped by word, in order; a token that is part of no word is a group by itself."""
+        groups: list[list[int]] = []
+        last: tuple[int, int] | None = None
+        for i in range(len(self)):
+            word = -1 if self.words is None else int(self.words[i])
+            name = (int(self.segments[i]), word)
+            if word >= 0 and name == last:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+            last = name if word >= 0 else None
+        return groups
+
+    def merged(self, groups: Sequence[Sequence[int]]) -> Tokens:
+        """One token for each group of tokens, labelled with the text that the group covers."""
+        first = [group[0] for group in groups]
+        given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
+        offsets = [
+            (self.offsets[group[0], 0], max(self.offsets[i, 1] for i in group))
+            if len(group) > 1
+            else self.offsets[group[0]]
+            for group in groups
+        ]
+        return replace(
+            self,
+            ids=np.array([self.ids[g[0]] if len(g) == 1 else -1 for g in groups], np.int64),
+            labels=tuple(self.labels[g[0]] if self.special[g[0]] else self._surface(g) for g in groups),
+            offsets=np.array(offsets, np.int32).reshape(-1, 2),
+            special=self.special[first],
+            words=None if self.words is None else self.words[first],
+            segments=self.segments[first],
+            n_given=given,
+        )
+
+    def _surface(self, group: Sequence[int]) -> str:
+        """The text that neighbouring tokens cover; their labels where the text is not known."""
+        text = self.text if int(self.segments[group[0]]) == 0 or self.pair is None else self.pair
+        start, stop = int(self.offsets[group[0], 0]), max(int(self.offsets[i, 1]) for i in group)
+        covered = text[start:stop].strip() if start >= 0 else ""
+        if covered and covered.isprintable():
+            return covered
+        return "".join(_bare(self.labels[i]) for i in group)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; `tokens_from_json` reads them back."""
+        return {
+            "text": self.text,
+            "pair": self.pair,
+            "n_given": self.n_given,
+            "labels": list(self.labels),
+            "ids": self.ids.tolist(),
+            "offsets": self.offsets.tolist(),
+            "special": self.special.tolist(),
+            "words": None if self.words is None else self.words.tolist(),
+            "segments": self.segments.tolist(),
+        }
+
+
+def tokens_from_json(data: Mapping[str, Any]) -> Tokens:
+    """The Tokens that `Tokens.as_json` wrote."""
+    return Tokens(
+        text=data["text"],
+        pair=data["pair"],
+        n_given=data["n_given"],
+        labels=tuple(data["labels"]),
+        ids=np.array(data["ids"], np.int64),
+        offsets=np.array(data["offsets"], np.int32).reshape(-1, 2),
+        special=np.array(data["special"], np.bool_),
+        words=None if data["words"] is None else np.array(data["words"], np.int32),
+        segments=np.array(data["segments"], np.int32),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The attention weights of one kind of attention of one model on one text.
+
+    Attributes:
+        kind: "encoder", "decoder" (its own), or "cross" (a decoder's on the encoder).
+        layers: Numbers of the layers in `weights`, from 0.
+        heads: Numbers of the heads in `weights`, from 0.
+        weights: Attention weights after the softmax, (layer, head, query, key), float32, 0 to 1; each row sums to 1 (less where
+            a model has sinks, 0 where a query may attend to nothing). NaN where a layer has no such head.
+        queries: The tokens that attend, row by row.
+        keys: The tokens that are attended to, column by column; `queries` itself but for cross-attention.
+        n_layers: How many layers of this kind the model has.
+        n_heads: How many heads a layer has (the most, where layers differ).
+        n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    weights: NDArray[np.float32]
+    queries: Tokens
+    keys: Tokens
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+
+    def of(self, layer: int, head: int) -> NDArray[np.float32]:
+        """The weights of one head, (query, key)."""
+        if layer in self.layers and head in self.heads:
+            one: NDArray[np.float32] = self.weights[self.layers.index(layer), self.heads.index(head)]
+            return one
+        raise AttnscopeError(
+            f"L{layer}H{head} is not in this record",
+            f"it holds layers {spans(self.layers)} and heads {spans(self.heads)}",
+        )
+
+    def exists(self, layer: int, head: int) -> bool:
+        """Whether the record holds this head."""
+        return layer in self.layers and head in self.heads and not bool(np.isnan(self.of(layer, head)).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmap:
+    """What every chosen head of a model attends to on one text.
+
+    Attributes:
+        text: The text as given.
+        maps: The attention, one map a kind: one for encoders and for decoders; encoder, decoder and cross for both.
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        picked: Single heads that were asked for, as (layer, head); None = all in the maps.
+        changes: What was done to the weights after the model gave them, in order: "hide_special", "words".
+    """
+
+    text: str
+    maps: tuple[AttentionMap, ...]
+    run: Mapping[str, Any]
+    picked: tuple[tuple[int, int], ...] | None = None
+    changes: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The weights of the first map, (layer, head, query, key)."""
+        return self.maps[0].weights
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The labels of the tokens of the first map."""
+        return self.maps[0].keys.labels
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Numbers of the layers of the first map."""
+        return self.maps[0].layers
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Numbers of the heads of the first map."""
+        return self.maps[0].heads
+
+    def chosen(self, attention: AttentionMap) -> tuple[tuple[int, int], ...]:
+        """The heads to show of a map, as (layer, head), layer by layer."""
+        wanted = self.picked or tuple((layer, head) for layer in attention.layers for head in attention.heads)
+        return tuple((layer, head) for layer, head in wanted if attention.exists(layer, head))
+
+    def hide_special(self) -> Heatmap:
+        """Without the special tokens: their rows and columns go, every remaining row is divided by what is left of it.
+
+        A row whose whole weight was on special tokens becomes zeros.
+        """
+        if "words" in self.changes:
+            raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
+        maps = []
+        for attention in self.maps:
+            rows, columns = ~attention.queries.special, ~attention.keys.special
+            if not rows.any() or not columns.any():
+                raise AttnscopeError("nothing is left when special tokens are hidden", "the text has no other tokens")
+            kept = attention.weights[:, :, rows][:, :, :, columns].astype(np.float64)
+            total = kept.sum(-1, keepdims=True)
+            shares = np.divide(kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total > 0)
+            queries, keys = attention.queries.take(rows), attention.keys.take(columns)
+            maps.append(replace(attention, weights=shares.astype(np.float32), queries=queries, keys=keys))
+        return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
+
+    def merge_words(self) -> Heatmap:
+        """Word by word: weights to the pieces of a word are summed, weights from them averaged.
+
+        Rows keep their sum (Clark et al. 2019, section 4.1).
+
+        Raises:
+            AttnscopeError: The tokenizer cannot tell which tokens make a word.
+        """
+        maps = []
+        for attention in self.maps:
+            if attention.queries.words is None or attention.keys.words is None:
+                raise AttnscopeError(
+                    "words are not known: this model's tokenizer cannot tell where its tokens stand in the text",
+                    "leave out --words",
+                )
+            rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
+            exact = attention.weights.astype(np.float64)
+            summed = np.add.reduceat(exact, [group[0] for group in columns], axis=3)
+            means = np.add.reduceat(summed, [group[0] for group in rows], axis=2)
+            means /= np.array([len(group) for group in rows])[:, None]
+            queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
+            maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys))
+        return replace(self, maps=tuple(maps), changes=(*self.changes, "words"))
+
+    def describe(self) -> dict[str, Any]:
+        """All but the weights, as plain JSON values; what made the record (`run`) stands at its top level."""
+        return {
+            "schema": HEATMAP_SCHEMA,
+            "text": self.text,
+            **self.run,
+            "picked": None if self.picked is None else [list(pair) for pair in self.picked],
+            "changes": list(self.changes),
+            "maps": [
+                {
+                    "kind": m.kind,
+                    "layers": list(m.layers),
+                    "heads": list(m.heads),
+                    "n_layers": m.n_layers,
+                    "n_heads": m.n_heads,
+                    "n_kv_heads": m.n_kv_heads,
+                    "queries": m.queries.as_json(),
+                    "keys": m.keys.as_json(),
+                }
+                for m in self.maps
+            ],
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The maps as arrays by name: `weights`, `layers`, `heads`, `tokens`, `offsets` of the first map.
+
+        Those of further maps have the kind before their name: `decoder_weights`, `cross_tokens` ...; a cross map has
+        `cross_query_tokens` beside.
+        """
+        named: dict[str, NDArray[Any]] = {}
+        for number, m in enumerate(self.maps):
+            mark = "" if number == 0 else f"{m.kind}_"
+            named[f"{mark}weights"] = m.weights
+            named[f"{mark}layers"] = np.array(m.layers, np.int32)
+            named[f"{mark}heads"] = np.array(m.heads, np.int32)
+            named[f"{mark}tokens"] = np.array(m.keys.labels)
+            named[f"{mark}offsets"] = m.keys.offsets
+            if m.kind == "cross":
+                named[f"{mark}query_tokens"] = np.array(m.queries.labels)
+        return named
+
+    def to_json(self, **more: Any) -> str:
+        """One JSON document: the schema, the run, `arrays()` as nested lists, and `describe()` under "record".
+
+        Weights are written with as many digits as float32 needs to be read back unchanged; NaN becomes null.
+
+        Args:
+            more: Further members of the document, such as the files that were written.
+        """
+        head = json.dumps({"schema": HEATMAP_SCHEMA, "run": dict(self.run), **more}, ensure_ascii=False)[:-1]
+        lists = (
+            f'"{name}": {_json_array(array) if array.dtype == np.float32 else _json_lists(array)}'
+            for name, array in self.arrays().items()
+        )
+        return f'{head}, {", ".join(lists)}, "record": {_json_lists(self.describe())}}}'
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record to a file, whole or not at all: `.npz` (arrays) or `.json` (lists); `load` reads both back.
+
+        The npz holds `weights`, `layers`, `heads`, `tokens`, `offsets` and `record` (JSON); further maps of an
+        encoder-decoder under `decoder_weights`, `cross_weights` and so on. It loads with allow_pickle=False.
+        """
+        path = Path(path)
+        if path.suffix == ".json":
+            return write_whole(path, self.to_json().encode())
+        if path.suffix == ".npz":
+            return write_whole(path, self._npz())
+        raise AttnscopeError(f"a record is saved as .npz or .json, not {path.suffix or path.name!r}")
+
+    def draw(self, folder: str | Path, formats: Sequence[str] = ("png",), **style: Any) -> list[Path]:
+        """Draws the record's figures into a folder; see `attnscope.views.figures.draw`."""
+        paths: list[Path] = _view("figures:draw")(self, Path(folder), formats, **style)
+        return paths
+
+    def _npz(self) -> bytes:
+        held = io.BytesIO()
+        described = np.array(json.dumps(self.describe(), ensure_ascii=False))
+        np.savez(held, allow_pickle=False, **self.arrays(), record=described)
+        return held.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        png: bytes = _view("figures:glance")(self)
+        return png
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{m.kind} {m.weights.shape}" for m in self.maps)
+        return f"Heatmap({self.run.get('model')!r} on {self.text[:40]!r}: {shapes})"
+
+
+def load(path: str | Path) -> Heatmap:
+    """Reads a record that `Heatmap.save` wrote, without loss.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no such record.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".json":
+            held = json.loads(path.read_text("utf-8"))
+            described = held["record"]
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                held = {name: archive[name] for name in archive.files}
+            described = json.loads(str(held["record"]))
+        names = ["weights", *(f"{entry['kind']}_weights" for entry in described["maps"][1:])]
+        # Through float64: JSON's null is NaN there, and every float32 survives.
+        arrays = [np.array(held[name], np.float64).astype(np.float32) for name in names]
+        if described["schema"] != HEATMAP_SCHEMA:
+            raise AttnscopeError(f"{path} holds {described['schema']!r}, which this version cannot read")
+        return _heatmap_from_json(described, arrays)
+    except FileNotFoundError:
+        raise AttnscopeError(f"there is no file {path}") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise AttnscopeError(f"{path} is not an attnscope record: {error}") from None
+
+
+def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.float32]]) -> Heatmap:
+    fields = {"schema", "text", "picked", "changes", "maps"}
+    return Heatmap(
+        text=data["text"],
+        run={name: value for name, value in data.items() if name not in fields},
+        picked=None if data["picked"] is None else tuple((layer, head) for layer, head in data["picked"]),
+        changes=tuple(data["changes"]),
+        maps=tuple(
+            AttentionMap(
+                kind=entry["kind"],
+                layers=tuple(entry["layers"]),
+                heads=tuple(entry["heads"]),
+                weights=weights,
+                queries=tokens_from_json(entry["queries"]),
+                keys=tokens_from_json(entry["keys"]),
+                n_layers=entry["n_layers"],
+                n_heads=entry["n_heads"],
+                n_kv_heads=entry["n_kv_heads"],
+            )
+            for entry, weights in zip(data["maps"], arrays, strict=True)
+        ),
+    )
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Numbers as people write them: (0, 1, 2, 5) is "0-2,5"."""
+    parts: list[str] = []
+    start = previous = None
+    for number in [*sorted(set(numbers)), None]:
+        if previous is not None and number != previous + 1:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = number
+        elif previous is None:
+            start = number
+        previous = number
+    return ",".join(parts)
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Writes a file whole or not at all: into a temporary file beside it, then renamed.
+
+    Raises:
+        AttnscopeError: It cannot be written (no permission, no room, no such folder).
+    """
+    held: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, held = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        # mkstemp makes files that only their owner may read; what we write is as readable as any other file.
+        Path(held).chmod(0o666 & ~_umask())
+        Path(held).replace(path)
+    except OSError as error:
+        raise AttnscopeError(
+            f"cannot write {path}: {error.strerror or error}",
+            "choose another folder with --out, or make room there",
+        ) from None
+    else:
+        held = None
+        return path
+    finally:
+        if held is not None:
+            with contextlib.suppress(OSError):
+                Path(held).unlink()
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _view(name: str) -> Any:
+    """A function of attnscope.views, loaded when it is first used, so that records need no drawing library."""
+    module, function = name.split(":")
+    return getattr(importlib.import_module(f"attnscope.views.{module}"), function)
+
+
+_PIECE_MARKS = ("##", "·")
+
+
+def _bare(label: str) -> str:
+    """A label without the mark of a word piece or of a leading space."""
+    for mark in _PIECE_MARKS:
+        if label.startswith(mark) and len(label) > len(mark):
+            return label[len(mark) :]
+    return label
+
+
+def _json_array(array: NDArray[np.float32]) -> str:
+    """Nested JSON lists of a float32 array, each number with the fewest digits that read back to the same float32."""
+    if array.ndim == 1:
+        return "[" + ",".join("null" if x == "nan" else x for x in array.astype(str).tolist()) + "]"
+    return "[" + ",".join(_json_array(part) for part in array) + "]"
+
+
+def _json_lists(value: Any) -> str:
+    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=False)
