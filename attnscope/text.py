@@ -1,0 +1,280 @@
+"""Text on its way in: reading sources, and from tokenizer output to tokens with labels, words and offsets.
+
+Knows no model and no tokenizer library, so that it loads at once.
+"""
+
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import Tokens
+
+Style = Literal["auto", "plain", "bytes", "sentencepiece"]
+"""How a tokenizer writes pieces: as text (WordPiece), bytes in GPT-2's alphabet (`Ġthe`), or with `▁` for a space."""
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------
+
+
+def build_tokens(
+    text: str,
+    *,
+    ids: Sequence[int],
+    pieces: Sequence[str],
+    offsets: Sequence[tuple[int, int]] | None,
+    special: Sequence[bool],
+    segments: Sequence[int],
+    pair: str | None = None,
+    style: Style = "auto",
+) -> Tokens:
+    """Turns what a tokenizer returned into Tokens: readable labels, clean offsets, word numbers.
+
+    Words are those of `word_spans`. A token belongs to the word of its first character that is not a space; special
+    tokens and tokens of nothing but spaces belong to none.
+
+    Args:
+        text: The text that was tokenised.
+        ids: The tokenizer's number of each token.
+        pieces: Each token as the tokenizer's vocabulary writes it.
+        offsets: First and last + 1 character of each token in its own text; an empty range = no text; None = unknown.
+        special: Whether the tokenizer added the token.
+        segments: 0 for a token of `text`, 1 for one of `pair`.
+        pair: The second text of a pair.
+        style: How the pieces are written; "auto" guesses from the pieces.
+    """
+    n = len(ids)
+    if style == "auto":
+        style = _guess_style(pieces)
+    labels = tuple(_label(piece, style) or f"<{number}>" for piece, number in zip(pieces, ids, strict=True))
+    spans = np.full((n, 2), -1, np.int32)
+    words = None
+    if offsets is not None:
+        owners = [_word_of_character(text), _word_of_character(pair or "")]
+        words = np.full(n, -1, np.int32)
+        for i, ((start, end), added, segment) in enumerate(zip(offsets, special, segments, strict=True)):
+            if added or start < 0 or end <= start:
+                continue
+            spans[i] = start, end
+            own = owners[segment][start:end]
+            words[i] = next((word for word in own if word >= 0), -1)
+    return Tokens(
+        text=text,
+        ids=np.asarray(ids, np.int64),
+        labels=labels,
+        offsets=spans,
+        special=np.asarray(special, np.bool_),
+        words=words,
+        segments=np.asarray(segments, np.int32),
+        pair=pair,
+        n_given=n,
+    )
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """The words of a text, as (first, last + 1) character.
+
+    As Clark et al. 2019 need them to merge word pieces: words are runs without white space, and each punctuation
+    character is a word of its own, as in BERT's basic tokenizer (ASCII symbols such as `$` and `+` count as
+    punctuation). One difference: an apostrophe between two letters stays inside its word, so that "didn't" is one
+    word. Each Chinese character is a word. Other scripts without spaces (kana, Thai) come as one run.
+    """
+    spans: list[tuple[int, int]] = []
+    start = -1
+    for i, char in enumerate(text):
+        apart = _is_punctuation(char) and not _is_inner_apostrophe(text, i) or _is_cjk(char)
+        if start >= 0 and (apart or char.isspace()):
+            spans.append((start, i))
+            start = -1
+        if apart:
+            spans.append((i, i + 1))
+        elif start < 0 and not char.isspace():
+            start = i
+    if start >= 0:
+        spans.append((start, len(text)))
+    return spans
+
+
+def _word_of_character(text: str) -> list[int]:
+    owner = [-1] * len(text)
+    for number, (start, end) in enumerate(word_spans(text)):
+        owner[start:end] = [number] * (end - start)
+    return owner
+
+
+def _is_punctuation(char: str) -> bool:
+    return unicodedata.category(char)[0] == "P" or (char.isascii() and not char.isalnum() and 32 < ord(char) < 127)
+
+
+def _is_inner_apostrophe(text: str, i: int) -> bool:
+    return text[i] in "'’ʼ＇" and 0 < i < len(text) - 1 and _is_letter(text[i - 1]) and _is_letter(text[i + 1])
+
+
+def _is_letter(char: str) -> bool:
+    # Marks count: in decomposed text the letter before an apostrophe ends in its accent.
+    return (char.isalnum() or unicodedata.category(char)[0] == "M") and not _is_cjk(char)
+
+
+_CJK = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002ceb0-\U0002ebef\U0002f800-\U0002fa1f\U00030000-\U000323af]"
+)
+
+
+def _is_cjk(char: str) -> bool:
+    return char >= "\u3400" and _CJK.match(char) is not None
+
+
+# Labels ---------------------------------------------------------------------------------------------------------
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SURROGATE = re.compile("[\udc80-\udcff]")
+# Characters that take no ink although Unicode files them under letters, marks or symbols.
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+_SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
+
+
+def _guess_style(pieces: Sequence[str]) -> Style:
+    if any("▁" in piece for piece in pieces):
+        return "sentencepiece"
+    # Ġ and Ċ are a space and a newline in GPT-2's alphabet; at the start of a piece hardly ever the Maltese letters.
+    return "bytes" if any(piece.startswith(("Ġ", "Ċ")) for piece in pieces) else "plain"
+
+
+def _label(piece: str, style: Style) -> str:
+    fallback = _BYTE_FALLBACK.fullmatch(piece)
+    if fallback:
+        byte = int(fallback[1], 16)
+        return _visible(chr(byte)) if byte < 0x80 else f"<0x{byte:02X}>"
+    if style == "bytes" and all(char in _BYTE_OF for char in piece):
+        decoded = bytes(_BYTE_OF[char] for char in piece).decode("utf-8", "surrogateescape")
+        return "".join(
+            f"<0x{ord(part) - 0xDC00:02X}>" if _SURROGATE.fullmatch(part) else _visible(part)
+            for part in re.split("([\udc80-\udcff])", decoded)
+            if part
+        )
+    if style == "sentencepiece":
+        piece = piece.replace("▁", " ")
+    return _visible(piece)
+
+
+def _visible(text: str) -> str:
+    """Replaces what cannot be seen: spaces, controls, zero-width and direction marks, lone accents."""
+    if text.isascii() and text.isprintable() and " " not in text:
+        return text
+    shown = []
+    for char in text:
+        category = unicodedata.category(char)
+        if char in _SHOWN:
+            shown.append(_SHOWN[char])
+        elif category in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"} or _BLANK.match(char):
+            shown.append(f"<U+{ord(char):04X}>")
+        else:
+            # A mark with nothing before it would be drawn onto whatever stands to the left of the label.
+            lone = category[0] == "M" and (not shown or shown == ["#", "#"] or shown[-1].startswith("<U+"))
+            shown.append("◌" + char if lone else char)
+    return "".join(shown)
+
+
+# Sources --------------------------------------------------------------------------------------------------------
+
+
+def read_text(text: str | None, file: Path | None = None) -> str:
+    """Reads one text: given literally, from stdin (`-`), or from a file.
+
+    Files and stdin are UTF-8, with or without a byte order mark; line ends become newlines, and those at the very end
+    go, as in a shell's `$(...)`, so that `echo hello | … -` means the same as `… hello`.
+
+    Args:
+        text: The text itself, or "-" for stdin.
+        file: A file to read instead; "-" for stdin.
+
+    Raises:
+        AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
+            NUL characters or nothing that can be seen.
+    """
+    if text is not None and file is not None:
+        raise AttnscopeError("both a text and a file are given", "give one of them")
+    if file is not None and str(file) != "-":
+        name = str(file)
+        try:
+            raw = file.read_bytes()
+        except OSError as error:
+            raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
+        result = _decode(raw, name)
+    elif text == "-" or file is not None:
+        name = "stdin"
+        if sys.stdin is None:
+            raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
+        stream = getattr(sys.stdin, "buffer", None)
+        result = _decode(stream.read(), name) if stream else sys.stdin.read()
+    elif text is not None:
+        name, result = "the text", text
+    else:
+        raise AttnscopeError("no text given", "give a text, - for stdin, or --file PATH")
+
+    try:
+        result.encode()
+    except UnicodeEncodeError as error:  # lone surrogates: bytes of argv that were not UTF-8
+        raise AttnscopeError(
+            f"{name} is not valid Unicode at character {error.start}", "put it into a UTF-8 file and use --file"
+        ) from error
+    if "\0" in result:
+        line = result.count("\n", 0, result.index("\0")) + 1
+        raise AttnscopeError(
+            f"{name} holds a NUL character in line {line}, so it is not plain text",
+            "UTF-16 files can be converted: iconv -f UTF-16 -t UTF-8",
+        )
+    if all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in result):
+        raise AttnscopeError(f"{name} is empty" if not result else f"{name} is blank", "give at least one word")
+    return result
+
+
+def _decode(raw: bytes, name: str) -> str:
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise AttnscopeError(
+            f"{name} is UTF-16, not UTF-8: byte 0x{raw[0]:02X} at offset 0, line 1",
+            "convert it: iconv -f UTF-16 -t UTF-8",
+        )
+    try:
+        decoded = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise AttnscopeError(
+            f"{name} is not UTF-8: byte 0x{raw[error.start]:02X} at offset {error.start}, line {line}",
+            "convert it, for example: iconv -f ISO-8859-1 -t UTF-8",
+        ) from error
+    return decoded.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
+
+
+_RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}
+
+
+def slug(text: str, n: int = 40) -> str:
+    """A name made of `text` that every file system takes: a-z, 0-9 and inner hyphens, 1 to n characters.
+
+    Never empty ("text" where nothing is left), never a name that Windows reserves; cut between words where it can be.
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    words = re.findall(r"[a-z0-9]+", plain.replace("'", ""))
+    name = "-".join(words)
+    if len(name) > n:
+        whole_words = name[: n + 1].rpartition("-")[0]
+        name = whole_words or name[:n]
+    if name in _RESERVED:
+        name = f"x-{name}"[:n]
+    return name.strip("-") or "text"[:n]
