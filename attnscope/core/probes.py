@@ -1,1 +1,138 @@
-"""What may happen at the seam: probes get every AttentionCall of a forward pass and return its output."""
+"""Probes: what can happen at the seam besides plain attention.
+
+A probe gets an AttentionCall and returns its output; what it saw, it keeps. It knows nothing of models: an engine
+calls it once for each attention of a forward pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from attnscope.core.attention import AttentionCall, Kind, attend, attend_with_weights, attention_weights
+
+
+class Weights:
+    """Keeps the attention weights of chosen layers and heads; the model computes what it would have without it.
+
+    Layers that are not chosen take the fast road and cost nothing more. One forward pass at a time: `maps.clear()`
+    between two.
+
+    Args:
+        layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is
+            not an error here, for a probe does not know how many layers will come.
+        heads: Which heads, from 0, of each of these layers, in the order in which they are to be kept; None = all.
+        kinds: Which kinds of attention; None = all.
+
+    Attributes:
+        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU,
+            detached. Kinds and layers in the order in which they came. Weights as `core.attention.attention_weights`
+            defines them: before dropout, zero where nothing may be attended to.
+
+    Raises:
+        ValueError: A layer or head is negative, or a kind unknown.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        for name, numbers in (("layers", layers), ("heads", heads)):
+            if numbers is not None and any(number < 0 for number in numbers):
+                raise ValueError(f"{name} count from 0; got {list(numbers)}")
+        if kinds is not None and (isinstance(kinds, str) or not set(kinds) <= set(get_args(Kind))):
+            raise ValueError(f"kinds are a sequence of some of {get_args(Kind)}; got {kinds!r}")
+        self.layers = None if layers is None else frozenset(layers)
+        self.heads = None if heads is None else tuple(heads)
+        self.kinds = None if kinds is None else frozenset(kinds)
+        self.maps: dict[Kind, dict[int, Tensor]] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and keeps its weights if its layer is chosen.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), of all heads.
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
+            ValueError: A chosen head is beyond the layer's last.
+        """
+        if not self._wants(call.kind, call.layer):
+            return attend(call)
+        self._check_heads(call.kind, call.layer, call.n_heads)
+        if self.heads is None:
+            output, weights = attend_with_weights(call)
+        else:
+            # A map is what costs: of a few heads only theirs are computed, and the output by the fast road.
+            output, weights = attend(call), attention_weights(_only_heads(call, self.heads))
+        self._store(call.kind, call.layer, weights)
+        return output
+
+    def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
+        """Keeps weights that an engine has computed by itself, if their layer is chosen.
+
+        Args:
+            kind: Kind of the attention.
+            layer: Its layer, from 0 within the kind.
+            weights: Of all heads, (batch, n_heads, query, key).
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already.
+            ValueError: A chosen head is beyond the last, or the weights are not four-dimensional.
+        """
+        if not self._wants(kind, layer):
+            return
+        if weights.ndim != 4:
+            raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
+        self._check_heads(kind, layer, weights.shape[1])
+        self._store(kind, layer, weights if self.heads is None else weights[:, list(self.heads)])
+
+    def _wants(self, kind: Kind, layer: int) -> bool:
+        """Whether to keep this layer; if it is here already, that is an error even before anything is computed."""
+        if self.kinds is not None and kind not in self.kinds:
+            return False
+        if self.layers is not None and layer not in self.layers:
+            return False
+        if layer in self.maps.get(kind, {}):
+            raise RuntimeError(
+                f"{kind} layer {layer} reached the probe twice in one forward pass; clear its maps between two passes"
+            )
+        return True
+
+    def _check_heads(self, kind: Kind, layer: int, n_heads: int) -> None:
+        beyond = [head for head in self.heads or () if head >= n_heads]
+        if beyond:
+            raise ValueError(
+                f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
+            )
+
+    def _store(self, kind: Kind, layer: int, weights: Tensor) -> None:
+        self.maps.setdefault(kind, {})[layer] = weights.detach().to("cpu", torch.float32)
+
+
+def _only_heads(call: AttentionCall, heads: tuple[int, ...]) -> AttentionCall:
+    """The same attention with the given query heads alone, each with the key/value head that it reads."""
+    chosen = list(heads)
+    group = call.n_heads // call.n_kv_heads
+    read = [head // group for head in heads]
+
+    def of_heads(tensor: Tensor | None) -> Tensor | None:
+        shared_by_heads = tensor is None or tensor.ndim < 3 or tensor.shape[-3] == 1
+        return tensor if tensor is None or shared_by_heads else tensor[..., chosen, :, :]
+
+    return replace(
+        call,
+        query=call.query[:, chosen],
+        key=call.key[:, read],
+        value=call.value[:, read],
+        mask=of_heads(call.mask),
+        bias=of_heads(call.bias),
+        sinks=None if call.sinks is None else call.sinks[chosen],
+    )
