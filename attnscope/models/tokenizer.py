@@ -1,0 +1,126 @@
+"""Tokenizers by the tokenizers library alone: no transformers, no torch, ready while those still load."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers, processors
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import Tokens
+from attnscope.text import Style, build_tokens
+
+
+class FastTokenizer:
+    """A tokenizer of the tokenizers library that returns Tokens: whole texts, never cut and never padded.
+
+    Args:
+        backend: The tokenizer; truncation and padding, which many tokenizer.json bring along, are turned off.
+        name: What to call it.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.name = name
+        self._backend = backend
+        self._style = _style(backend)
+
+    @classmethod
+    def open(cls, folder: Path) -> "FastTokenizer":
+        """Loads a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json.
+
+        Raises:
+            AttnscopeError: There is neither, or the file is damaged.
+        """
+        settings = _settings(folder)
+        whole, vocabulary = folder / "tokenizer.json", folder / "vocab.txt"
+        path = whole if whole.is_file() else vocabulary
+        if not path.is_file():
+            raise AttnscopeError(
+                f"{folder} holds no tokenizer.json",
+                "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path)) if path is whole else _from_vocabulary(path, settings)
+        except Exception as error:  # the library raises bare Exception on what it cannot parse
+            raise AttnscopeError(
+                f"cannot read the tokenizer {path}: {(str(error).splitlines() or [''])[0]}", "get the file again"
+            ) from error
+        kind = type(backend.model).__name__
+        return cls(backend, f"{kind}, {backend.get_vocab_size():,} pieces")
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        encoding = self._backend.encode(text, pair)
+        special = [bool(flag) for flag in encoding.special_tokens_mask]
+        return build_tokens(
+            text,
+            ids=encoding.ids,
+            pieces=encoding.tokens,
+            offsets=encoding.offsets,
+            special=special,
+            segments=_segments(encoding.sequence_ids),
+            pair=pair,
+            style=self._style,
+        )
+
+
+def _segments(sequence_ids: list[int | None]) -> list[int]:
+    """Which text each token belongs to; special tokens go with the text before them.
+
+    Not the type ids: those are what the model reads, and RoBERTa's are all 0.
+    """
+    segments, current = [], 0
+    for sequence in sequence_ids:
+        current = current if sequence is None else sequence
+        segments.append(current)
+    return segments
+
+
+def _style(backend: tokenizers.Tokenizer) -> Style:
+    parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
+    if "ByteLevel" in parts:
+        return "bytes"
+    return "sentencepiece" if "Metaspace" in parts or "▁" in parts else "plain"
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise AttnscopeError(f"cannot read {path}: {error}", "get the file again") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def _from_vocabulary(path: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """BERT's tokenizer as its files from before tokenizer.json describe it."""
+
+    def token(role: str, default: str) -> str:
+        value = settings.get(role, default)
+        return str(value["content"] if isinstance(value, dict) else value)
+
+    unknown, cls, sep = token("unk_token", "[UNK]"), token("cls_token", "[CLS]"), token("sep_token", "[SEP]")
+    vocabulary = {line.rstrip("\r\n"): i for i, line in enumerate(path.read_text("utf-8").split("\n")) if line}
+    absent = [piece for piece in (unknown, cls, sep) if piece not in vocabulary]
+    if absent:
+        raise ValueError(f"the vocabulary lacks {absent[0]}")
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token=unknown))
+    special = (token("pad_token", "[PAD]"), unknown, cls, sep, token("mask_token", "[MASK]"))
+    backend.add_special_tokens([piece for piece in special if piece in vocabulary])
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=settings.get("do_lower_case", True),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+    )
+    return backend
