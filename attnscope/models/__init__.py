@@ -1,1 +1,120 @@
-"""."""
+"""Models: from a name to one that tokenises and runs with a probe at its seam.
+
+Loads no torch and no engine before a model is loaded.
+"""
+
+import threading
+from contextlib import suppress
+
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import Source, read_config, resolve, verify, weight_files
+from attnscope.models.layouts import native_info, supports
+from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
+
+__all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
+
+ENGINES = ("auto", "native", "hf")
+
+
+def load(
+    spec: str | Source = "minilm",
+    *,
+    engine: str = "auto",
+    device: str = "cpu",
+    dtype: str = "float32",
+    check: bool = True,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Loads a model.
+
+    Args:
+        spec: A catalogue name, a folder, a Hub id, or what `resolve` made of one.
+        engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), or "auto": native
+            where it computes the model as it truly is.
+        device: Where it is to run, as torch names it.
+        dtype: Precision to compute with.
+        check: Whether a Hugging Face model is compared with eager attention first.
+        allow_pickle: Whether weights may be pickles, which can run any code, where there are no safetensors.
+        trust_remote_code: Whether Python code that comes with the model may run.
+
+    Raises:
+        AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
+    """
+    source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
+    # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
+    threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
+    if native:
+        from attnscope.models.native import load_native
+
+        return load_native(source, device=device, dtype=dtype)
+    from attnscope.models.huggingface import load_huggingface
+
+    return load_huggingface(
+        source,
+        device=device,
+        dtype=dtype,
+        check=check,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def open_tokenizer(source: Source) -> Tokenizer | None:
+    """The tokenizer of a model that the native engine runs, without torch; None where it comes with the model."""
+    if source.folder is None or _why_not_native(source) is not None:
+        return None
+    from attnscope.models.tokenizer import FastTokenizer
+
+    return FastTokenizer.open(source.folder)
+
+
+def describe(
+    spec: str | Source = "minilm",
+    *,
+    engine: str = "auto",
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> tuple[ModelInfo, Tokenizer]:
+    """What is known of a model, and its tokenizer; one for the native engine is hashed but not loaded."""
+    source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
+    tokenizer = open_tokenizer(source) if native else None
+    if tokenizer is not None:
+        return native_info(source, read_config(source), sha256=verify(source)), tokenizer
+    model = load(source, engine=engine, check=False, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    return model.info, model.tokenizer
+
+
+def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_code: bool) -> tuple[Source, bool]:
+    """The source, and whether the native engine runs it."""
+    if engine not in ENGINES:
+        raise AttnscopeError(f"there is no engine {engine!r}", f"one of {', '.join(ENGINES)}")
+    source = spec
+    if isinstance(source, str):
+        source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if engine == "hf":
+        return source, False
+    reason = _why_not_native(source)
+    if reason and engine == "native":
+        raise AttnscopeError(f"the native engine does not run {source.name}: {reason}", "use --engine hf or auto")
+    return source, reason is None
+
+
+def _why_not_native(source: Source) -> str | None:
+    if source.folder is None:
+        return "it has no files"
+    reason = supports(read_config(source))
+    if reason:
+        return reason
+    try:
+        weight_files(source.folder)
+    except AttnscopeError as error:
+        return error.message
+    if not any((source.folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+        return "it has neither tokenizer.json nor vocab.txt"
+    return None
+
+
+def _hash_quietly(source: Source) -> None:
+    with suppress(AttnscopeError):
+        verify(source)

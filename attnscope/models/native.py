@@ -1,0 +1,272 @@
+"""The native engine: the project's own post-norm encoder on core.multihead, fed with BERT-family safetensors.
+
+Knows no transformers. Which families it reads, and what they call their tensors, stands in layouts.py.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from attnscope.core.attention import Probe
+from attnscope.core.multihead import MultiHeadAttention
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import Source, read_config, verify, weight_files
+from attnscope.models.layouts import Encoder, Layout, Shape, native_info, supports
+from attnscope.models.model import Batch, ModelInfo, Tokenizer
+from attnscope.models.tokenizer import FastTokenizer
+
+__all__ = ["NativeModel", "load_native", "supports"]
+
+_tanh_gelu = partial(F.gelu, approximate="tanh")
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+}
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class NativeModel:
+    """A loaded encoder; see models.model.Model.
+
+    Args:
+        info: What is known of it.
+        tokenizer: Its tokenizer.
+        encoder: Its settings.
+        network: Its weights.
+    """
+
+    def __init__(self, info: ModelInfo, tokenizer: FastTokenizer, encoder: Encoder, network: "_Network") -> None:
+        self.info = info
+        self.tokenizer: Tokenizer = tokenizer
+        self._encoder = encoder
+        self._network = network
+
+    def run(self, batch: Batch, probe: Probe) -> Tensor:
+        """Runs a batch with the probe at the seam of every attention.
+
+        Padding is never attended to. No gradient is kept for weights; through a probe's own numbers they flow.
+
+        Args:
+            batch: Token numbers. Segments are passed over where the family's models know none (DistilBERT, RoBERTa).
+            probe: What happens at the seam.
+
+        Returns:
+            The last hidden states, (batch, token, d_model); those of padding mean nothing.
+
+        Raises:
+            AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
+        """
+        device = torch.device(self.info.device)
+        ids = batch.ids.to(device)
+        mask = None if batch.mask is None else batch.mask.to(device)
+        if mask is not None and bool(mask.all()):
+            mask = None
+        segments = None
+        if self._encoder.layout.reads_segments and batch.segments is not None:
+            segments = batch.segments.to(device)
+        self._check(ids, segments)
+        output: Tensor = self._network(ids, mask, segments, probe)
+        return output
+
+    def _check(self, ids: Tensor, segments: Tensor | None) -> None:
+        if ids.shape[1] > self._encoder.max_tokens:
+            raise AttnscopeError(
+                f"a text of {ids.shape[1]} tokens is longer than the {self._encoder.max_tokens} that "
+                f"{self.info.name} takes",
+                "give a shorter text",
+            )
+        for what, numbers, size in (
+            ("token", ids, self._encoder.vocab_size),
+            ("segment", segments, self._encoder.type_vocab_size),
+        ):
+            if numbers is not None and numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < size:
+                raise AttnscopeError(
+                    f"{what} number {int(numbers.max())} is beyond the {size} that {self.info.name} has",
+                    "its tokenizer belongs to another model",
+                )
+
+
+def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
+    """Loads a BERT-family encoder from safetensors.
+
+    Args:
+        source: Where its files lie.
+        device: Where it is to run, as torch names it.
+        dtype: Precision to compute with: "float32", "float64", "bfloat16" or "float16".
+
+    Raises:
+        AttnscopeError: The model is not one that the engine runs; files are missing or damaged; the weights are not the
+            pinned ones, do not fit the configuration, or hold NaN; the device or precision does not exist.
+    """
+    config = read_config(source)
+    reason = supports(config)
+    if reason or source.folder is None:
+        raise AttnscopeError(
+            f"the native engine does not run {source.name}: {reason or 'it has no files'}", "use --engine hf"
+        )
+    if dtype not in _DTYPES:
+        raise AttnscopeError(f"there is no precision {dtype!r}", f"one of {', '.join(_DTYPES)}")
+    _check_device(device)
+    tokenizer = FastTokenizer.open(source.folder)
+    sha256 = verify(source)
+    encoder = Encoder.of(config)
+    info = native_info(source, config, sha256=sha256, dtype=dtype, device=device)
+    with ExitStack() as stack:
+        weights = _Weights(weight_files(source.folder), encoder.layout, stack)
+        if weights.has_layer(encoder.num_hidden_layers):
+            note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
+            info = replace(info, notes=(note,))
+        state = dict(weights.read(encoder, _DTYPES[dtype], device))
+    with torch.device("meta"):
+        network = _Network(encoder)
+    network.load_state_dict(state, assign=True)
+    network.eval().requires_grad_(False)
+    return NativeModel(info, tokenizer, encoder, network)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise AttnscopeError(
+            f"cannot compute on device {device!r}: {str(error).splitlines()[0]}", "cpu is always there"
+        ) from error
+
+
+class _Weights:
+    """The tensors of a checkpoint, in one file or several, found by the names that its family or its elders use."""
+
+    def __init__(self, files: list[Path], layout: Layout, stack: ExitStack) -> None:
+        self._files = files
+        self._layout = layout
+        self._holders: dict[str, Any] = {}
+        for path in files:
+            try:
+                holder = stack.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise _damaged(path, error) from error
+            self._holders |= dict.fromkeys(holder.keys(), holder)
+        # A checkpoint saved with a head on top has the family's prefix before every name.
+        prefixed = f"{layout.prefix}{layout.word}.weight" in self._holders
+        self._prefix = layout.prefix if prefixed else ""
+
+    def has_layer(self, number: int) -> bool:
+        start = self._prefix + self._layout.layer.format(number)
+        return any(name.startswith(start) for name in self._holders)
+
+    def read(self, encoder: Encoder, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
+        """Yields every tensor that the encoder needs by our name, once all are known to be there."""
+        plan = {ours: (self._find(theirs), shape) for ours, (theirs, shape) in encoder.tensors().items()}
+        missing = [name for name, _ in plan.values() if name not in self._holders]
+        if missing:
+            raise AttnscopeError(
+                f"{self._where()} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
+                "the file is incomplete, or of another model than config.json describes",
+            )
+        for ours, (name, shape) in plan.items():
+            yield ours, self._tensor(name, shape, dtype, device)
+
+    def _find(self, name: str) -> str:
+        """The name in the file; checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
+        name = self._prefix + name
+        elder = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return elder if name not in self._holders and elder in self._holders else name
+
+    def _tensor(self, name: str, shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+        found = tuple(self._holders[name].get_slice(name).get_shape())
+        if found != shape:
+            raise AttnscopeError(
+                f"{self._where()}: {name} has shape {found}, but config.json makes it {shape}",
+                "weights and config.json belong to different models",
+            )
+        try:
+            tensor: Tensor = self._holders[name].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise _damaged(self._files[0], error) from error
+        if not tensor.is_floating_point():
+            raise AttnscopeError(f"{self._where()}: {name} is of type {tensor.dtype}", "the weights are quantised")
+        tensor = tensor.to(device, dtype)
+        # One sum tells: NaN or infinity anywhere never leaves it finite. Summed wide, for half precision overflows.
+        if not torch.isfinite(tensor.sum(dtype=torch.promote_types(dtype, torch.float32))):
+            raise AttnscopeError(
+                f"{self._where()}: {name} holds NaN or infinite values as {str(dtype).removeprefix('torch.')}",
+                "the weights are damaged, or too large for this precision",
+            )
+        return tensor
+
+    def _where(self) -> str:
+        return str(self._files[0] if len(self._files) == 1 else self._files[0].parent)
+
+
+def _damaged(path: Path, error: Exception) -> AttnscopeError:
+    pointer = path.is_file() and path.stat().st_size < 1024
+    return AttnscopeError(
+        f"{path} is damaged or cut short: {(str(error).splitlines() or [''])[0]}",
+        "it may be a Git LFS pointer: git lfs pull" if pointer else "get the file again",
+    )
+
+
+class _Network(nn.Module):
+    """Embeddings and layers; parameter names are those of Encoder.tensors."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        width, embedding, eps = encoder.hidden_size, encoder.embedding_size, encoder.layer_norm_eps
+        self.word = nn.Embedding(encoder.vocab_size, embedding)
+        self.position = nn.Embedding(encoder.max_position_embeddings, embedding)
+        self.segment = nn.Embedding(encoder.type_vocab_size, embedding) if encoder.layout.segment else None
+        self.embedding_norm = nn.LayerNorm(embedding, eps)
+        self.projection = nn.Linear(embedding, width) if embedding != width else None
+        self.layers = nn.ModuleList(_Layer(encoder, i) for i in range(encoder.num_hidden_layers))
+        self._padding_id = encoder.pad_token_id if encoder.layout.positions_after_padding else None
+
+    def forward(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, probe: Probe) -> Tensor:
+        hidden: Tensor = self.word(ids)
+        # In this order, for the sum to round as the original's does.
+        if self.segment is not None:
+            hidden = hidden + (self.segment.weight[0] if segments is None else self.segment(segments))
+        hidden = self.embedding_norm(hidden + self.position(self._positions(ids)))
+        if self.projection is not None:
+            hidden = self.projection(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, mask, probe)
+        return hidden
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        if self._padding_id is None:
+            return torch.arange(ids.shape[1], device=ids.device)
+        real = ids != self._padding_id
+        return real.cumsum(1) * real + self._padding_id
+
+
+class _Layer(nn.Module):
+    """Attention, then a feed-forward network, each added to what came in and normalised after."""
+
+    def __init__(self, encoder: Encoder, number: int) -> None:
+        super().__init__()
+        width, inner = encoder.hidden_size, encoder.intermediate_size
+        self.attention = MultiHeadAttention(width, encoder.num_attention_heads, layer=number)
+        self.attention_norm = nn.LayerNorm(width, encoder.layer_norm_eps)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+        self.norm = nn.LayerNorm(width, encoder.layer_norm_eps)
+        self._activation = _ACTIVATIONS[encoder.hidden_act]
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
+        attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
+        hidden = self.attention_norm(hidden + attended)
+        output: Tensor = self.norm(hidden + self.down(self._activation(self.up(hidden))))
+        return output
