@@ -1,0 +1,516 @@
+"""Heatmap records as figures: PNG, SVG and PDF files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
+from attnscope.views import layout
+from attnscope.views.canvas import FAINT, INK, Canvas, enlarged, png
+from attnscope.views.lettering import Lettering, lettering_for
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+    from matplotlib.text import Text
+
+Scale = Literal["fixed", "head", "figure"]
+SCALES: tuple[Scale, ...] = ("fixed", "head", "figure")
+FIGURE_FORMATS = ("png", "svg", "pdf")
+DEFAULT_CMAP = "Blues"
+
+_SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
+_BAR = "#2f6fb0"
+_MOST_BARS = 24
+_LABEL_ROOM_EM = 11
+_MEANING: dict[Scale, str] = {
+    "fixed": "attention weight: the share of a query's attention that a key gets",
+    "figure": "attention weight: the share of a query's attention that a key gets (scale: largest of this figure)",
+    "head": "attention weight ÷ the largest weight of the same head",
+}
+_CHANGES = {
+    "hide_special": "special tokens are hidden; each row is divided by what is left of it",
+    "words": "word pieces are merged: weights summed over keys, averaged over queries",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How figures are coloured.
+
+    Attributes:
+        scale: What the darkest colour means: weight 1 ("fixed"), the largest weight of each head ("head"), or the
+            largest of the figure ("figure").
+        cmap: Name of a matplotlib colormap.
+    """
+
+    scale: Scale = "fixed"
+    cmap: str = DEFAULT_CMAP
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise AttnscopeError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One figure to draw.
+
+    Attributes:
+        stem: Its file name without the ending.
+        form: Maps with token labels ("grid"), small ones without ("overview"), or bars for one query ("bars").
+        map: Which map of the record it shows.
+        heads: The heads on it, as (layer, head), in reading order.
+        query: Place of the query that bars are for.
+    """
+
+    stem: str
+    form: Literal["grid", "overview", "bars"]
+    map: int
+    heads: tuple[tuple[int, int], ...]
+    query: int = -1
+
+
+def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
+    """The figures that a record is drawn as, in the order of their files.
+
+    An overview of all layers and heads, then a figure a layer. Single heads that were picked make one figure. A query
+    adds a figure of bars for each token that it names. Encoder-decoders have all that for each kind of attention.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    sheets: list[Sheet] = []
+    for number, attention in enumerate(record.maps):
+        mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
+        heads = record.chosen(attention)
+        if record.picked is not None or len(heads) == 1:
+            stem = f"L{heads[0][0]:02d}H{heads[0][1]:02d}" if len(heads) == 1 else "picked"
+            sheets.append(Sheet(mark + stem, "grid", number, heads))
+        else:
+            sheets.append(Sheet(f"{mark}overview", "overview", number, heads))
+            sheets.extend(
+                Sheet(f"{mark}L{layer:02d}", "grid", number, tuple(h for h in heads if h[0] == layer))
+                for layer in sorted({layer for layer, _ in heads})
+            )
+        for place in attention.queries.find(query) if query else ():
+            sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", number, heads, place))
+    if query and not any(sheet.form == "bars" for sheet in sheets):
+        labels = " ".join(dict.fromkeys(label for m in record.maps for label in m.queries.labels))
+        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
+    return sheets
+
+
+def draw(
+    record: Heatmap,
+    folder: str | Path,
+    formats: Sequence[str] = ("png",),
+    *,
+    style: Style | None = None,
+    query: str | None = None,
+) -> list[Path]:
+    """Draws a record's figures into a folder, each file whole or not at all.
+
+    Args:
+        record: What to draw.
+        folder: Where to; made if it is not there.
+        formats: Some of "png", "svg", "pdf".
+        style: How to colour it.
+        query: Also draws bars of what this token attends to: a label, a word, or a place such as `@3`.
+
+    Returns:
+        The files, overview first.
+
+    Raises:
+        AttnscopeError: An unknown format, scale or colormap; no such token; the folder cannot be written.
+    """
+    return Painter(style or Style()).draw(record, sheets_of(record, query), Path(folder), formats)
+
+
+def glance(record: Heatmap) -> bytes:
+    """The first figure of a record as a PNG, for notebooks."""
+    painter, sheet = Painter(Style()), sheets_of(record)[0]
+    return png(painter.canvas(record, sheet).show(record, sheet).pixels())
+
+
+class Painter:
+    """Draws records; keeps the canvases of the last one, so that its layers share their labels.
+
+    Args:
+        style: How to colour them.
+    """
+
+    def __init__(self, style: Style) -> None:
+        import matplotlib as mpl
+
+        if style.cmap not in mpl.colormaps:
+            raise AttnscopeError(f"matplotlib has no colormap {style.cmap!r}", "such as Blues, viridis, magma, Greys")
+        self.style = style
+        self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
+
+    def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
+        """Draws sheets into a folder, in the order of the sheets and formats."""
+        for wanted in formats:
+            if wanted not in FIGURE_FORMATS:
+                raise AttnscopeError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+
+        def compress_and_write(path: Path, pixels: NDArray[np.uint8]) -> Path:
+            return write_whole(path, png(pixels))
+
+        # Compressing runs beside drawing: zlib lets other threads run meanwhile.
+        with ThreadPoolExecutor(2) as pool:
+            written = []
+            for sheet in sheets:
+                canvas = self.canvas(record, sheet)
+                for wanted in formats:
+                    path = folder / f"{sheet.stem}.{wanted}"
+                    if wanted == "png":
+                        pixels = canvas.show(record, sheet).pixels()
+                        written.append(pool.submit(compress_and_write, path, pixels))
+                    else:
+                        drawn = canvas.show(record, sheet, vector=True).vector(wanted)
+                        written.append(pool.submit(write_whole, path, drawn))
+            return [one.result() for one in written]
+
+    def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
+        """The canvas for a sheet, with everything on it that does not depend on the weights.
+
+        May be called before the weights are known, to have the labels ready: only the shape of the record counts.
+        """
+        attention = record.maps[sheet.map]
+        layers = {layer for layer, _ in sheet.heads}
+        titles = tuple(
+            _head_title(attention, pair, short=len(layers) == 1 and record.picked is None) for pair in sheet.heads
+        )
+        header = _header(record, attention)
+        labels = (attention.queries.labels, attention.keys.labels)
+        name = (sheet.form, sheet.map if sheet.form != "grid" else (), header, titles, *labels, sheet.query)
+        if name not in self._canvases:
+            making = BarCanvas if sheet.form == "bars" else MapCanvas
+            self._canvases[name] = making(record, sheet, titles, header, self.style)
+        return self._canvases[name]
+
+
+@dataclass(frozen=True)
+class _Header:
+    subtitle: str
+    notes: tuple[str, ...]
+
+
+def _header(record: Heatmap, attention: AttentionMap) -> _Header:
+    text = " ".join(record.text.split())
+    if attention.queries.pair is not None:
+        text += f"”  +  “{' '.join(attention.queries.pair.split())}"
+    notes = ["rows: queries (attend) · columns: keys (are attended to)"]
+    notes += [_CHANGES[change] for change in record.changes]
+    if attention.n_kv_heads < attention.n_heads:
+        notes.append(
+            f"{attention.n_heads} query heads share {attention.n_kv_heads} key/value heads (kv); "
+            "heads with the same kv read the same keys"
+        )
+    if 0 <= attention.queries.n_given < len(attention.queries):
+        notes.append("green tokens were written by the model itself")
+    return _Header(f"“{text}”", tuple(notes))
+
+
+def _head_title(attention: AttentionMap, pair: tuple[int, int], *, short: bool) -> str:
+    layer, head = pair
+    title = f"H{head}" if short else f"L{layer}H{head}"
+    if attention.n_kv_heads < attention.n_heads:
+        title += f" · kv {head * attention.n_kv_heads // attention.n_heads}"
+    return title
+
+
+def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
+    attention = record.maps[sheet.map]
+    model = str(record.run.get("model", "model"))
+    kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+    layers = sorted({layer for layer, _ in sheet.heads})
+    if sheet.form == "bars":
+        label = attention.queries.labels[sheet.query]
+        what = f"what “{label}” (token {sheet.query}) attends to"
+    elif sheet.form == "overview":
+        what = f"{len(layers)} layers, {len({h for _, h in sheet.heads})} heads"
+    elif len(sheet.heads) == 1:
+        what = f"layer {sheet.heads[0][0]}, head {sheet.heads[0][1]}"
+    elif len(layers) == 1:
+        what = f"layer {layers[0]}"
+    else:
+        what = f"{len(sheet.heads)} heads"
+    return f"{model} · {kind}{what}"
+
+
+def _label_color(tokens: Tokens, place: int) -> str:
+    if 0 <= tokens.n_given <= place:
+        return _WRITTEN
+    return _SPECIAL if tokens.special[place] else INK
+
+
+class _Page(Canvas):
+    """A canvas with a title, the text, a footer of notes, and a colour bar if it has a scale."""
+
+    def __init__(self, width: int, height: int, lettering: Lettering, header: _Header) -> None:
+        super().__init__(width, height, lettering)
+        room = width - 2 * layout.MARGIN_PX
+        self._title = self.write(
+            layout.MARGIN_PX, layout.MARGIN_PX + 4, "", layout.TITLE_PX, moving=True, weight="bold", ha="left"
+        )
+        self.write(
+            layout.MARGIN_PX,
+            layout.MARGIN_PX + 34,
+            lettering.fit(header.subtitle, layout.SUBTITLE_PX, room),
+            layout.SUBTITLE_PX,
+            ha="left",
+            color=FAINT,
+        )
+
+    def footer(self, y: int, lines: Sequence[str]) -> None:
+        for number, line in enumerate(lines):
+            self.write(layout.MARGIN_PX, y + number * layout.LINE_PX, line, layout.CAPTION_PX, ha="left", color=FAINT)
+
+
+class MapCanvas(_Page):
+    """Maps of heads: with token labels, or many small ones without."""
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: _Header, style: Style) -> None:
+        import matplotlib as mpl
+
+        attention = record.maps[sheet.map]
+        queries, keys = attention.queries, attention.keys
+        lettering = lettering_for([header.subtitle, *queries.labels, *keys.labels])
+        self.style, self.pool = style, 1
+        notes = [*header.notes, *([lettering.note] if lettering.note else [])]
+        layers = sorted({layer for layer, _ in sheet.heads})
+        heads = sorted({head for _, head in sheet.heads})
+        if sheet.form == "overview":
+            self.pool = layout.pool_factor(max(len(queries), len(keys)), len(heads))
+            if self.pool > 1:
+                notes.append(f"a pixel shows the largest weight of {self.pool} × {self.pool} tokens")
+            shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
+            grid = layout.overview_grid(len(layers), len(heads), shape, notes, lettering.width_px)
+            places = [layers.index(layer) * len(heads) + heads.index(head) for layer, head in sheet.heads]
+        else:
+            shape = (len(queries), len(keys))
+            widest = (_widest(lettering, queries.labels), _widest(lettering, keys.labels))
+            grid = layout.labelled_grid(len(sheet.heads), shape, widest, notes, lettering.width_px)
+            if len(sheet.heads) == 1 and grid.numbers_fit:
+                notes.append("cells without a number: less than 0.005")
+                grid = layout.labelled_grid(1, shape, widest, notes, lettering.width_px)
+            places = list(range(len(sheet.heads)))
+        super().__init__(grid.width_px, grid.height_px, lettering, header)
+        self.grid = grid
+        self.corners = [grid.corners[place] for place in places]
+        self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
+        cmap = mpl.colormaps[style.cmap]
+        self._dark = [_is_dark(cmap(value)) for value in np.linspace(0, 1, 256)]
+        self.maps = [self.image((x, y, *self.map_px), cmap) for x, y in self.corners]
+        self.frames([(x, y, *self.map_px) for x, y in self.corners])
+        if sheet.form == "overview":
+            self._margins(layers, heads)
+        else:
+            for (x, y), title in zip(self.corners, titles, strict=True):
+                self.write(x, y - 12, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+            self._token_labels(queries, keys)
+        self._seams(queries, keys)
+        self._colour_bar(cmap)
+        self.footer(grid.footer_y, grid.footer)
+        single = sheet.form == "grid" and len(sheet.heads) == 1 and grid.numbers_fit
+        self._numbers = self._number_cells(shape) if single else None
+        self._tops = [
+            self.write(x + self.map_px[0], y - 12, "", layout.CAPTION_PX, ha="right", color=FAINT, moving=True)
+            for x, y in self.corners
+            if sheet.form == "grid" and style.scale == "head"
+        ]
+
+    def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> MapCanvas:
+        """Puts the weights of a sheet on the canvas."""
+        attention = record.maps[sheet.map]
+        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX, self.width_px - 56))
+        values = [_pooled(attention.of(*pair), self.pool) for pair in sheet.heads]
+        tops = [float(v.max(initial=0.0)) for v in values]
+        if self.style.scale == "fixed":
+            limits = [1.0] * len(values)
+        elif self.style.scale == "figure":
+            limits = [max(tops) or 1.0] * len(values)
+            self._tick(limits[0])
+        else:
+            limits = [top or 1.0 for top in tops]
+        for picture, value, limit in zip(self.maps, values, limits, strict=True):
+            picture.set_data(enlarged(value) if vector else value)
+            picture.set_clim(0, limit)
+        for text, top in zip(self._tops, tops, strict=False):
+            text.set_text(f"max {top:.2f}")
+        if self._numbers is not None:
+            for text, weight in zip(self._numbers, values[0].ravel(), strict=True):
+                share = min(1.0, float(weight) / limits[0])
+                text.set_text(f"{weight:.2f}" if weight >= 0.005 else "")
+                text.set_color("white" if self._dark[round(share * 255)] else INK)
+        return self
+
+    def _margins(self, layers: Sequence[int], heads: Sequence[int]) -> None:
+        width, height = self.map_px
+        for row, layer in enumerate(layers):
+            x, y = self.grid.corners[row * len(heads)]
+            self.write(x - 10, y + height / 2, f"L{layer}", layout.PANEL_TITLE_PX, ha="right", weight="bold")
+        size = min(layout.PANEL_TITLE_PX, width / 2.2)
+        for column, head in enumerate(heads):
+            x, y = self.grid.corners[column]
+            self.write(x + width / 2, y - 14, f"H{head}", size, ha="center", weight="bold")
+
+    def _token_labels(self, queries: Tokens, keys: Tokens) -> None:
+        grid, size = self.grid, self.grid.label_px
+        room = _LABEL_ROOM_EM * size + 0.5
+        for tokens, by_row in ((queries, True), (keys, False)):
+            for place in range(0, len(tokens), grid.label_step):
+                label = self.lettering.fit(tokens.labels[place], size, room)
+                color = _label_color(tokens, place)
+                middle = (place + 0.5) * grid.cell_px
+                for x, y in self.corners:
+                    if by_row:
+                        self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
+                    else:
+                        self.write(
+                            x + middle, y + self.map_px[1] + 5, label, size,
+                            ha="center", va="top", rotation=90, color=color,
+                        )  # fmt: skip
+
+    def _seams(self, queries: Tokens, keys: Tokens) -> None:
+        """Lines where the second text of a pair, or what the model wrote, begins."""
+        cell, (width, height) = self.grid.cell_px / self.pool, self.map_px
+        lines: list[list[tuple[float, float]]] = []
+        for x, y in self.corners:
+            lines += [[(x, y + at * cell), (x + width, y + at * cell)] for at in _seam_places(queries)]
+            lines += [[(x + at * cell, y), (x + at * cell, y + height)] for at in _seam_places(keys)]
+        if lines:
+            self.lines(lines, color="#d1495b", moving=True)
+
+    def _number_cells(self, shape: tuple[int, int]) -> list[Text]:
+        (x, y), cell = self.corners[0], self.grid.cell_px
+        size = min(14.0, cell * 0.36)
+        return [
+            self.write(x + (k + 0.5) * cell, y + (q + 0.5) * cell, "", size, ha="center", moving=True)
+            for q in range(shape[0])
+            for k in range(shape[1])
+        ]
+
+    def _colour_bar(self, cmap: Colormap) -> None:
+        x, y, width, height = self.grid.bar
+        self.image(self.grid.bar, cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
+        self.frames([self.grid.bar])
+        meaning = self.lettering.fit(_MEANING[self.style.scale], layout.CAPTION_PX, self.width_px - x - width - 50)
+        self.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left")
+        self._ticks = [
+            self.write(x, y + height + 12, "", layout.CAPTION_PX, ha="center", moving=True) for _ in range(7)
+        ]
+        self._tick(1.0)
+
+    def _tick(self, top: float) -> None:
+        x, _, width, _ = self.grid.bar
+        values = layout.nice_ticks(top)
+        for number, text in enumerate(self._ticks):
+            text.set_text(f"{values[number]:g}" if number < len(values) else "")
+            text.set_x(x + width * (values[number] / top if number < len(values) else 0))
+
+
+class BarCanvas(_Page):
+    """What one query attends to: bars over keys, a panel a head."""
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: _Header, style: Style) -> None:
+        del style  # bars have one colour and always reach from 0 to 1
+        attention = record.maps[sheet.map]
+        keys = attention.keys
+        lettering = lettering_for([header.subtitle, *keys.labels, *attention.queries.labels])
+        self.n_bars = min(_MOST_BARS, len(keys))
+        layers = {layer for layer, _ in sheet.heads}
+        columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0
+        if record.picked is not None or not columns:
+            columns = layout.columns_for(len(sheet.heads))
+        notes = ["bars: the share of the query's attention that each key gets; a full panel is 1", *header.notes[1:]]
+        if self.n_bars < len(keys):
+            notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
+        notes += [lettering.note] if lettering.note else []
+        widest = _widest(lettering, keys.labels)
+        self.bars = layout.bar_grid(len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px)
+        super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
+        tall = self.n_bars * self.bars.bar_px
+        size = min(layout.PANEL_TITLE_PX, self.bars.panel_px / 4)
+        for (x, y), title in zip(self.bars.corners, titles, strict=True):
+            self.write(x, y - 11, title, size, ha="left", weight="bold")
+        self.lines([[(x, y - 2), (x, y + tall)] for x, y in self.bars.corners])
+        rim = self.bars.panel_px
+        self.lines([[(x + rim, y - 2), (x + rim, y + tall)] for x, y in self.bars.corners], linestyles="dotted")
+        self.footer(self.bars.footer_y, self.bars.footer)
+        self._bars = self.boxes(color=_BAR)
+        middles = [(number + 0.5) * self.bars.bar_px for number in range(self.n_bars)]
+        size = self.bars.label_px
+        self._labels = [
+            [self.write(x - 6, y + m, "", size, moving=True, ha="right", va="center_baseline") for m in middles]
+            for x, y in (self.bars.corners[first] for first in self.bars.first_of_row)
+        ]
+        self._weights = [
+            self.write(x, y + m, "", size * 0.9, moving=True, va="center_baseline")
+            for x, y in (self.bars.corners if self.bars.numbers_fit else ())
+            for m in middles
+        ]
+
+    def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> BarCanvas:
+        """Puts the weights of a sheet's query on the canvas."""
+        del vector  # bars are shapes in every format
+        attention, bars = record.maps[sheet.map], self.bars
+        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX, self.width_px - 56))
+        rows = np.stack([attention.of(*pair)[sheet.query] for pair in sheet.heads])
+        shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
+        for texts in self._labels:
+            for text, place in zip(texts, shown, strict=True):
+                room = _LABEL_ROOM_EM * bars.label_px
+                text.set_text(self.lettering.fit(attention.keys.labels[place], bars.label_px, room))
+                text.set_color(_label_color(attention.keys, int(place)))
+        thick = bars.bar_px * 0.74
+        boxes = [
+            (x, y + (number + 0.5) * bars.bar_px - thick / 2, bars.panel_px * float(weight), thick)
+            for (x, y), row in zip(bars.corners, rows[:, shown], strict=True)
+            for number, weight in enumerate(row)
+        ]
+        self.place_boxes(self._bars, np.array(boxes, np.float64))
+        for text, (x, _, width, _), weight in zip(self._weights, boxes, rows[:, shown].ravel(), strict=False):
+            inside = weight > 0.85
+            text.set_x(x + width + (-6 if inside else 6))
+            text.set_horizontalalignment("right" if inside else "left")
+            text.set_color("white" if inside else FAINT)
+            text.set_text(f"{weight:.2f}" if weight >= 0.005 else "")
+        return self
+
+
+def _widest(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
+    """Gives the width of the widest label at a font size; labels are cut at a bound, so no more than that."""
+    at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in set(labels))
+    return lambda size: min(at_100 / 100, _LABEL_ROOM_EM) * size
+
+
+def _pooled(weights: NDArray[np.float32], factor: int) -> NDArray[np.float32]:
+    """The largest weight of each block of factor x factor cells."""
+    if factor == 1:
+        return weights
+    for axis in (0, 1):
+        starts = np.arange(0, weights.shape[axis], factor)
+        weights = np.maximum.reduceat(weights, starts, axis=axis)
+    return weights
+
+
+def _seam_places(tokens: Tokens) -> list[int]:
+    """Before which tokens another text begins, or what the model wrote."""
+    places = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
+    return [*places, *([tokens.n_given] if 0 < tokens.n_given < len(tokens) else [])]
+
+
+def _is_dark(color: tuple[float, float, float, float]) -> bool:
+    """Whether white letters read better than black ones on a colour (by relative luminance, WCAG 2)."""
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3])
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.26

@@ -1,0 +1,283 @@
+"""Where things stand on a figure, in pixels: plain numbers, no drawing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MIN_WIDTH_PX = 1600
+MIN_SINGLE_PX = 1200  # height that a figure of one head aims at
+MARGIN_PX = 28
+TITLE_PX = 20.0
+SUBTITLE_PX = 15.0
+PANEL_TITLE_PX = 15.0
+CAPTION_PX = 12.5
+LINE_PX = 18
+MAX_LABEL_PX = 14.0
+LEGIBLE_PX = 9  # distance between two labels that can still be read
+LARGEST_MAP_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
+
+_HEADER_PX = MARGIN_PX + 56
+_PANEL_HEADER_PX = 26
+_BAR_WIDTH_PX, _BAR_HEIGHT_PX = 420, 14
+_GAP_PX = 26
+
+WidthPx = Callable[[str, float], float]
+"""Gives the width of a text at a font size, all in pixels."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Maps of heads side by side, with what stands around them.
+
+    Attributes:
+        width_px: Width of the figure.
+        height_px: Height of the figure.
+        cell_px: Width and height of a cell of a map.
+        corners: Upper left corner of each map, (x, y).
+        label_px: Font size of token labels; 0 = none are drawn.
+        label_step: Every how manieth token has its label.
+        bar: The colour bar: x, y, width, height.
+        footer_y: Middle of the first line of notes.
+        footer: The notes, broken into lines.
+    """
+
+    width_px: int
+    height_px: int
+    cell_px: int
+    corners: tuple[tuple[int, int], ...]
+    label_px: float
+    label_step: int
+    bar: tuple[int, int, int, int]
+    footer_y: int
+    footer: tuple[str, ...]
+
+    @property
+    def numbers_fit(self) -> bool:
+        """Whether a cell has room for a weight with two decimals."""
+        return self.cell_px >= 26
+
+
+def columns_for(n_panels: int) -> int:
+    """How many panels stand side by side: near 4:3 as a whole, with as few empty places as that allows."""
+
+    def badness(columns: int) -> float:
+        rows = math.ceil(n_panels / columns)
+        empty = rows * columns - n_panels
+        return abs(math.log(columns / rows / (4 / 3))) + empty / n_panels + (0.3 if empty else 0.0)
+
+    return min(range(1, n_panels + 1), key=badness)
+
+
+def labelled_grid(
+    n_panels: int,
+    shape: tuple[int, int],
+    widest: tuple[Callable[[float], float], Callable[[float], float]],
+    notes: Sequence[str],
+    width_of: WidthPx,
+) -> Grid:
+    """A grid of maps of which each has its token labels, at the left and below.
+
+    Args:
+        n_panels: How many maps.
+        shape: Rows and columns of a map.
+        widest: Give the width of the widest label of a row, and of a column, at a font size.
+        notes: What stands below.
+        width_of: Measures a text.
+    """
+    columns = columns_for(n_panels)
+    rows = math.ceil(n_panels / columns)
+    n_queries, n_keys = shape
+    longest = max(shape)
+
+    def sizes(cell: int) -> tuple[int, float, int, int]:
+        step = max(1, math.ceil(LEGIBLE_PX / cell))
+        font = min(MAX_LABEL_PX, cell * step * 0.84)
+        return step, font, math.ceil(widest[0](font)) + 8, math.ceil(widest[1](font)) + 10
+
+    def width(cell: int) -> int:
+        return 2 * MARGIN_PX + columns * (sizes(cell)[2] + n_keys * cell) + (columns - 1) * _GAP_PX
+
+    def height(cell: int) -> int:
+        return _HEADER_PX + rows * (_PANEL_HEADER_PX + n_queries * cell + sizes(cell)[3] + 14)
+
+    # Cells grow until the page is full. Below `smallest` labels would be unreadable, so there the page grows.
+    smallest = max(2, min(LEGIBLE_PX, LARGEST_MAP_PX // longest))
+    cell = smallest
+    while cell < 96 and width(cell + 1) <= MIN_WIDTH_PX and (n_panels > 2 or height(cell + 1) <= MIN_SINGLE_PX):
+        cell += 1
+    step, font, left, below = sizes(cell)
+    total = max(MIN_WIDTH_PX, width(cell))
+    spare = total - width(cell)
+    # What is left of the page's width goes between the maps, not to one side.
+    pitch_x = left + n_keys * cell + _GAP_PX + spare // columns
+    pitch_y = _PANEL_HEADER_PX + n_queries * cell + below + 14
+    corners = tuple(
+        (
+            MARGIN_PX + left + spare // columns // 2 + (i % columns) * pitch_x,
+            _HEADER_PX + _PANEL_HEADER_PX + (i // columns) * pitch_y,
+        )
+        for i in range(n_panels)
+    )
+    return _with_footer(total, _HEADER_PX + rows * pitch_y, cell, corners, font, step, notes, width_of)
+
+
+def overview_grid(n_layers: int, n_heads: int, shape: tuple[int, int], notes: Sequence[str], width_of: WidthPx) -> Grid:
+    """A grid of small maps without token labels: a row a layer, a column a head.
+
+    Args:
+        n_layers: Rows of maps.
+        n_heads: Maps in a row.
+        shape: Rows and columns of a map.
+        notes: What stands below.
+        width_of: Measures a text.
+    """
+    left, gap = 52, 8
+    room = (MIN_WIDTH_PX - 2 * MARGIN_PX - left - (n_heads - 1) * gap) / n_heads
+    # As large as fits the page, but a layer of a few heads is no poster.
+    cell = max(1, math.floor(min(room, 300) / max(shape)))
+    content = left + n_heads * (shape[1] * cell + gap) - gap
+    total = max(MIN_WIDTH_PX, 2 * MARGIN_PX + content)
+    spare = (total - 2 * MARGIN_PX - content) // n_heads
+    pitch_x, pitch_y = shape[1] * cell + gap + spare, shape[0] * cell + gap
+    wanted = 1200 - _HEADER_PX - 30 - 12 - _BAR_HEIGHT_PX - 40 - MARGIN_PX
+    pitch_y += max(0, min(spare + 40, -(-wanted // n_layers) - pitch_y))
+    corners = tuple(
+        (MARGIN_PX + left + head * pitch_x + spare // 2, _HEADER_PX + 30 + layer * pitch_y)
+        for layer in range(n_layers)
+        for head in range(n_heads)
+    )
+    return _with_footer(total, _HEADER_PX + 30 + n_layers * pitch_y, cell, corners, 0.0, 1, notes, width_of)
+
+
+def _with_footer(
+    width: int,
+    bottom: int,
+    cell: int,
+    corners: tuple[tuple[int, int], ...],
+    font: float,
+    step: int,
+    notes: Sequence[str],
+    width_of: WidthPx,
+) -> Grid:
+    if step > 1:
+        notes = [*notes, f"one label for {step} tokens"]
+    lines = wrapped(" · ".join(notes), width - 2 * MARGIN_PX, width_of)
+    bar = (MARGIN_PX, bottom + 12, _BAR_WIDTH_PX, _BAR_HEIGHT_PX)
+    footer_y = bottom + 12 + _BAR_HEIGHT_PX + 40
+    return Grid(
+        width_px=width,
+        height_px=footer_y + (len(lines) - 1) * LINE_PX + MARGIN_PX,
+        cell_px=cell,
+        corners=corners,
+        label_px=font,
+        label_step=step,
+        bar=bar,
+        footer_y=footer_y,
+        footer=lines,
+    )
+
+
+def wrapped(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
+    """A text broken into lines that fit the room, at spaces."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and width_of(longer, CAPTION_PX) > room_px:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars for several heads side by side; the keys stand at the left of each row of heads.
+
+    Attributes:
+        width_px: Width of the figure.
+        height_px: Height of the figure.
+        corners: Upper left corner of each head's bars, (x, y).
+        panel_px: Width of a head's bars at weight 1.
+        bar_px: Distance from bar to bar.
+        label_px: Font size of the keys' labels.
+        first_of_row: Which heads begin a row and so have the labels.
+        footer_y: Middle of the first line of notes.
+        footer: The notes, broken into lines.
+    """
+
+    width_px: int
+    height_px: int
+    corners: tuple[tuple[int, int], ...]
+    panel_px: int
+    bar_px: int
+    label_px: float
+    first_of_row: tuple[int, ...]
+    footer_y: int
+    footer: tuple[str, ...]
+
+    @property
+    def numbers_fit(self) -> bool:
+        """Whether the weight can stand at the end of a bar."""
+        return self.panel_px >= 200 and self.bar_px >= 14
+
+
+def bar_grid(
+    n_panels: int, columns: int, n_bars: int, widest: Callable[[float], float], notes: Sequence[str], width_of: WidthPx
+) -> Bars:
+    """Places the bars of several heads.
+
+    Args:
+        n_panels: How many heads.
+        columns: How many of them stand side by side.
+        n_bars: How many keys each has.
+        widest: Gives the width of the widest label at a font size.
+        notes: What stands below.
+        width_of: Measures a text.
+    """
+    rows = math.ceil(n_panels / columns)
+    bar = max(12, min(30, 1000 // (rows * n_bars)))
+    font = min(MAX_LABEL_PX, bar * 0.82)
+    left = math.ceil(widest(font)) + 10
+    gap = 14 if columns > 4 else 60
+    panel = min(900, (MIN_WIDTH_PX - 2 * MARGIN_PX - left - (columns - 1) * gap) // columns)
+    panel = max(40, panel)
+    pitch_y = _PANEL_HEADER_PX + n_bars * bar + 20
+    corners = tuple(
+        (
+            MARGIN_PX + left + (i % columns) * (panel + gap),
+            _HEADER_PX + _PANEL_HEADER_PX + (i // columns) * pitch_y,
+        )
+        for i in range(n_panels)
+    )
+    width = max(MIN_WIDTH_PX if columns > 1 else 0, 2 * MARGIN_PX + left + columns * (panel + gap) - gap + 30)
+    lines = wrapped(" · ".join(notes), width - 2 * MARGIN_PX, width_of)
+    footer_y = _HEADER_PX + rows * pitch_y + 16
+    return Bars(
+        width_px=width,
+        height_px=footer_y + (len(lines) - 1) * LINE_PX + MARGIN_PX,
+        corners=corners,
+        panel_px=panel,
+        bar_px=bar,
+        label_px=font,
+        first_of_row=tuple(range(0, n_panels, columns)),
+        footer_y=footer_y,
+        footer=lines,
+    )
+
+
+def pool_factor(n_tokens: int, n_heads: int) -> int:
+    """How many tokens share a pixel of an overview, so that the figure stays within two screens' width."""
+    room = max(96, MIN_WIDTH_PX * 2 // n_heads)
+    return max(1, math.ceil(n_tokens / room))
+
+
+def nice_ticks(top: float) -> tuple[float, ...]:
+    """Up to six round numbers from 0 to `top`, for a colour bar."""
+    if not top > 0:
+        return (0.0,)
+    raw = top / 5
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
+    return tuple(round(step * i, 12) for i in range(math.floor(top / step * 1.0001) + 1))
