@@ -112,7 +112,7 @@ def _is_punctuation(char: str) -> bool:
 
 
 def _is_inner_apostrophe(text: str, i: int) -> bool:
-    return text[i] in "'’ʼ＇" and 0 < i < len(text) - 1 and _is_letter(text[i - 1]) and _is_letter(text[i + 1])
+    return text[i] in "'’＇" and 0 < i < len(text) - 1 and _is_letter(text[i - 1]) and _is_letter(text[i + 1])
 
 
 def _is_letter(char: str) -> bool:

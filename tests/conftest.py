@@ -1,0 +1,105 @@
+"""What all tests share: no network, a cache of their own, two threads, and models to try things on."""
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports the libraries that read them once, at import.
+_home = tempfile.mkdtemp(prefix="attnscope-tests-")
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
+os.environ.update(
+    HF_HOME=_home,
+    HF_HUB_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="2",
+    MPLBACKEND="Agg",
+    MPLCONFIGDIR=_home,
+)
+for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_OFFLINE"):
+    os.environ.pop(_name, None)
+
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+settings.load_profile("tests")
+
+SPECIAL = ["[PAD]", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCABULARY = [
+    *SPECIAL,
+    *"abcdefghijklmnopqrstuvwxyz.,'",
+    *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+    "the",
+    "cat",
+]
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The pinned all-MiniLM-L6-v2, as the package that the extra `minilm` installs carries it."""
+    from attnscope.models.catalog import resolve
+
+    folder = resolve("minilm").folder
+    assert folder is not None
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """BERT's tokenizer over the letters, as vocab.txt and tokenizer_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+
+
+def write_tiny(folder: Path, model_type: str = "bert", *, seed: int = 0, **overrides: object) -> Path:
+    """Writes a random Hugging Face model of 2 layers with 3 heads of 5, with write_tokenizer's tokenizer.
+
+    Widths are odd and differ, and no parameter is left at 0 or 1, so that any mix-up of two shows.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    sizes = {
+        "hidden_size": 15,
+        "num_attention_heads": 3,
+        "num_hidden_layers": 2,
+        "intermediate_size": 11,
+        "max_position_embeddings": 29,
+        "vocab_size": len(VOCABULARY),
+    }
+    torch.manual_seed(seed)
+    model = AutoModel.from_config(AutoConfig.for_model(model_type, **(sizes | overrides)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.7)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "bert")
+
+
+@pytest.fixture
+def tiny_bert(_tiny_bert: Path, tmp_path: Path) -> Path:
+    """A tiny random BERT in a folder of the test's own, to be damaged at will."""
+    return Path(shutil.copytree(_tiny_bert, tmp_path / "tiny-bert"))
+
+
+@pytest.fixture
+def edit_config(tiny_bert: Path) -> Callable[..., Path]:
+    """Changes settings in the config.json of tiny_bert, and returns its folder."""
+
+    def edit(**changes: object) -> Path:
+        path = tiny_bert / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
+        return tiny_bert
+
+    return edit

@@ -1,0 +1,308 @@
+import io
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from attnscope.errors import AttnscopeError
+from attnscope.text import build_tokens, read_text, slug, word_spans
+
+
+def labels(*pieces: str, style: str = "auto") -> tuple[str, ...]:
+    n = len(pieces)
+    tokens = build_tokens(
+        "", ids=range(n), pieces=pieces, offsets=None, special=[False] * n, segments=[0] * n, style=style
+    )
+    return tokens.labels
+
+
+def words(text: str) -> list[str]:
+    return [text[start:end] for start, end in word_spans(text)]
+
+
+def bytes_as_pieces(text: str) -> str:
+    """GPT-2's alphabet as its authors wrote it: an oracle that shares no code."""
+    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table, extra = {b: chr(b) for b in kept}, 0
+    for byte in range(256):
+        if byte not in table:
+            table[byte] = chr(256 + extra)
+            extra += 1
+    return "".join(table[byte] for byte in text.encode())
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("style", "piece", "label"),
+    [
+        ("plain", "##ing", "##ing"),
+        ("plain", "[CLS]", "[CLS]"),
+        ("plain", "Ġorm", "Ġorm"),  # Maltese
+        ("plain", "$_{x}\\<&", "$_{x}\\<&"),
+        ("plain", "a b", "a·b"),
+        ("plain", "\u200b", "<U+200B>"),
+        ("plain", "x\u202ey", "x<U+202E>y"),
+        ("plain", "\u00a0", "<U+00A0>"),
+        ("plain", "\u0007", "<U+0007>"),
+        ("plain", "\ufe0f", "<U+FE0F>"),
+        ("plain", "\u3164", "<U+3164>"),
+        ("plain", "\u0301", "◌\u0301"),
+        ("plain", "##\u0301", "##◌\u0301"),
+        ("plain", "e\u0301", "e\u0301"),
+        ("plain", "😀", "😀"),
+        ("plain", "שלום", "שלום"),
+        ("bytes", "Ġthe", "·the"),
+        ("bytes", "ĠĠ", "··"),
+        ("bytes", "Ċ", "⏎"),
+        ("bytes", "ĉ", "⇥"),
+        ("bytes", "Ã©", "é"),
+        ("bytes", "ä¸Ń", "中"),
+        ("bytes", "ä¸", "<0xE4><0xB8>"),
+        ("bytes", "Ń", "<0xAD>"),
+        ("bytes", "Ġð", "·<0xF0>"),
+        ("bytes", "<|endoftext|>", "<|endoftext|>"),
+        ("bytes", "<｜begin▁of▁sentence｜>", "<｜begin▁of▁sentence｜>"),
+        ("sentencepiece", "▁the", "·the"),
+        ("sentencepiece", "▁", "·"),
+        ("sentencepiece", "\n", "⏎"),
+        ("sentencepiece", "<0x0A>", "⏎"),
+        ("sentencepiece", "<0xE4>", "<0xE4>"),
+        ("sentencepiece", "<0xe4>", "<0xE4>"),
+    ],
+)
+def test_a_piece_becomes_a_readable_label(style, piece, label):
+    assert labels(piece, style=style) == (label,)
+
+
+def test_the_style_is_guessed_from_all_pieces():
+    assert labels("The", "Ġcat", "Ã©") == ("The", "·cat", "é")
+    assert labels("▁The", "é") == ("·The", "é")
+    assert labels("the", "##é") == ("the", "##é")
+
+
+def test_an_empty_piece_is_labelled_by_its_number():
+    assert labels("a", "", style="plain") == ("a", "<1>")
+
+
+@given(st.text(min_size=1))
+@example("\ud800")
+def test_labels_can_be_seen_and_stay_on_their_line(text):
+    for style in ("plain", "sentencepiece"):
+        (label,) = labels(text, style=style)
+        assert label
+        for char in label:
+            assert unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}
+        assert unicodedata.category(label[0])[0] != "M"
+
+
+@given(
+    st.text(st.characters(categories=["L", "N", "P", "So", "Sm"], exclude_characters="\u3164\u2800\u1160\u115f\uffa0"))
+)
+def test_byte_level_pieces_decode_to_their_text_wherever_they_are_cut(text):
+    if text:
+        assert labels(bytes_as_pieces(text), style="bytes") == (text,)
+    for piece in bytes_as_pieces(text):
+        (label,) = labels(piece, style="bytes")
+        assert label.isascii() and label.isprintable()
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The cat sat.", ["The", "cat", "sat", "."]),
+        ("The animal didn't, it's said", ["The", "animal", "didn't", ",", "it's", "said"]),
+        ("l’été d' ʼn", ["l’été", "d", "'", "ʼn"]),
+        ("'tis the dogs' \"x\"", ["'", "tis", "the", "dogs", "'", '"', "x", '"']),
+        ("well-known $5+3", ["well", "-", "known", "$", "5", "+", "3"]),
+        ("e\u0301't", ["e\u0301't"]),
+        ("中文abc字", ["中", "文", "abc", "字"]),
+        ("中'a", ["中", "'", "a"]),
+        ("これは 한국어", ["これは", "한국어"]),
+        ("¿qué? «x»…", ["¿", "qué", "?", "«", "x", "»", "…"]),
+        (" \t\n", []),
+        ("", []),
+    ],
+)
+def test_words(text, expected):
+    assert words(text) == expected
+
+
+@given(st.text())
+def test_words_are_the_text_without_its_spaces(text):
+    spans = word_spans(text)
+    assert "".join(words(text)) == "".join(char for char in text if not char.isspace())
+    assert all(start < end for start, end in spans)
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_tokens_get_the_word_of_their_first_character_that_is_no_space():
+    text, pair = "I don't  go.", "no 中国"
+    pieces = ["<s>", "I", "Ġdon", "'t", "Ġ", "Ġgo", ".", "</s>", "no", "Ġä¸", "Ń", "åĽ½", "", "</s>"]
+    offsets = [(0, 0), (0, 1), (1, 5), (5, 7), (7, 8), (8, 11), (11, 12), (0, 0)]
+    offsets += [(0, 2), (2, 4), (3, 4), (4, 5), (5, 5), (0, 0)]
+    segments = [0] * 8 + [1] * 6
+    special = [piece in {"<s>", "</s>"} for piece in pieces]
+    tokens = build_tokens(
+        text, ids=range(14), pieces=pieces, offsets=offsets, special=special, segments=segments, pair=pair
+    )
+    assert tokens.words.tolist() == [-1, 0, 1, 1, -1, 2, 3, -1, 0, 1, 1, 2, -1, -1]
+    assert tokens.offsets[[0, 7, 12, 13]].tolist() == [[-1, -1]] * 4
+    assert tokens.offsets[5].tolist() == [8, 11]
+    assert tokens.labels[9:11] == ("·<0xE4><0xB8>", "<0xAD>")
+    assert (tokens.text, tokens.pair, tokens.n_given, len(tokens)) == (text, pair, 14, 14)
+    assert (tokens.ids.dtype, tokens.offsets.dtype, tokens.special.dtype) == (np.int64, np.int32, np.bool_)
+    assert (tokens.words.dtype, tokens.segments.dtype) == (np.int32, np.int32)
+
+
+def test_without_offsets_words_are_unknown():
+    tokens = build_tokens("a", ids=[7], pieces=["a"], offsets=None, special=[False], segments=[0])
+    assert tokens.words is None
+    assert tokens.offsets.tolist() == [[-1, -1]]
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        build_tokens("a", ids=[7], pieces=["a", "b"], offsets=None, special=[False], segments=[0])
+
+
+# Sources
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def feed(raw: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), "ascii"))
+
+    return feed
+
+
+def test_a_literal_text_stays_as_it_is():
+    assert read_text(" a\r\nb\n") == " a\r\nb\n"
+
+
+@pytest.mark.parametrize("raw", [b"caf\xc3\xa9\n", b"\xef\xbb\xbfcaf\xc3\xa9", b"caf\xc3\xa9\r\n\r\n"])
+def test_files_and_stdin_are_utf8_whatever_the_locale(raw, tmp_path, stdin):
+    path = tmp_path / "in.txt"
+    path.write_bytes(raw)
+    assert read_text(None, path) == "café"
+    stdin(raw)
+    assert read_text("-") == "café"
+    stdin(raw)
+    assert read_text(None, Path("-")) == "café"
+
+
+def test_line_ends_become_newlines(stdin):
+    stdin(b"a\r\nb\rc\n\nd\n")
+    assert read_text("-") == "a\nb\nc\n\nd"
+
+
+def test_stdin_may_be_replaced_by_text(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello"))
+    assert read_text("-") == "hello"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message", "hint"),
+    [
+        (b"ok\nna\xefve\n", r"in\.txt is not UTF-8: byte 0xEF at offset 5, line 2", "iconv"),
+        (b"cut \xe4\xb8", r"byte 0xE4 at offset 4, line 1", "iconv"),
+        ("héllo".encode("utf-16"), r"in\.txt is UTF-16", "iconv -f UTF-16"),
+        ("hello".encode("utf-16-le"), "NUL character in line 1", "UTF-16"),
+        (b"one\ntwo\0", "NUL character in line 2", "UTF-16"),
+        (b"", r"in\.txt is empty", "one word"),
+        (b"\xef\xbb\xbf\r\n", r"in\.txt is empty", "one word"),
+        (b" \t\n", r"in\.txt is blank", "one word"),
+        ("\u200b\u202e \u00a0".encode(), r"in\.txt is blank", "one word"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused(raw, message, hint, tmp_path, stdin):
+    path = tmp_path / "in.txt"
+    path.write_bytes(raw)
+    with pytest.raises(AttnscopeError, match=message) as caught:
+        read_text(None, path)
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value)
+    stdin(raw)
+    with pytest.raises(AttnscopeError, match=message.replace(r"in\.txt", "stdin")):
+        read_text("-")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        (" \n", "blank"),
+        ("a\0b", "NUL"),
+        ("a\udce9b", "not valid Unicode at character 1"),
+        (None, "no text"),
+    ],
+)
+def test_literal_texts_that_are_none_are_refused(text, message):
+    with pytest.raises(AttnscopeError, match=message):
+        read_text(text)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(AttnscopeError, match=r"nope\.txt: No such file"):
+        read_text(None, tmp_path / "nope.txt")
+    with pytest.raises(AttnscopeError, match="directory"):
+        read_text(None, tmp_path)
+    with pytest.raises(AttnscopeError, match="both"):
+        read_text("a", tmp_path / "nope.txt")
+
+
+def test_no_stdin_at_all_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(AttnscopeError, match="no stdin"):
+        read_text("-")
+
+
+# Names of files
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The animal didn't cross the street because it was too tired.", "the-animal-didnt-cross-the-street"),
+        ("Ünïcode Straße", "unicode-strae"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("日本語", "text"),
+        ("", "text"),
+        ("CON", "x-con"),
+        ("com1", "x-com1"),
+        ("a" * 50, "a" * 40),
+        ("x" * 39 + " tail", "x" * 39),
+        ("x" * 40 + " tail", "x" * 40),
+    ],
+)
+def test_slug(text, expected):
+    assert slug(text) == expected
+
+
+@given(st.text(), st.integers(1, 50))
+@example("con", 3)
+@example("aux", 2)
+@example("lpt9 x", 4)
+def test_slugs_are_safe_everywhere(text, n):
+    name = slug(text, n)
+    assert 1 <= len(name) <= n
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert name.strip("-") == name
+    reserved = {"con", "prn", "aux", "nul", *(f"com{i}" for i in range(10)), *(f"lpt{i}" for i in range(10))}
+    assert name not in reserved
+
+
+def test_text_needs_no_heavy_library():
+    code = "import sys, attnscope.text; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "tokenizers", "matplotlib"} & set(loaded)
