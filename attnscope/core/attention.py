@@ -229,7 +229,7 @@ def attend(call: AttentionCall) -> Tensor:
     """Attention by the fast road: what a model runs where nobody watches.
 
     Takes torch's scaled_dot_product_attention where that can express the call (masks, causality, grouped queries, a
-    bias in the queries' own dtype), else the dense road (soft cap, sinks, no keys).
+    bias in the queries' own dtype), else the dense road (soft cap, sinks).
 
     Args:
         call: The attention.
@@ -245,7 +245,7 @@ def attend(call: AttentionCall) -> Tensor:
         or call.sinks is not None
         or (call.bias is not None and call.bias.dtype != call.query.dtype)
     )
-    if inexpressible or not (call.query.numel() and call.key.numel()):
+    if inexpressible:
         return attend_with_weights(call)[0]
     # Only plain causality can be told to the kernel in one word; a mask or a bias has to carry it within.
     kernel_is_causal = call.is_causal and call.mask is None and call.bias is None
