@@ -32,7 +32,7 @@ class Weights:
             defines them: before dropout, zero where nothing may be attended to.
 
     Raises:
-        ValueError: A layer or head is negative, or a kind unknown.
+        ValueError: A layer or head is negative, heads are empty, or a kind is unknown.
     """
 
     def __init__(
@@ -44,6 +44,8 @@ class Weights:
         for name, numbers in (("layers", layers), ("heads", heads)):
             if numbers is not None and any(number < 0 for number in numbers):
                 raise ValueError(f"{name} count from 0; got {list(numbers)}")
+        if heads is not None and not heads:
+            raise ValueError("heads names no head at all; None means all of them")
         if kinds is not None and (isinstance(kinds, str) or not set(kinds) <= set(get_args(Kind))):
             raise ValueError(f"kinds are a sequence of some of {get_args(Kind)}; got {kinds!r}")
         self.layers = None if layers is None else frozenset(layers)
