@@ -1,0 +1,394 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+
+from attnscope.core.attention import AttentionCall, allowed, attend, attend_with_weights, attention_weights
+from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle, see_all
+
+LOW = [torch.float16, torch.bfloat16]
+
+
+@given(call=calls())
+@few_examples
+def test_both_roads_equal_the_oracle(call: AttentionCall) -> None:
+    fast, dense, weights, _ = see_all(call)
+    expected_output, expected_weights = oracle(call)
+    torch.testing.assert_close(fast, expected_output, **EXACT)
+    torch.testing.assert_close(dense, expected_output, **EXACT)
+    torch.testing.assert_close(weights, expected_weights, **EXACT)
+
+
+@given(call=calls())
+@few_examples
+def test_weights_are_zero_where_not_allowed_and_sum_to_one_elsewhere(call: AttentionCall) -> None:
+    _, _, weights, mask = see_all(call)
+    may = torch.ones_like(weights, dtype=torch.bool) if mask is None else mask.expand_as(weights)
+    assert (weights[~may] == 0).all()
+    assert ((weights >= 0) & (weights <= 1)).all()
+    sums, alive = weights.sum(-1), may.any(-1)
+    assert (sums[~alive] == 0).all()
+    if call.sinks is None:
+        torch.testing.assert_close(sums[alive], torch.ones_like(sums[alive]), **EXACT)
+    else:
+        assert (sums[alive] < 1).all()
+
+
+# Each feature by itself in closed form, so that a failure says which one broke.
+
+
+def test_scale_multiplies_dot_products() -> None:
+    call = make_call(n_kv_heads=1, batch=1)
+    scores = (call.query[0, 0][:, None, :] * call.key[0, 0][None, :, :]).sum(-1) / math.sqrt(11)
+    torch.testing.assert_close(attention_weights(call)[0, 0], torch.softmax(scores, -1), **EXACT)
+
+
+@pytest.mark.parametrize("group", [1, 2, 5])
+def test_query_head_reads_its_own_groups_key(group: int) -> None:
+    call = make_call(n_kv_heads=3, group=group)
+    repeated = dataclasses.replace(
+        call, key=call.key.repeat_interleave(group, 1), value=call.value.repeat_interleave(group, 1)
+    )
+    for got, expected in zip(see_all(call)[:3], see_all(repeated)[:3], strict=True):
+        torch.testing.assert_close(got, expected, **EXACT)
+
+
+def test_keys_of_grouped_queries_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = make_call(n_kv_heads=3, group=5)
+    operands = []
+    product = torch.Tensor.__matmul__
+
+    def spy(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        operands.append((left.shape[1], right.untyped_storage().data_ptr()))
+        return product(left, right)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", spy)
+    attend_with_weights(call)
+    # Both operands have the key/value heads' axis: nothing for matmul to broadcast, which is how it copies.
+    assert operands == [
+        (3, call.key.untyped_storage().data_ptr()),
+        (3, call.value.untyped_storage().data_ptr()),
+    ]
+
+
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(3, 3), (3, 7), (7, 3), (1, 5), (5, 1)])
+def test_causality_is_aligned_at_the_upper_left(n_queries: int, n_keys: int) -> None:
+    call = make_call(n_queries=n_queries, n_keys=n_keys, is_causal=True)
+    fast, _, weights, mask = see_all(call)
+    expected = torch.tensor([[k <= q for k in range(n_keys)] for q in range(n_queries)])
+    assert mask is not None
+    assert torch.equal(mask[0, 0], expected)
+    assert torch.equal(weights[0, 0] > 0, expected)
+    torch_says = F.scaled_dot_product_attention(call.query, call.key, call.value, is_causal=True, scale=call.scale)
+    torch.testing.assert_close(fast, torch_says, **EXACT)
+
+
+def test_allowed_folds_causality_into_the_mask() -> None:
+    mask = torch.tensor([True, False, True])
+    call = make_call(n_queries=3, n_keys=3, mask=mask, is_causal=True)
+    folded = allowed(call)
+    assert folded is not None
+    assert folded.tolist() == [[[[True, False, False], [True, False, False], [True, False, True]]]]
+    assert allowed(make_call()) is None
+
+
+def test_bias_is_added_after_scaling() -> None:
+    call = make_call(n_keys=2, bias=torch.tensor([0.0, 0.7], dtype=torch.float64))
+    plain = attention_weights(dataclasses.replace(call, bias=None)).log()
+    biased = attention_weights(call).log()
+    odds = (biased[..., 1] - biased[..., 0]) - (plain[..., 1] - plain[..., 0])
+    torch.testing.assert_close(odds, torch.full_like(odds, 0.7), **EXACT)
+
+
+def test_finfo_min_in_the_bias_is_a_number_like_any_other() -> None:
+    lowest = torch.finfo(torch.float32).min
+    call = make_call(dtype=torch.float32, n_queries=3, n_keys=5, bias=torch.full((3, 5), lowest))
+    assert call.bias is not None
+    call.bias[1, 0] = 0.0
+    fast, dense, weights, _ = see_all(call)
+    uniform = torch.full((5,), 0.2)
+    torch.testing.assert_close(weights[0, 0, 0], uniform)
+    torch.testing.assert_close(weights[0, 0, 1], torch.eye(5)[0])
+    torch.testing.assert_close(fast, dense)
+
+
+def test_a_bias_too_large_for_the_queries_precision_stays_finite() -> None:
+    lowest = torch.full((5, 7), torch.finfo(torch.float32).min)
+    fast, dense, weights, _ = see_all(make_call(dtype=torch.float16, bias=lowest))
+    assert torch.equal(fast, dense)
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / 7))
+
+
+def test_a_bias_more_precise_than_the_queries_is_not_rounded() -> None:
+    call = make_call(dtype=torch.float32, bias=make_call(bias_shape=(5, 7)).bias)
+    fast, dense, _, _ = see_all(call)
+    assert torch.equal(fast, dense)
+
+
+def test_plain_causality_builds_no_mask_of_queries_by_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    kernel = F.scaled_dot_product_attention
+
+    def spy(*tensors: torch.Tensor, **options) -> torch.Tensor:
+        asked.append((options["attn_mask"], options["is_causal"]))
+        return kernel(*tensors, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    attend(make_call(is_causal=True))
+    attend(make_call(softcap=1.0))
+    assert asked == [(None, True)]
+
+
+def test_softcap_bounds_scores_before_bias_and_mask() -> None:
+    call = make_call(scale=100.0, softcap=0.5)
+    weights = attention_weights(call)
+    assert (weights.amax(-1) / weights.amin(-1)).max() <= math.e * (1 + 1e-12)  # scores within -0.5 and 0.5
+    hidden = torch.zeros(7, dtype=torch.bool)
+    hidden[2] = True
+    assert torch.equal(
+        attention_weights(dataclasses.replace(call, mask=hidden)), torch.eye(7).double()[2].expand(2, 3, 5, 7)
+    )
+
+
+def test_sink_takes_its_part_of_the_softmax() -> None:
+    call = make_call(with_sinks=True, mask_shape=(2, 1, 1, 7))
+    assert call.sinks is not None
+    assert call.mask is not None
+    column = call.sinks[:, None, None].expand(2, 3, 5, 1)
+    scores = (call.query @ call.key.mT * call.scale).masked_fill(~call.mask, -math.inf)
+    with_column = torch.cat([scores, column], -1).softmax(-1)  # as gpt-oss writes it
+    torch.testing.assert_close(attention_weights(call), with_column[..., :-1], **EXACT)
+
+
+def test_sinks_far_off_do_not_overflow() -> None:
+    for sink, factor in ((1e4, 0.0), (-1e4, 1.0)):
+        call = make_call(dtype=torch.float32, sinks=torch.full((3,), sink))
+        plain = attention_weights(dataclasses.replace(call, sinks=None))
+        torch.testing.assert_close(attention_weights(call), plain * factor)
+
+
+# Rows where nothing may be attended to.
+
+EMPTY_ROWS = {
+    "mask": {},
+    "causal": {"is_causal": True},
+    "bias": {"bias_shape": (1, 3, 5, 7)},
+    "softcap": {"softcap": 3.0},
+    "sinks": {"with_sinks": True},
+    "grouped": {"group": 2},
+    "float16": {"dtype": torch.float16},
+}
+
+
+@pytest.mark.parametrize("road", [attend, lambda call: attend_with_weights(call)[0]], ids=["fast", "dense"])
+@pytest.mark.parametrize("fields", EMPTY_ROWS.values(), ids=EMPTY_ROWS)
+def test_fully_masked_rows_are_zero_forward_and_backward(fields, road) -> None:
+    mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
+    mask[0, :, 2] = False
+    mask[1] = False
+    call = make_call(requires_grad=True, mask=mask, **fields)
+    output = road(call)
+    output.sum().backward()
+    assert (output[0, :, 2] == 0).all()
+    assert (output[1] == 0).all()
+    assert (output[0, :, [0, 1, 3, 4]] != 0).all()
+    for name in ("query", "key", "value", "bias", "sinks"):
+        part = getattr(call, name)
+        if part is not None:
+            assert part.grad.isfinite().all(), name
+    assert (call.query.grad[0, :, 2] == 0).all()
+    assert (call.query.grad[1] == 0).all()
+    assert (call.value.grad[1] == 0).all()
+    assert (attention_weights(call)[1] == 0).all()
+
+
+def test_one_more_empty_text_changes_nothing_for_the_others() -> None:
+    mask = torch.ones(2, 1, 1, 7, dtype=torch.bool)
+    mask[0, ..., 5:] = False
+    full = make_call(mask=mask.clone())
+    mask[1] = False
+    for got, expected in zip(
+        see_all(dataclasses.replace(full, mask=mask))[:3], see_all(dataclasses.replace(full))[:3], strict=True
+    ):
+        torch.testing.assert_close(got[0], expected[0], **EXACT)
+
+
+def test_gradients_equal_those_of_autograd_through_the_formula() -> None:
+    call = make_call(requires_grad=True, n_kv_heads=2, mask_shape=(5, 7), softcap=2.0, with_sinks=True, group=2)
+    seed = torch.randn(2, 4, 5, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    parts = [call.query, call.key, call.value, call.sinks]
+    assert call.sinks is not None
+    assert call.mask is not None
+    key, value = call.key.repeat_interleave(2, 1), call.value.repeat_interleave(2, 1)
+    scores = 2.0 * torch.tanh(torch.einsum("bhqd,bhkd->bhqk", call.query, key) * call.scale / 2.0)
+    powers = torch.where(call.mask, scores.exp(), 0.0)
+    output = powers / (powers.sum(-1, keepdim=True) + call.sinks.exp()[:, None, None]) @ value
+    expected = torch.autograd.grad(output, parts, seed)
+    torch.testing.assert_close(torch.autograd.grad(attend(call), parts, seed), expected, rtol=1e-10, atol=1e-12)
+
+
+# Edges.
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"is_causal": True},
+        {"with_sinks": True},
+        {"group": 2, "softcap": 1.0},
+        {"mask_shape": (5, 0)},
+        {"bias_shape": (3, 5, 0), "is_causal": True},
+    ],
+)
+def test_no_keys_at_all_give_zeros(fields) -> None:
+    call = make_call(n_keys=0, requires_grad=True, **fields)
+    fast, dense, weights, _ = see_all(call)
+    assert weights.shape[-1] == 0
+    assert torch.equal(fast, torch.zeros_like(fast))
+    assert torch.equal(dense, torch.zeros_like(dense))
+    (fast.sum() + dense.sum()).backward()
+    assert call.query.grad is not None
+    assert (call.query.grad == 0).all()
+
+
+@pytest.mark.parametrize("fields", [{"n_queries": 0}, {"batch": 0}])
+def test_no_queries_or_no_texts_give_empty_tensors(fields) -> None:
+    assert all(part.numel() == 0 for part in see_all(make_call(**fields))[:3])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_one_token_attends_to_itself(is_causal: bool) -> None:
+    call = make_call(n_queries=1, n_keys=1, is_causal=is_causal)
+    fast, dense, weights, _ = see_all(call)
+    assert torch.equal(weights, torch.ones_like(weights))
+    torch.testing.assert_close(fast, call.value, **EXACT)
+    assert torch.equal(dense, call.value)
+
+
+def test_scores_of_hundreds_do_not_overflow() -> None:
+    _, _, weights, _ = see_all(make_call(dtype=torch.float32, scale=300.0))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5))
+
+
+def test_transposed_views_are_taken_as_they_are() -> None:
+    plain = make_call(group=2)
+    views = {
+        name: getattr(plain, name).transpose(1, 2).contiguous().transpose(1, 2) for name in ("query", "key", "value")
+    }
+    for got, expected in zip(see_all(dataclasses.replace(plain, **views))[:3], see_all(plain)[:3], strict=True):
+        torch.testing.assert_close(got, expected, **EXACT)
+
+
+@given(call=calls())
+@few_examples
+def test_inputs_are_not_mutated(call: AttentionCall) -> None:
+    names = [field.name for field in dataclasses.fields(call)]
+    tensors = {name: getattr(call, name) for name in names if isinstance(getattr(call, name), torch.Tensor)}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    output, weights = attend_with_weights(call)
+    output.zero_()
+    weights.zero_()
+    attend(call).zero_()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, before[name]), name
+
+
+# Precision.
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("fields", [{}, {"group": 3, "is_causal": True}, {"bias_shape": (3, 97, 101)}])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype, fields, seed: int) -> None:
+    call = make_call(seed=seed, dtype=dtype, n_queries=97, n_keys=101, d_head=59, d_value=59, **fields)
+    true = dataclasses.replace(
+        call,
+        query=call.query.double(),
+        key=call.key.double(),
+        value=call.value.double(),
+        bias=None if call.bias is None else call.bias.double(),
+    )
+    true_output, true_weights = attend_with_weights(true)
+
+    group = call.n_heads // call.n_kv_heads
+    key, value = call.key.repeat_interleave(group, 1), call.value.repeat_interleave(group, 1)
+    scores = call.query @ key.mT * call.scale
+    if call.bias is not None:
+        scores = scores + call.bias
+    mask = allowed(call)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    plain_weights = scores.softmax(-1)
+    plain_output = plain_weights @ value
+
+    def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+        return (got.double() - expected).abs().max().item()
+
+    fast, dense, weights, _ = see_all(call)
+    assert fast.dtype == dense.dtype == dtype
+    assert weights.dtype == torch.float32
+    assert error(fast, true_output) <= 2 * error(plain_output, true_output)
+    assert error(dense, true_output) <= 2 * error(plain_output, true_output)
+    # Weights are computed in float32 whatever the model's precision: closer by far, not just by a factor.
+    assert error(weights, true_weights) <= error(plain_weights, true_weights) / 50
+
+
+def test_autocast_does_not_lower_the_weights() -> None:
+    call = make_call(dtype=torch.float32, n_keys=101, d_head=59)
+    expected = attend_with_weights(call)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = attend_with_weights(call)
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
+
+
+# Dropout.
+
+
+def test_dropout_touches_the_output_and_not_the_weights() -> None:
+    plain = make_call(n_keys=101)
+    call = dataclasses.replace(plain, dropout_p=0.5, value=torch.eye(101).double().expand(2, 3, 101, 101))
+    torch.manual_seed(0)
+    output, weights = attend_with_weights(call)
+    torch.testing.assert_close(weights, attention_weights(plain), **EXACT)
+    # The values are the identity matrix, so the output is the weights after dropout: 0, or doubled.
+    kept = output != 0
+    assert 0.4 < kept.double().mean() < 0.6
+    torch.testing.assert_close(output[kept], 2 * weights[kept], **EXACT)
+    fast = attend(call)
+    assert 0.4 < (fast != 0).double().mean() < 0.6
+
+
+# What a call refuses.
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "says"),
+    [
+        ({"mask": torch.ones(5, 7)}, TypeError, "True = may attend"),
+        ({"mask": torch.ones(5, 7, dtype=torch.int64)}, TypeError, "torch.int64"),
+        ({"mask": torch.ones(7, 5, dtype=torch.bool)}, ValueError, r"mask \(7, 5\).*\(2, 3, 5, 7\)"),
+        ({"mask": torch.ones(1, 2, 3, 5, 7, dtype=torch.bool)}, ValueError, r"\(1, 2, 3, 5, 7\)"),
+        ({"bias": torch.ones(7, 5)}, ValueError, r"bias \(7, 5\)"),
+        ({"bias": torch.ones(5, 7, dtype=torch.bool)}, TypeError, "floating"),
+        ({"softcap": 0.0}, ValueError, "softcap"),
+        ({"sinks": torch.ones(1)}, ValueError, r"3 heads.*\(1,\)"),
+        ({"key": torch.ones(2, 2, 7, 11), "value": torch.ones(2, 2, 7, 13)}, ValueError, "3 query heads.*2 key"),
+        ({"key": torch.ones(2, 3, 7, 13)}, ValueError, r"\(2, 3, 7, 13\)"),
+        ({"value": torch.ones(2, 3, 5, 13)}, ValueError, r"\(2, 3, 5, 13\)"),
+        ({"query": torch.ones(1, 3, 5, 11)}, ValueError, r"\(1, 3, 5, 11\)"),
+        ({"query": torch.ones(3, 5, 11)}, ValueError, r"\(3, 5, 11\)"),
+    ],
+)
+def test_a_call_that_cannot_be_meant_is_refused(fields, error, says: str) -> None:
+    with pytest.raises(error, match=says):
+        dataclasses.replace(make_call(), **fields)
+
+
+def test_a_call_counts_its_heads() -> None:
+    call = make_call(n_kv_heads=3, group=5)
+    assert (call.n_heads, call.n_kv_heads) == (15, 3)

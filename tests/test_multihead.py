@@ -1,0 +1,470 @@
+import numpy as np
+import pytest
+import torch
+from beartype import beartype
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Float, jaxtyped
+from torch import Tensor, nn
+
+from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.multihead import MultiHeadAttention
+from attnscope.core.probes import Weights
+from attnscope.core.reference import Projection, multi_head
+from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
+
+# d_model 15 = 3 heads of 5; keys of width 11, values of width 7.
+D_MODEL, N_HEADS, N_QUERIES, N_KEYS, BATCH = 15, 3, 13, 9, 2
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def chance(*shape: int, seed: int = 0) -> Tensor:
+    """A mask that hides four in ten, but never a row's first key: torch's own module answers NaN to an empty row."""
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) > 0.4
+    mask[..., 0] = True
+    return mask
+
+
+def torch_twin(
+    dtype: torch.dtype = torch.float64, bias: bool = True, d_model: int = D_MODEL, n_heads: int = N_HEADS, **widths
+) -> tuple[nn.MultiheadAttention, MultiHeadAttention]:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(d_model, n_heads, bias=bias, batch_first=True, dtype=torch.float64, **widths)
+    # Fresh biases are all zero: give them something to get wrong.
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    module = module.to(dtype)
+    return module, MultiHeadAttention.from_torch(module)
+
+
+@jaxtyped(typechecker=beartype)
+def run_checked(
+    module: MultiHeadAttention,
+    query: Float[Tensor, "*batch query d_model"],
+    key: Float[Tensor, "*batch key d_key"],
+    value: Float[Tensor, "*batch key d_value"],
+    **options,
+) -> tuple[Float[Tensor, "*batch query d_model"], Float[Tensor, "*batch {module.num_heads} query key"]]:
+    """Output and weights with their axes checked; the fast road must give the same output."""
+    output, weights = module(query, key, value, need_weights=True, **options)
+    fast, none = module(query, key, value, **options)
+    assert none is None
+    torch.testing.assert_close(fast, output, **EXACT)
+    return output, weights
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [{}, {"kdim": 11}, {"vdim": 7}, {"kdim": 11, "vdim": 7}])
+@pytest.mark.parametrize("masked", ["nothing", "queries x keys", "texts", "heads", "padding", "both", "causal"])
+def test_equals_torch_with_copied_weights(bias: bool, widths: dict[str, int], masked: str) -> None:
+    theirs, ours = torch_twin(bias=bias, **widths)
+    query = normal(BATCH, N_QUERIES, D_MODEL)
+    key = normal(BATCH, N_KEYS, widths.get("kdim", D_MODEL), seed=1)
+    value = normal(BATCH, N_KEYS, widths.get("vdim", D_MODEL), seed=2)
+    padding = chance(BATCH, N_KEYS)
+    scores = (BATCH, N_HEADS, N_QUERIES, N_KEYS)
+    options, torch_mask = {
+        "nothing": ({}, None),
+        "queries x keys": ({"attn_mask": chance(*scores[2:])}, chance(*scores[2:])),
+        "texts": (
+            {"attn_mask": chance(BATCH, 1, *scores[2:])},
+            chance(BATCH, 1, *scores[2:]).expand(scores).flatten(0, 1),
+        ),
+        "heads": ({"attn_mask": chance(*scores)}, chance(*scores).flatten(0, 1)),
+        "padding": ({"key_padding_mask": padding}, None),
+        "both": (
+            {"key_padding_mask": padding, "attn_mask": chance(*scores[2:], seed=3)},
+            chance(*scores[2:], seed=3),
+        ),
+        "causal": ({"is_causal": True}, torch.ones(scores[2:], dtype=torch.bool).tril()),
+    }[masked]
+    expected = theirs(
+        query,
+        key,
+        value,
+        attn_mask=None if torch_mask is None else ~torch_mask,  # torch: True = hidden
+        key_padding_mask=~padding if "key_padding_mask" in options else None,
+        average_attn_weights=False,
+    )
+    for got, want in zip(run_checked(ours, query, key, value, **options), expected, strict=True):
+        torch.testing.assert_close(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("n_tokens", [1, N_KEYS])
+def test_self_attention_equals_torch(n_tokens: int) -> None:
+    theirs, ours = torch_twin()
+    text = normal(BATCH, n_tokens, D_MODEL)
+    expected = theirs(text, text, text, average_attn_weights=False)
+    got = ours(text, need_weights=True)
+    for mine, yours in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, yours, **EXACT)
+    memory = normal(BATCH, 5, D_MODEL, seed=1)
+    torch.testing.assert_close(ours(text, memory)[0], theirs(text, memory, memory)[0], **EXACT)
+
+
+def test_without_batch_equals_torch_and_the_batch_of_one() -> None:
+    theirs, ours = torch_twin()
+    query, memory = normal(N_QUERIES, D_MODEL), normal(N_KEYS, D_MODEL, seed=1)
+    padding, mask = chance(N_KEYS), chance(N_QUERIES, N_KEYS)
+    expected = theirs(query, memory, memory, attn_mask=~mask, key_padding_mask=~padding, average_attn_weights=False)
+    got = run_checked(ours, query, memory, memory, attn_mask=mask, key_padding_mask=padding)
+    batched = run_checked(
+        ours, query[None], memory[None], memory[None], attn_mask=mask[None, None], key_padding_mask=padding[None]
+    )
+    for mine, yours, of_one in zip(got, expected, batched, strict=True):
+        torch.testing.assert_close(mine, yours, **EXACT)
+        assert torch.equal(mine, of_one[0])
+
+
+def test_copied_weights_share_no_memory_and_keep_mode_and_precision() -> None:
+    theirs, _ = torch_twin(dtype=torch.float32)
+    theirs.dropout = 0.25
+    ours = MultiHeadAttention.from_torch(theirs.eval(), layer=4, kind="cross")
+    before = ours.q_proj.weight.clone()
+    with torch.no_grad():
+        theirs.in_proj_weight.zero_()
+    assert torch.equal(ours.q_proj.weight, before)
+    assert not ours.training
+    assert (ours.dropout, ours.layer, ours.kind) == (0.25, 4, "cross")
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("fields", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_what_appends_keys_cannot_be_copied(fields) -> None:
+    with pytest.raises(ValueError, match="append a key"):
+        MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 3, **fields))
+
+
+def _projection(module: nn.Module) -> Projection | None:
+    if isinstance(module, nn.Identity):
+        return None
+    bias = None if module.bias is None else module.bias.detach().numpy()
+    return Projection(module.weight.detach().numpy(), bias)
+
+
+@given(data=st.data())
+@few_examples
+def test_equals_the_oracle(data: st.DataObject) -> None:
+    n_queries, n_keys, kdim, vdim = data.draw(st.permutations(SIZES))[:4]
+    num_heads, d_head = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    embed_dim, batch = num_heads * d_head, data.draw(st.integers(1, 2))
+    identity = data.draw(st.booleans())
+    if identity:
+        kdim = vdim = embed_dim
+    torch.manual_seed(data.draw(st.integers(0, 2**16)))
+    module = MultiHeadAttention(
+        embed_dim,
+        num_heads,
+        bias=data.draw(st.booleans()),
+        kdim=kdim,
+        vdim=vdim,
+        identity=identity,
+        dtype=torch.float64,
+    )
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    query, key, value = (
+        torch.randn(batch, n_queries, embed_dim).double(),
+        *(torch.randn(batch, n_keys, width).double() for width in (kdim, vdim)),
+    )
+    scores = (batch, num_heads, n_queries, n_keys)
+    shape = data.draw(st.sampled_from([None, scores[2:], (batch, 1, *scores[2:]), scores, (1, *scores[1:])]))
+    # Rows may turn out empty here: the oracle knows what becomes of them.
+    mask = None if shape is None else torch.rand(shape) > 0.4
+    padding = torch.rand(batch, n_keys) > 0.3 if data.draw(st.booleans()) else None
+    is_causal = data.draw(st.booleans())
+    options = {"attn_mask": mask, "key_padding_mask": padding, "is_causal": is_causal}
+    output, weights = run_checked(module, query, key, value, **options)
+
+    may = torch.ones(scores, dtype=torch.bool)
+    if mask is not None:
+        may &= mask
+    if padding is not None:
+        may &= padding[:, None, None]
+    for b in range(batch):
+        expected = multi_head(
+            query[b].numpy(),
+            key[b].numpy(),
+            value[b].numpy(),
+            num_heads,
+            **{name[0] if name != "out_proj" else "out": _projection(getattr(module, name)) for name in PROJECTIONS},
+            mask=may[b].numpy(),
+            is_causal=is_causal,
+        )
+        np.testing.assert_allclose(output[b].detach(), expected[0], rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(weights[b].detach(), expected[1], rtol=1e-11, atol=1e-12)
+
+
+# The worked example: five tokens, four columns, numbers rounded to four decimals.
+
+FOUR_DECIMALS = {"rtol": 0, "atol": 5.1e-5}
+
+
+def worked(name: str) -> Tensor:
+    return torch.tensor(WORKED[name], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("num_heads", [1, 2, 4])
+def test_worked_example(num_heads: int, dtype: torch.dtype) -> None:
+    module = MultiHeadAttention(4, num_heads, identity=True)
+    assert list(module.parameters()) == []
+    output, weights = module(worked("Q").to(dtype), worked("K").to(dtype), worked("V").to(dtype), need_weights=True)
+    expected_weights, expected_output = {
+        1: ([WORKED["single_head"]["weights"]], WORKED["single_head"]["output"]),
+        2: ([WORKED["weights_head_1"], WORKED["weights_head_2"]], WORKED["output"]),
+        4: (WORKED["four_heads"]["weights"], WORKED["four_heads"]["output"]),
+    }[num_heads]
+    torch.testing.assert_close(weights, torch.tensor(expected_weights, dtype=dtype), **FOUR_DECIMALS)
+    torch.testing.assert_close(output, torch.tensor(expected_output, dtype=dtype), **FOUR_DECIMALS)
+    if num_heads == 2:
+        torch.testing.assert_close(weights.mean(0), worked("mean_of_two_heads").to(dtype), **FOUR_DECIMALS)
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_worked_example_without_a_head(head: int) -> None:
+    def drop(call: AttentionCall) -> Tensor:
+        output = attend(call).clone()
+        output[:, head] = 0
+        return output
+
+    module = MultiHeadAttention(4, 2, identity=True)
+    texts = worked("Q"), worked("K"), worked("V")
+    change = torch.linalg.vector_norm(module(*texts)[0] - module(*texts, probe=drop)[0])
+    torch.testing.assert_close(change, worked("l2_change_when_a_head_is_dropped")[head], **FOUR_DECIMALS)
+
+
+# Each projection matters. A sketch that is copied around the web reshapes the query before projecting it.
+
+
+def test_each_projection_is_where_the_formula_has_it() -> None:
+    _, ours = torch_twin()
+    text = normal(BATCH, N_KEYS, D_MODEL)
+    output, weights = ours(text, need_weights=True)
+    changes_weights = {}
+    for name in PROJECTIONS:
+        projection = getattr(ours, name)
+        for parameter_name in ("weight", "bias"):
+            _, other = torch_twin()
+            with torch.no_grad():
+                getattr(getattr(other, name), parameter_name)[-1] += 1.0
+            changed_output, changed_weights = other(text, need_weights=True)
+            # A bias of the keys shifts all scores of a query alike, which a softmax does not see.
+            seen = not torch.allclose(changed_output, output)
+            assert seen == ((name, parameter_name) != ("k_proj", "bias")), (name, parameter_name)
+            changes_weights[name, parameter_name] = not torch.allclose(changed_weights, weights)
+        assert projection.weight.shape == (D_MODEL, D_MODEL)
+    assert {key for key, changed in changes_weights.items() if changed} == {
+        ("q_proj", "weight"),
+        ("q_proj", "bias"),
+        ("k_proj", "weight"),
+    }
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_no_projection_can_be_left_out(name: str) -> None:
+    _, ours = torch_twin()
+    text = normal(BATCH, N_KEYS, D_MODEL)
+    before = ours(text)[0]
+    setattr(ours, name, nn.Identity())
+    assert not torch.allclose(ours(text)[0], before)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    _, ours = torch_twin(kdim=11, vdim=7)
+    ours(normal(2, 5, D_MODEL), normal(2, 9, 11), normal(2, 9, 7))[0].square().sum().backward()
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None, name
+        if name != "k_proj.bias":
+            assert (parameter.grad != 0).any(), name
+
+
+# Empty rows, empty keys, one token.
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_text_of_padding_alone_gives_the_output_bias_and_no_nan_in_gradients(need_weights: bool) -> None:
+    _, ours = torch_twin()
+    text = normal(BATCH, N_KEYS, D_MODEL).requires_grad_()
+    padding = torch.ones(BATCH, N_KEYS, dtype=torch.bool)
+    padding[1] = False
+    output, weights = ours(text, key_padding_mask=padding, need_weights=need_weights)
+    torch.testing.assert_close(output[1], ours.out_proj.bias.expand(N_KEYS, D_MODEL), **EXACT)
+    if need_weights:
+        assert (weights[1] == 0).all()
+    output.square().sum().backward()
+    assert text.grad is not None
+    assert (text.grad[0] != 0).any()
+    assert (text.grad[1] == 0).all()
+    assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
+
+
+def test_no_keys_give_the_output_bias() -> None:
+    _, ours = torch_twin()
+    output, weights = run_checked(ours, normal(2, 3, D_MODEL), normal(2, 0, D_MODEL), normal(2, 0, D_MODEL))
+    assert weights.shape == (2, N_HEADS, 3, 0)
+    torch.testing.assert_close(output, ours.out_proj.bias.expand(2, 3, D_MODEL), **EXACT)
+
+
+def test_padding_changes_nothing_at_real_positions() -> None:
+    _, ours = torch_twin()
+    text = normal(1, 7, D_MODEL)
+    padded = torch.cat([text, 1e3 * normal(1, 4, D_MODEL, seed=1)], 1)
+    padding = torch.arange(11)[None] < 7
+    torch.testing.assert_close(ours(padded, key_padding_mask=padding)[0][:, :7], ours(text)[0], **EXACT)
+
+
+def test_inputs_are_not_mutated() -> None:
+    _, ours = torch_twin()
+    inputs = normal(BATCH, N_QUERIES, D_MODEL), normal(BATCH, N_KEYS, D_MODEL), normal(BATCH, N_KEYS, D_MODEL)
+    masks = {"attn_mask": chance(N_QUERIES, N_KEYS), "key_padding_mask": chance(BATCH, N_KEYS)}
+    before = [tensor.clone() for tensor in (*inputs, *masks.values())]
+    for module in (ours, MultiHeadAttention(D_MODEL, N_HEADS, identity=True)):
+        with torch.no_grad():
+            output, weights = module(*inputs, **masks, need_weights=True, is_causal=True)
+            output.zero_()
+            weights.zero_()
+    for tensor, copy in zip((*inputs, *masks.values()), before, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+# The seam.
+
+
+def test_the_probe_gets_the_call_and_gives_the_output() -> None:
+    _, ours = torch_twin()
+    ours.layer, ours.kind = 7, "cross"
+    seen: list[AttentionCall] = []
+
+    def double(call: AttentionCall) -> Tensor:
+        seen.append(call)
+        return 2 * attend(call)
+
+    query, memory = normal(BATCH, N_QUERIES, D_MODEL), normal(BATCH, N_KEYS, D_MODEL, seed=1)
+    padding = chance(BATCH, N_KEYS)
+    plain, weights = ours(query, memory, key_padding_mask=padding, need_weights=True)
+    output, probed_weights = ours(query, memory, key_padding_mask=padding, need_weights=True, probe=double)
+    (call,) = seen
+    assert (call.layer, call.kind, call.n_heads, call.n_kv_heads) == (7, "cross", N_HEADS, N_HEADS)
+    assert call.query.shape == (BATCH, N_HEADS, N_QUERIES, 5)
+    assert call.scale == pytest.approx(5**-0.5)
+    assert call.mask is not None
+    assert torch.equal(call.mask[:, 0, 0], padding)
+    bias = ours.out_proj.bias
+    torch.testing.assert_close(output - bias, 2 * (plain - bias), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(probed_weights, weights, **EXACT)
+
+
+def test_the_weights_probe_keeps_what_need_weights_returns() -> None:
+    _, ours = torch_twin(dtype=torch.float32)
+    ours.layer = 2
+    probe = Weights(layers=[2], heads=[2, 1])
+    text = normal(BATCH, N_KEYS, D_MODEL, dtype=torch.float32)
+    output, weights = ours(text, is_causal=True, need_weights=True)
+    torch.testing.assert_close(ours(text, is_causal=True, probe=probe)[0], output)
+    torch.testing.assert_close(probe.maps["encoder"][2], weights[:, [2, 1]].detach())
+
+
+# Precision and dropout.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_error_is_at_most_twice_that_of_torchs_module(dtype: torch.dtype) -> None:
+    theirs, ours = torch_twin(dtype=dtype, d_model=59 * N_HEADS)
+    text = normal(BATCH, 97, 59 * N_HEADS, dtype=dtype)
+    true = MultiHeadAttention.from_torch(theirs).double()(text.double())[0]
+
+    def error(output: Tensor) -> float:
+        return (output.double() - true).abs().max().item()
+
+    limit = 2 * error(theirs(text, text, text)[0])
+    assert error(ours(text)[0]) <= limit
+    assert error(ours(text, need_weights=True)[0]) <= limit
+
+
+def test_dropout_only_in_training_and_not_in_the_weights() -> None:
+    torch.manual_seed(0)
+    module = MultiHeadAttention(D_MODEL, N_HEADS, dropout=0.5, dtype=torch.float64)
+    text = normal(BATCH, N_KEYS, D_MODEL)
+    dropped, weights = module(text, need_weights=True)
+    module.eval()
+    output, same_weights = module(text, need_weights=True)
+    assert not torch.allclose(dropped, output)
+    torch.testing.assert_close(weights, same_weights, **EXACT)
+    torch.testing.assert_close(module(text)[0], output, **EXACT)
+
+
+def test_fresh_parameters_are_drawn_anew_with_zero_biases() -> None:
+    torch.manual_seed(0)
+    module = MultiHeadAttention(64, 4)
+    limit = (6 / 128) ** 0.5
+    for name in PROJECTIONS:
+        weight = getattr(module, name).weight
+        assert weight.abs().max() <= limit
+        assert weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.05)
+        assert not getattr(module, name).bias.any()
+    assert sorted(dict(MultiHeadAttention(6, 3, bias=False).named_parameters())) == [
+        "k_proj.weight",
+        "out_proj.weight",
+        "q_proj.weight",
+        "v_proj.weight",
+    ]
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"embed_dim": 10, "num_heads": 3}, "embed_dim 10.*num_heads 3"),
+        ({"embed_dim": 6, "num_heads": 0}, "at least 1; got 6, 0"),
+        ({"embed_dim": 6, "num_heads": -3}, "at least 1"),
+        ({"embed_dim": 6, "num_heads": 3, "dropout": 1.5}, "1.5"),
+        ({"embed_dim": 6, "num_heads": 3, "identity": True, "vdim": 9}, "vdim 9.*embed_dim 6"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(arguments, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        MultiHeadAttention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ([(2, 5, 7), (2, 5, 6), (2, 5, 6)], r"\(2, 5, 7\)"),
+        ([(2, 5, 6), (2, 9, 7), (2, 9, 6)], r"\(2, 9, 7\)"),
+        ([(2, 5, 6), (2, 9, 6), (2, 8, 6)], r"\(2, 8, 6\)"),
+        ([(2, 5, 6), (3, 9, 6), (3, 9, 6)], r"\(3, 9, 6\)"),
+        ([(2, 5, 6), (9, 6), (9, 6)], r"\(9, 6\)"),
+        ([(6,), (6,), (6,)], r"\(6,\)"),
+        ([(1, 2, 5, 6)] * 3, r"\(1, 2, 5, 6\)"),
+    ],
+)
+def test_wrong_shapes_are_refused_and_named(shapes, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        MultiHeadAttention(6, 3)(*(torch.zeros(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"attn_mask": torch.zeros(5, 9)}, TypeError, "attn_mask must be boolean with True = may attend"),
+        ({"attn_mask": torch.ones(5, 9, dtype=torch.uint8)}, TypeError, "torch.uint8"),
+        ({"key_padding_mask": torch.ones(2, 9)}, TypeError, "key_padding_mask must be boolean"),
+        ({"attn_mask": torch.ones(9, 5).bool()}, ValueError, r"\(9, 5\)"),
+        ({"attn_mask": torch.ones(2, 5, 9).bool()}, ValueError, r"\(2, 5, 9\)"),
+        ({"attn_mask": torch.ones(3, 1, 5, 9).bool()}, ValueError, r"\(3, 1, 5, 9\)"),
+        ({"attn_mask": torch.ones(2, 2, 5, 9).bool()}, ValueError, r"\(2, 2, 5, 9\)"),
+        ({"attn_mask": torch.ones(9).bool()}, ValueError, r"\(9,\)"),
+        ({"key_padding_mask": torch.ones(2, 5).bool()}, ValueError, r"\(2, 9\).*\(2, 5\)"),
+        ({"key_padding_mask": torch.ones(9).bool()}, ValueError, r"\(2, 9\).*\(9,\)"),
+    ],
+)
+def test_wrong_masks_are_refused_with_the_convention(options, error, says: str) -> None:
+    with pytest.raises(error, match=says):
+        MultiHeadAttention(6, 3)(torch.zeros(2, 5, 6), torch.zeros(2, 9, 6), **options)

@@ -1,0 +1,132 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.core.attention import AttentionCall, attend, attention_weights
+from attnscope.core.probes import Weights
+from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle
+
+
+@given(call=calls(), data=st.data())
+@few_examples
+def test_chosen_heads_are_the_oracles_in_the_order_asked_for(call: AttentionCall, data: st.DataObject) -> None:
+    heads = data.draw(st.none() | st.lists(st.integers(0, call.n_heads - 1), min_size=1, unique=True))
+    probe = Weights(heads=heads)
+    output = probe(call)
+    expected_output, expected = oracle(call)
+    torch.testing.assert_close(output, expected_output, **EXACT)
+    chosen = expected if heads is None else expected[:, heads]
+    kept = probe.maps["encoder"][0]
+    assert kept.dtype == torch.float32
+    torch.testing.assert_close(kept.double(), chosen, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("heads", [None, [0], [2, 0]])
+def test_a_model_computes_the_same_with_the_probe(heads) -> None:
+    call = make_call(dtype=torch.float32, mask_shape=(2, 1, 1, 7), group=2, n_kv_heads=2)
+    torch.testing.assert_close(Weights(heads=heads)(call), attend(call))
+
+
+def test_layers_and_kinds_that_are_not_chosen_take_the_fast_road(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Weights(layers=[1], kinds=["decoder"])
+
+    def refuse(call: AttentionCall) -> None:
+        raise AssertionError("the dense road was taken")
+
+    call = make_call()
+    with monkeypatch.context() as patch:
+        patch.setattr("attnscope.core.probes.attend_with_weights", refuse)
+        patch.setattr("attnscope.core.probes.attention_weights", refuse)
+        assert torch.equal(probe(call), attend(call))
+        probe(dataclasses.replace(call, layer=1))
+        probe(dataclasses.replace(call, kind="decoder"))
+    assert probe.maps == {}
+    probe(dataclasses.replace(call, layer=1, kind="decoder"))
+    assert {kind: list(layers) for kind, layers in probe.maps.items()} == {"decoder": [1]}
+
+
+def test_everything_is_kept_by_kind_and_layer() -> None:
+    probe = Weights()
+    for kind in ("decoder", "cross"):
+        for layer in range(2):
+            probe(dataclasses.replace(make_call(seed=layer), kind=kind, layer=layer))
+    assert {kind: list(layers) for kind, layers in probe.maps.items()} == {"decoder": [0, 1], "cross": [0, 1]}
+    expected = attention_weights(make_call(seed=1)).float()
+    torch.testing.assert_close(probe.maps["cross"][1], expected)
+    assert not torch.equal(probe.maps["cross"][0], probe.maps["cross"][1])
+
+
+def test_no_layers_are_not_all_of_them() -> None:
+    probe = Weights(layers=[])
+    probe(make_call())
+    assert probe.maps == {}
+
+
+def test_kept_weights_hold_no_graph_and_leave_gradients_alone() -> None:
+    call = make_call(requires_grad=True)
+    probe = Weights(heads=[1])
+    probe(call).sum().backward()
+    kept = probe.maps["encoder"][0]
+    assert not kept.requires_grad
+    assert kept.device.type == "cpu"
+    assert call.value.grad is not None
+    assert (call.value.grad != 0).all()
+
+
+@pytest.mark.parametrize("heads", [None, [2, 0]])
+def test_an_engine_may_bring_its_own_weights(heads) -> None:
+    weights = attention_weights(make_call()).to(torch.bfloat16)
+    probe = Weights(layers=[3], heads=heads)
+    probe.keep("encoder", 2, weights)
+    assert probe.maps == {}
+    probe.keep("encoder", 3, weights)
+    kept = probe.maps["encoder"][3]
+    assert kept.dtype == torch.float32
+    assert torch.equal(kept, (weights if heads is None else weights[:, heads]).float())
+
+
+def test_a_layer_that_comes_twice_is_an_engines_bug() -> None:
+    probe = Weights(layers=[0])
+    call = make_call()
+    probe(call)
+    probe(dataclasses.replace(call, kind="decoder"))
+    with pytest.raises(RuntimeError, match="encoder layer 0.*twice"):
+        probe(call)
+    with pytest.raises(RuntimeError, match="encoder layer 0.*twice"):
+        probe.keep("encoder", 0, attention_weights(call))
+    probe.maps.clear()
+    probe(call)
+    assert list(probe.maps) == ["encoder"]
+
+
+def test_a_head_beyond_the_last_is_refused_with_their_number() -> None:
+    probe = Weights(layers=[0], heads=[0, 3])
+    with pytest.raises(ValueError, match="encoder layer 0 has 3 heads, 0 to 2; there is no head 3"):
+        probe(make_call())
+    with pytest.raises(ValueError, match="has 5 heads"):
+        probe.keep("encoder", 0, torch.zeros(1, 5, 3, 3))
+    probe(dataclasses.replace(make_call(), layer=1))
+    assert probe.maps == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"layers": [0, -1]}, "layers count from 0"),
+        ({"heads": [-2]}, "heads count from 0"),
+        ({"heads": []}, "no head at all"),
+        ({"kinds": ["encoders"]}, "encoders"),
+        ({"kinds": "encoder"}, "sequence"),
+    ],
+)
+def test_choices_that_cannot_be_meant_are_refused(fields, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Weights(**fields)
+
+
+def test_weights_of_three_dimensions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(3, 5, 7\)"):
+        Weights().keep("encoder", 0, torch.zeros(3, 5, 7))
