@@ -110,9 +110,9 @@ def _why_not_native(source: Source) -> str | None:
         weight_files(source.folder)
     except AttnscopeError as error:
         return error.message
-    if not any((source.folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
-        return "it has neither tokenizer.json nor vocab.txt"
-    return None
+    from attnscope.models import tokenizer
+
+    return tokenizer.supports(source.folder)
 
 
 def _hash_quietly(source: Source) -> None:

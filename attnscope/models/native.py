@@ -259,7 +259,7 @@ class _Network(nn.Module):
 
 def _embedding(size: int, width: int) -> nn.Embedding:
     # nn.Embedding() would draw normal numbers; on the meta device that alone imports sympy, for a second.
-    return nn.Embedding.from_pretrained(torch.empty(size, width))
+    return nn.Embedding(size, width, _weight=torch.empty(size, width))
 
 
 class _Layer(nn.Module):

@@ -12,6 +12,16 @@ from attnscope.records import Tokens
 from attnscope.text import Style, build_tokens
 
 
+def supports(folder: Path) -> str | None:
+    """Whether a folder's tokenizer can be opened without transformers: None if so, else why not."""
+    if (folder / "tokenizer.json").is_file():
+        return None
+    if not (folder / "vocab.txt").is_file():
+        return "it holds no tokenizer.json"
+    settings = _json(folder / "tokenizer_config.json")
+    return None if _is_bert(folder, settings) else "it holds no tokenizer.json, and its vocab.txt is not BERT's"
+
+
 class FastTokenizer:
     """A tokenizer of the tokenizers library that returns Tokens: whole texts, never cut and never padded.
 
@@ -34,16 +44,23 @@ class FastTokenizer:
         Raises:
             AttnscopeError: There is neither, or the file is damaged.
         """
-        settings = _settings(folder)
-        whole, vocabulary = folder / "tokenizer.json", folder / "vocab.txt"
-        path = whole if whole.is_file() else vocabulary
-        if not path.is_file():
+        lacking = supports(folder)
+        if lacking:
             raise AttnscopeError(
-                f"{folder} holds no tokenizer.json",
+                f"{folder}: {lacking}",
                 "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
             )
+        settings = _json(folder / "tokenizer_config.json")
+        path = folder / "tokenizer.json"
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path)) if path is whole else _from_vocabulary(path, settings)
+            if path.is_file():
+                backend = tokenizers.Tokenizer.from_file(str(path))
+                if _is_bert(folder, settings) and isinstance(backend.normalizer, normalizers.BertNormalizer):
+                    # transformers lets these settings win over tokenizer.json, where the two disagree.
+                    backend.normalizer = _bert_normalizer(settings)
+            else:
+                path = folder / "vocab.txt"
+                backend = _from_vocabulary(path, settings)
         except Exception as error:  # the library raises bare Exception on what it cannot parse
             raise AttnscopeError(
                 f"cannot read the tokenizer {path}: {(str(error).splitlines() or [''])[0]}", "get the file again"
@@ -86,15 +103,30 @@ def _style(backend: tokenizers.Tokenizer) -> Style:
     return "sentencepiece" if "Metaspace" in parts or "▁" in parts else "plain"
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
+def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        settings = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise AttnscopeError(f"cannot read {path}: {error}", "get the file again") from error
-    return settings if isinstance(settings, dict) else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_bert(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether it is BERT's own tokenizer: by its class, else by the model's type."""
+    name = settings.get("tokenizer_class")
+    if isinstance(name, str):
+        return name.removesuffix("Fast") in {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"}
+    return _json(folder / "config.json").get("model_type") in {"bert", "distilbert", "electra"}
+
+
+def _bert_normalizer(settings: dict[str, Any]) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(
+        lowercase=settings.get("do_lower_case", True),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+    )
 
 
 def _from_vocabulary(path: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -112,11 +144,7 @@ def _from_vocabulary(path: Path, settings: dict[str, Any]) -> tokenizers.Tokeniz
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token=unknown))
     special = (token("pad_token", "[PAD]"), unknown, cls, sep, token("mask_token", "[MASK]"))
     backend.add_special_tokens([piece for piece in special if piece in vocabulary])
-    backend.normalizer = normalizers.BertNormalizer(
-        lowercase=settings.get("do_lower_case", True),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        strip_accents=settings.get("strip_accents"),
-    )
+    backend.normalizer = _bert_normalizer(settings)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
