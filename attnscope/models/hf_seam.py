@@ -1,0 +1,310 @@
+"""The seam inside Hugging Face models: their attention calls become AttentionCalls, whoever makes them.
+
+transformers lets a model look up its attention function and its mask function by name. Both are registered here, once
+a process, under the name IMPLEMENTATION. What happens at the seam is decided by the run in progress (a context
+variable, so that threads do not see each other's); where none is, the function is plain attention.
+
+Knows no files, no tokenizers and no text.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from attnscope.core.attention import AttentionCall, Kind, Probe, attend, attend_with_weights
+from attnscope.errors import AttnscopeError
+
+IMPLEMENTATION = "attnscope"
+"""What our attention and mask functions are called among transformers' implementations."""
+
+_HARMLESS = frozenset(
+    {
+        # What only other kernels read: packed sequences, and windows that the mask holds already.
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "sliding_window", "deterministic"),
+        # What a model passes down to everything below it, and that no attention function of transformers reads.
+        *("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
+        *("output_router_logits", "num_items_in_batch", "position_embeddings", "token_type_ids", "mm_token_type_ids"),
+    }
+)
+"""Arguments that do not change what attention computes. Any other one is refused unless it is None or False."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which attention of a model a call is: layer `layer` of its `kind`."""
+
+    kind: Kind
+    layer: int
+
+
+Plan = Mapping[nn.Module, Sequence[Place]]
+"""For each module that computes attention: what its first, second … call in one forward pass is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One attention call as the rehearsal saw it.
+
+    Attributes:
+        module: The module that made it.
+        call: The call; its layer and kind mean nothing yet.
+        weights: Its weights, (batch, head, query, key).
+        window: The sliding window that the module named, in tokens.
+    """
+
+    module: nn.Module
+    call: AttentionCall
+    weights: Tensor
+    window: int | None
+
+
+@dataclass(eq=False)
+class _Run:
+    """One forward pass of one model in one thread."""
+
+    plan: Plan | None
+    probe: Probe | None
+    seen: list[Seen] = field(default_factory=list)
+    calls: "Counter[nn.Module]" = field(default_factory=Counter)
+
+    def __call__(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
+        if self.plan is None or self.probe is None:
+            output, weights = attend_with_weights(call)
+            self.seen.append(Seen(module, call, weights, window))
+            return output
+        return self.probe(call)
+
+    def place(self, module: nn.Module) -> Place:
+        if self.plan is None:
+            return Place("encoder", len(self.seen))
+        number = self.calls[module]
+        places = self.plan.get(module, ())
+        if number >= len(places):
+            raise AttnscopeError(
+                f"{type(module).__name__} computes more attention on this input than when the model was loaded",
+                "its layers cannot be told apart; please report the model",
+            )
+        self.calls[module] += 1
+        return places[number]
+
+    def check_complete(self) -> None:
+        for module, places in (self.plan or {}).items():
+            if self.calls[module] != len(places):
+                kind, layer = places[self.calls[module]].kind, places[self.calls[module]].layer
+                raise AttnscopeError(
+                    f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
+                    "a part would be shown as the whole; please report the model",
+                )
+
+
+_run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
+
+
+def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
+    """Runs a model through the seam without knowing it yet.
+
+    Returns:
+        What its forward returned, and every attention call in the order in which they came.
+    """
+    return _forward(model, inputs, _Run(None, None))
+
+
+def perform(model: PreTrainedModel, inputs: Mapping[str, Any], plan: Plan, probe: Probe) -> Any:
+    """Runs a model with the probe at the seam of every attention; returns what its forward returned.
+
+    Raises:
+        AttnscopeError: It computed other attentions than the plan says.
+    """
+    return _forward(model, inputs, _Run(plan, probe))[0]
+
+
+def _forward(model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run) -> tuple[Any, list[Seen]]:
+    with switched(model, IMPLEMENTATION):
+        token = _run.set(run)
+        try:
+            output = model(**inputs)
+        finally:
+            _run.reset(token)
+    run.check_complete()
+    return output, run.seen
+
+
+# The registered functions ---------------------------------------------------------------------------------------
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers' models call as their attention, in the form of `sdpa_attention_forward`.
+
+    Args:
+        module: The module whose attention it is.
+        query: (batch, n_heads, query, d_head).
+        key: (batch, n_kv_heads, key, d_head), not repeated.
+        value: (batch, n_kv_heads, key, d_value).
+        attention_mask: None, boolean (True = may attend), or floats to add to the scores.
+        dropout: Honoured outside of runs only.
+        scaling: Factor on the dot products; None = 1 / sqrt(d_head).
+        is_causal: Whether query i sees keys 0..i only where no mask is given; None = as the module's attribute says,
+            and True if it has none.
+        position_bias: Floats to add to the scores.
+        softcap: As AttentionCall's.
+        s_aux: Sinks, one a head.
+        sliding_window: Width of the window that the mask holds already.
+        others: Refused where they could change the result.
+
+    Returns:
+        The output, (batch, query, n_heads, d_value), and no weights.
+
+    Raises:
+        AttnscopeError: An argument is not known.
+    """
+    unknown = [
+        name for name, given in others.items() if name not in _HARMLESS and given is not None and given is not False
+    ]
+    if unknown:
+        raise AttnscopeError(f"{type(module).__name__} passes its attention an argument {unknown[0]} that is not known")
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    batch = max(query.shape[0], key.shape[0], value.shape[0])
+    run = _run.get()
+    place = Place("encoder", 0) if run is None else run.place(module)
+    mask, bias = mask_and_bias(attention_mask, query.dtype)
+    more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
+    call = AttentionCall(
+        layer=place.layer,
+        kind=place.kind,
+        query=query.expand(batch, -1, -1, -1),
+        key=key.expand(batch, -1, -1, -1),
+        value=value.expand(batch, -1, -1, -1),
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        mask=mask if more_mask is None else more_mask if mask is None else mask & more_mask,
+        # A single query is a decoder that goes on from cached keys: it sees them all.
+        is_causal=is_causal and attention_mask is None and query.shape[2] > 1,
+        bias=bias if more_bias is None else more_bias if bias is None else bias + more_bias,
+        softcap=softcap or None,
+        sinks=None if s_aux is None else s_aux.reshape(-1),
+        dropout_p=dropout if run is None else 0.0,
+    )
+    output = attend(call) if run is None else run(module, call, sliding_window)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """Takes apart what a model adds to its scores: where it may attend, and by what it favours a key.
+
+    Args:
+        added: None, a boolean mask, or floats; the lowest number of a precision, its half, and less mean "never" (sums
+            of such a number and a bias are a little off it).
+        dtype: Precision of the queries: the floats may be made for it and then converted.
+
+    Returns:
+        A boolean mask or None, and a finite bias or None.
+
+    Raises:
+        AttnscopeError: The numbers are integers, whose 1 could mean either.
+    """
+    if added is None or added.dtype == torch.bool:
+        return added, None
+    if not added.is_floating_point():
+        raise AttnscopeError(f"an attention mask of {added.dtype} could mean two things")
+    least = max(torch.finfo(added.dtype).min, torch.finfo(dtype).min) / 2
+    may = added > least
+    bias = added.masked_fill(~may, 0.0)
+    return (None if bool(may.all()) else may), (bias if bool(bias.any()) else None)
+
+
+AttentionInterface.register(IMPLEMENTATION, attention_function)
+# Without a mask function of that name decoders would get no mask at all, and run non-causal in silence.
+AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+
+
+# Switching ------------------------------------------------------------------------------------------------------
+
+
+class _Switch:
+    """Which attention implementation a model's configurations name. One forward pass of a model at a time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.settings: dict[str, list[tuple[Any, str | None]]] = {}
+
+
+_switches: "weakref.WeakKeyDictionary[nn.Module, _Switch]" = weakref.WeakKeyDictionary()
+_switches_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def switched(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
+    """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
+
+    Gradients still flow through whatever a probe brings along.
+
+    Args:
+        model: The model. Others that share its configuration objects must not run at the same time.
+        implementation: A name, or None for the one it has.
+    """
+    with _switches_lock:
+        switch = _switches.setdefault(model, _Switch())
+    with switch.lock:
+        training = [module for module in model.modules() if module.training]
+        configs = _configs(model)
+        before = [(config, config._attn_implementation_internal) for config in configs]
+        learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        try:
+            for module in training:
+                module.training = False
+            for parameter in learning:
+                parameter.requires_grad_(False)
+            if implementation is not None and implementation not in switch.settings:
+                # Slow and thorough the first time: it knows which parts can be switched. Then only its result is set.
+                model.set_attn_implementation(implementation)
+                # Classes chosen when the model was built ignore the name but for "eager", which some ask for anew.
+                dark = implementation == "eager"
+                switch.settings[implementation] = [
+                    (c, implementation if dark else c._attn_implementation_internal) for c in configs
+                ]
+            for config, name in switch.settings.get(implementation or "", ()):
+                config._attn_implementation_internal = name
+            yield
+        finally:
+            for config, name in before:
+                config._attn_implementation_internal = name
+            for module in training:
+                module.training = True
+            for parameter in learning:
+                parameter.requires_grad_(True)
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    while waiting:
+        config = waiting.pop()
+        if config is None or id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        found[id(config)] = config
+        waiting += [getattr(config, name, None) for name in config.sub_configs]
+    return list(found.values())

@@ -1,0 +1,375 @@
+"""Hugging Face tokenizers as ours: tokens with labels and offsets, chat templates, targets, bare token numbers.
+
+Imports no transformers: it is handed a tokenizer object, and knows what such objects can do.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import Tokens
+from attnscope.text import Style, build_tokens
+
+Spans = list[tuple[int, int]]
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of transformers that returns Tokens: whole texts, never cut and never padded.
+
+    Args:
+        backend: A `PreTrainedTokenizerBase`.
+
+    Attributes:
+        name: What it is and how many pieces it knows.
+        note: What a user must know of it; may be empty.
+        type_ids: What the model reads as segment of some special tokens instead of the text's number (XLNet's and
+            Funnel's [CLS]): token number -> segment.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self.name = f"{type(backend).__name__}, {len(backend):,} pieces"
+        self._backend = backend
+        self._style = _style(backend)
+        self.note = (
+            "" if backend.is_fast else "The tokenizer has no fast version: offsets are rebuilt where they can be."
+        )
+        self.type_ids = self._odd_type_ids()
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        if self._backend.is_fast:
+            return self._encode_fast(text, pair, add_special_tokens=True)
+        return self._encode_slow(text, pair, add_special_tokens=True)
+
+    def chat(self, text: str) -> Tokens:
+        """Puts a text as the user's message into the model's chat template, and tokenises what comes of it.
+
+        The template writes the tokens that begin a text; none is added a second time.
+
+        Raises:
+            AttnscopeError: The tokenizer has no chat template, or it does not take a lone message.
+        """
+        if not getattr(self._backend, "chat_template", None):
+            raise AttnscopeError("this model's tokenizer has no chat template", "leave out --chat")
+        messages = [{"role": "user", "content": text}]
+        try:
+            written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs, and raise what they like
+            raise AttnscopeError(f"the chat template fails: {_first_line(error)}", "leave out --chat") from error
+        encode = self._encode_fast if self._backend.is_fast else self._encode_slow
+        return encode(written, None, add_special_tokens=False)
+
+    def encode_target(self, text: str, start: int) -> Tokens:
+        """What a decoder reads that is to write `text`: the start token, then the text but for its last token.
+
+        Args:
+            text: The target.
+            start: Number of the token that a decoder starts with.
+        """
+        try:
+            ids = list(self._backend(text_target=text)["input_ids"])
+        except Exception as error:
+            raise AttnscopeError(f"the tokenizer cannot read the target: {_first_line(error)}") from error
+        pieces, spans = self._pieces(ids), self._target_spans(text, ids)
+        special = self._special(ids)
+        return build_tokens(
+            text,
+            ids=[start, *ids[:-1]],
+            pieces=[*self._pieces([start]), *pieces[:-1]],
+            offsets=None if spans is None else [(0, 0), *spans[:-1]],
+            special=[True, *special[:-1]],
+            segments=[0] * len(ids),
+            style=self._style,
+        )
+
+    def encode_ids(self, ids: Sequence[int]) -> Tokens:
+        """Tokens of given numbers, where there is no text: the text is what the tokenizer decodes."""
+        ids = [int(number) for number in ids]
+        text, spans = self._decoded(ids)
+        return build_tokens(
+            text,
+            ids=ids,
+            pieces=self._pieces(ids),
+            offsets=spans,
+            special=self._special(ids),
+            segments=[0] * len(ids),
+            style=self._style,
+        )
+
+    def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
+        """Tokens of a text and of what a model wrote after it; `n_given` says where that begins."""
+        given, written = tokens.ids.tolist(), [int(number) for number in written]
+        whole, spans = self._decoded([*given, *written])
+        head, _ = self._decoded(given)
+        offsets: Spans | None = None
+        if spans is not None and whole.startswith(head):
+            shift = len(tokens.text) - len(head)
+            later = [(max(a + shift, 0), max(b + shift, 0)) for a, b in spans[len(given) :]]
+            offsets = [*((int(a), int(b)) for a, b in tokens.offsets), *later]
+        extended = build_tokens(
+            tokens.text + (whole[len(head) :] if whole.startswith(head) else ""),
+            ids=[*given, *written],
+            pieces=self._pieces([*given, *written]),
+            offsets=offsets if tokens.words is not None else None,
+            special=[*tokens.special.tolist(), *self._special(written)],
+            segments=[0] * (len(given) + len(written)),
+            style=self._style,
+        )
+        return replace(extended, n_given=len(given))
+
+    def _decoded(self, ids: list[int]) -> tuple[str, Spans | None]:
+        """The text of token numbers, and where each stands in it: what a token adds to the text of those before it.
+
+        A token that ends within a character adds nothing; the one that completes it adds it.
+        """
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        text = str(self._backend.decode(ids, **options))
+        ends = []
+        for i in range(len(ids)):
+            start = str(self._backend.decode(ids[: i + 1], **options)).rstrip("\ufffd")
+            if not text.startswith(start):
+                return text, None
+            ends.append(len(start))
+        return text, list(zip([0, *ends[:-1]], ends, strict=True))
+
+    def _encode_fast(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
+        encoded = self._call(text, pair, add_special_tokens, return_offsets_mapping=True)
+        one = encoded.encodings[0]
+        special = [bool(flag) for flag in one.special_tokens_mask]
+        if not add_special_tokens:
+            special = self._special(one.ids)
+        return build_tokens(
+            text,
+            ids=one.ids,
+            pieces=one.tokens,
+            offsets=one.offsets,
+            special=special,
+            segments=_segments(one.sequence_ids),
+            pair=pair,
+            style=self._style,
+        )
+
+    def _encode_slow(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
+        ids = list(self._call(text, pair, add_special_tokens)["input_ids"])
+        special, pieces = self._special(ids), self._pieces(ids)
+        segments = [0] * len(ids)
+        if pair is not None:
+            segments = self._slow_segments(text, pair, ids, special)
+        spans: Spans | None = []
+        for number, part in enumerate((text, pair)):
+            places = [i for i, segment in enumerate(segments) if segment == number]
+            if part is None or spans is None:
+                continue
+            found = align(part, [pieces[i] for i in places], [special[i] for i in places], self._backend.unk_token)
+            spans = None if found is None else [*spans, *found]
+        return build_tokens(
+            text,
+            ids=ids,
+            pieces=pieces,
+            offsets=spans,
+            special=special,
+            segments=segments,
+            pair=pair,
+            style=self._style,
+        )
+
+    def _call(self, text: str, pair: str | None, add_special_tokens: bool, **more: Any) -> Any:
+        try:
+            return self._backend(text, pair, add_special_tokens=add_special_tokens, verbose=False, **more)
+        except Exception as error:
+            what = "a pair of texts" if pair is not None else "this text"
+            raise AttnscopeError(f"the tokenizer cannot read {what}: {_first_line(error)}") from error
+
+    def _slow_segments(self, text: str, pair: str, ids: list[int], special: list[bool]) -> list[int]:
+        """Which text each token of a pair belongs to; special ones go with the text before them."""
+        n_first = len(self._call(text, None, False)["input_ids"])
+        n_second = len(self._call(pair, None, False)["input_ids"])
+        own = [i for i, added in enumerate(special) if not added]
+        if len(own) != n_first + n_second:
+            raise AttnscopeError("this model's tokenizer reads a pair otherwise than its two texts", "leave out --pair")
+        boundary = own[n_first] if n_second else len(ids)
+        return [int(i >= boundary) for i in range(len(ids))]
+
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        return [str(piece) for piece in self._backend.convert_ids_to_tokens(list(ids))]
+
+    def _special(self, ids: Sequence[int]) -> list[bool]:
+        special = set(self._backend.all_special_ids)
+        special |= {number for number, token in self._backend.added_tokens_decoder.items() if token.special}
+        unknown = self._backend.unk_token_id
+        return [number in special and number != unknown for number in ids]
+
+    def _target_spans(self, text: str, ids: Sequence[int]) -> Spans | None:
+        return align(text, self._pieces(ids), self._special(ids), self._backend.unk_token)
+
+    def _odd_type_ids(self) -> dict[int, int]:
+        if "token_type_ids" not in self._backend.model_input_names:
+            return {}
+        try:
+            encoded = self._backend("a", "b", verbose=False)
+            types, tokens = encoded["token_type_ids"], self.encode("a", "b")
+        except (AttnscopeError, ValueError, NotImplementedError, KeyError):
+            return {}
+        return {
+            int(number): int(kind)
+            for number, kind, segment in zip(tokens.ids, types, tokens.segments, strict=True)
+            if kind not in (0, 1) and kind != segment
+        }
+
+
+class NumbersTokenizer:
+    """Stands in where a model comes without a tokenizer: it reads token numbers, no text."""
+
+    name = "none"
+    note = "There is no tokenizer: texts are given as token numbers."
+    type_ids: dict[int, int] = {}  # noqa: RUF012
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Refuses.
+
+        Raises:
+            AttnscopeError: Always.
+        """
+        raise AttnscopeError("this model has no tokenizer", "give token numbers: model.tokenizer.encode_ids([17, 5])")
+
+    def chat(self, text: str) -> Tokens:
+        """Refuses, as `encode`."""
+        return self.encode(text)
+
+    def encode_target(self, text: str, start: int) -> Tokens:
+        """Refuses, as `encode`."""
+        return self.encode(text)
+
+    def encode_ids(self, ids: Sequence[int]) -> Tokens:
+        """Tokens of given numbers, labelled "#17"."""
+        pieces = [f"#{number}" for number in ids]
+        ends = np.cumsum([len(piece) + 1 for piece in pieces]) - 1
+        return build_tokens(
+            " ".join(pieces),
+            ids=[int(number) for number in ids],
+            pieces=pieces,
+            offsets=[(int(end) - len(piece), int(end)) for end, piece in zip(ends, pieces, strict=True)],
+            special=[False] * len(pieces),
+            segments=[0] * len(pieces),
+            style="plain",
+        )
+
+    def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
+        """Tokens of given numbers and of those that a model wrote after them."""
+        return replace(self.encode_ids([*tokens.ids.tolist(), *written]), n_given=len(tokens))
+
+
+def align(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: str | None) -> Spans | None:
+    """Where the pieces of a tokenizer that keeps no offsets stand in their text.
+
+    Each piece is sought where the one before it ended, white space passed over: as it is, then without marks of word
+    pieces and spaces, compared without case and accents. An unknown piece takes the text up to the next known one.
+
+    Args:
+        text: The text.
+        pieces: The pieces, as the vocabulary writes them.
+        special: Which of them are not of the text.
+        unknown: What stands for text that the vocabulary lacks.
+
+    Returns:
+        (first, last + 1) of each piece, (0, 0) for special ones; None if they cannot be found.
+    """
+    spans = _align_bytes(text, pieces, special)
+    return spans if spans is not None else _align_characters(text, pieces, special, unknown)
+
+
+def _align_bytes(text: str, pieces: Sequence[str], special: Sequence[bool]) -> Spans | None:
+    """For vocabularies of single bytes (ByT5): piece i is byte i."""
+    own = [piece for piece, added in zip(pieces, special, strict=True) if not added]
+    if not own or not all(len(piece) == 1 and ord(piece) < 256 for piece in own):
+        return None
+    if bytes(map(ord, own)) != text.encode():
+        return None
+    character = [i for i, char in enumerate(text) for _ in char.encode()]
+    places = iter(character)
+    return [(0, 0) if added else (place := next(places), place + 1) for added in special]
+
+
+def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: str | None) -> Spans | None:
+    folded, origin = _folded(text)
+    place = 0
+    spans: Spans = []
+    waiting: int | None = None
+    for i, (piece, added) in enumerate(zip(pieces, special, strict=True)):
+        if added:
+            spans.append((0, 0))
+            continue
+        if piece == unknown:
+            if waiting is not None:
+                return None
+            waiting = i
+            spans.append((0, 0))
+            continue
+        bare, _ = _folded(_bare(piece))
+        bare = bare.strip()
+        while place < len(folded) and folded[place].isspace():
+            place += 1
+        if not bare:
+            spans.append((0, 0))
+            continue
+        if waiting is not None:
+            found = folded.find(bare, place + 1)
+            if found < 0:
+                return None
+            end = len(folded[:found].rstrip())
+            spans[waiting] = (origin[place], origin[end - 1] + 1)
+            place, waiting = found, None
+        elif not folded.startswith(bare, place):
+            return None
+        spans.append((origin[place], origin[place + len(bare) - 1] + 1))
+        place += len(bare)
+    rest = folded[place:].strip()
+    if waiting is not None and rest:
+        start = place + (len(folded[place:]) - len(folded[place:].lstrip()))
+        spans[waiting] = (origin[start], origin[start + len(rest) - 1] + 1)
+    elif rest:
+        return None
+    return spans
+
+
+def _folded(text: str) -> tuple[str, list[int]]:
+    """A text without case and accents, and the place in it that each character came from."""
+    folded, origin = [], []
+    for i, char in enumerate(text):
+        for part in unicodedata.normalize("NFKD", char).casefold():
+            if not unicodedata.combining(part):
+                folded.append(part)
+                origin.append(i)
+    return "".join(folded), origin
+
+
+def _bare(piece: str) -> str:
+    """A piece without the marks of WordPiece, SentencePiece and BPE vocabularies."""
+    if len(piece) > 2:
+        piece = piece.removeprefix("##").removesuffix("@@")
+    return piece.removesuffix("</w>").replace("▁", " ").replace("Ġ", " ")
+
+
+def _segments(sequence_ids: Iterable[int | None]) -> list[int]:
+    """Which text each token belongs to; special tokens go with the text before them."""
+    segments, current = [], 0
+    for sequence in sequence_ids:
+        current = current if sequence is None else sequence
+        segments.append(current)
+    return segments
+
+
+def _style(backend: Any) -> Style:
+    inner = getattr(backend, "backend_tokenizer", None) or getattr(backend, "_tokenizer", None)
+    parts = "" if inner is None else f"{inner.normalizer!r} {inner.pre_tokenizer!r} {inner.decoder!r}"
+    if "ByteLevel" in parts or hasattr(backend, "byte_decoder"):
+        return "bytes"
+    return "sentencepiece" if "Metaspace" in parts or "▁" in parts or hasattr(backend, "sp_model") else "plain"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

@@ -1,0 +1,562 @@
+"""Hugging Face models: from files or from memory to a Model whose attention passes our seam.
+
+What is loaded is what the files hold, or nothing: no pickles and no code of strangers unless asked for, no layer that
+was never trained. Whether its attention is seen truly, hf_survey finds out.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import logging
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.utils import logging as transformers_logging
+
+from attnscope.core.attention import Kind, Probe
+from attnscope.core.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import Source, verify, weight_files
+from attnscope.models.hf_seam import perform, switched
+from attnscope.models.hf_survey import Survey, eager_maps, hidden_states, pad_id, survey, vocab_size, without_cache
+from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.model import Batch, ModelInfo
+from attnscope.records import Tokens
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class HuggingFaceModel:
+    """A loaded transformers model; see models.model.Model.
+
+    Attributes:
+        info: What is known of it.
+        tokenizer: Its tokenizer, or a stand-in that takes token numbers.
+        layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        base: PreTrainedModel,
+        tokenizer: HuggingFaceTokenizer | NumbersTokenizer,
+        info: ModelInfo,
+        found: Survey,
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.layers: Mapping[Kind, tuple[int, ...]] = found.layers
+        self._model: Any = model
+        self._base: Any = base
+        self._found = found
+
+    def run(self, batch: Batch, probe: Probe) -> Tensor:
+        """Runs a batch with the probe at the seam of every attention.
+
+        Padding is never attended to. No gradient is kept for weights; through a probe's own numbers they flow.
+
+        Args:
+            batch: Token numbers. Segments are passed over where the model knows none.
+            probe: What happens at the seam. On the eager road (see info.road) only a `Weights` can be used.
+
+        Returns:
+            The last hidden states, (batch, token, d_model), of an encoder-decoder the decoder's; those of padding mean
+            nothing.
+
+        Raises:
+            AttnscopeError: The batch is longer than the model's limit, holds numbers that it has no embedding for, or
+                lacks what the decoder reads.
+        """
+        return self.run_inputs(self._inputs(batch), probe)
+
+    def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
+        """Runs whatever the model's forward takes: pixel_values, input_features … Otherwise as `run`.
+
+        Args:
+            inputs: Arguments of the forward by name.
+            probe: What happens at the seam.
+        """
+        given = {**without_cache(self._base), **self._found.extras, **inputs}
+        given = {name: x.to(self._base.device) if isinstance(x, Tensor) else x for name, x in given.items()}
+        if self._found.road == "seam":
+            output = perform(self._base, given, self._found.plan, probe)
+        else:
+            output = self._run_eager(given, probe)
+        hidden = hidden_states(output)
+        if hidden is None:
+            raise AttnscopeError(f"{self.info.name} returns no hidden states")
+        return hidden
+
+    def generate(self, ids: Sequence[int], n: int) -> list[int]:
+        """Continues a text greedily: at each step the token that the model gives the most probability.
+
+        One forward pass over the result shows what the model attended to as it wrote, since no query sees later keys.
+
+        Args:
+            ids: Token numbers of the text.
+            n: How many tokens to write at most; fewer if the model ends the text or reaches its limit.
+
+        Returns:
+            The numbers given and those written, without the one that ends a text.
+
+        Raises:
+            AttnscopeError: The model cannot continue a text (an encoder, or without its language-model head).
+        """
+        self._check_can_write(is_encoder_decoder=False)
+        if not len(ids):
+            raise AttnscopeError("there is nothing to continue", "give at least one token")
+        room = n if self.info.max_tokens is None else min(n, self.info.max_tokens - len(ids))
+        ends = self._end_ids()
+        written = [int(number) for number in ids]
+        step, past = torch.tensor([written], device=self._base.device), None
+        with torch.no_grad(), switched(self._base, None):
+            for _ in range(room):
+                caching = {} if not without_cache(self._model) else {"past_key_values": past, "use_cache": True}
+                output = self._model(input_ids=step, **caching)
+                token = int(output.logits[0, -1].argmax())
+                if token in ends:
+                    break
+                written.append(token)
+                past = getattr(output, "past_key_values", None)
+                step = torch.tensor([written if past is None else [token]], device=self._base.device)
+        return written
+
+    def generate_tokens(self, tokens: Tokens, n: int) -> Tokens:
+        """As `generate`, from Tokens to Tokens, with `n_given` saying where the model's own begin."""
+        return self.tokenizer.extend(tokens, self.generate(tokens.ids.tolist(), n)[len(tokens) :])
+
+    def encode_target(self, text: str) -> Tokens:
+        """What the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text.
+
+        Raises:
+            AttnscopeError: The model is no encoder-decoder, or names no start token.
+        """
+        return self.tokenizer.encode_target(text, self._start_id())
+
+    def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
+        """What the decoder reads as it answers a text by its own greedy output.
+
+        Written with the model's own settings (forced and suppressed tokens …) but without sampling and beams.
+
+        Args:
+            tokens: What the encoder reads.
+            n: How many tokens to write at most.
+
+        Returns:
+            The start token (`n_given` is 1) and what was written, without the token that ends a text.
+
+        Raises:
+            AttnscopeError: The model is no encoder-decoder, or cannot write.
+        """
+        self._check_can_write(is_encoder_decoder=True)
+        start = self._start_id()
+        inputs = self._inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
+        with torch.no_grad(), switched(self._base, None), _quiet():
+            result = self._model.generate(
+                **{name: x.to(self._base.device) for name, x in inputs.items()},
+                decoder_start_token_id=start,
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=n,
+            )
+        written = [int(number) for number in result[0]]
+        ends = self._end_ids()
+        while len(written) > 1 and written[-1] in ends:
+            written.pop()
+        return self.tokenizer.extend(self.tokenizer.encode_ids(written[:1]), written[1:])
+
+    # What a forward gets ----------------------------------------------------------------------------------------
+
+    def _inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
+        accepted = inspect.signature(self._base.forward).parameters
+        ids, mask = self._padded(batch.ids, batch.mask)
+        inputs = {"input_ids": ids}
+        if mask is not None:
+            inputs["attention_mask"] = mask.long()
+        segments = batch.segments
+        if segments is not None and bool(segments.any()) and getattr(self._base.config, "type_vocab_size", 0) < 2:
+            segments = None
+        if "token_type_ids" in accepted and (segments is not None or self.tokenizer.type_ids):
+            types = torch.zeros_like(ids) if segments is None else segments.clone()
+            for number, kind in self.tokenizer.type_ids.items():
+                types[ids == number] = kind
+            inputs["token_type_ids"] = types
+        if target and self._base.config.is_encoder_decoder:
+            if batch.target_ids is None:
+                raise AttnscopeError(
+                    f"{self.info.name} has an encoder and a decoder, and nothing is given that its decoder reads",
+                    "use encode_target or greedy_target",
+                )
+            target_ids, target_mask = self._padded(batch.target_ids, batch.target_mask)
+            inputs["decoder_input_ids"] = target_ids
+            if target_mask is not None:
+                inputs["decoder_attention_mask"] = target_mask.long()
+        return inputs
+
+    def _padded(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Numbers with the model's own padding, checked; and the mask, None if all is real."""
+        size, limit = vocab_size(self._base), self.info.max_tokens
+        if limit is not None and ids.shape[1] > limit and _position_table(self._base) is not None:
+            raise AttnscopeError(
+                f"a text of {ids.shape[1]} tokens is longer than the {limit} that {self.info.name} takes",
+                "give a shorter text",
+            )
+        if mask is not None and bool(mask.all()):
+            mask = None
+        if mask is not None:
+            ids = ids.masked_fill(~mask, pad_id(self._base))
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+            raise AttnscopeError(
+                f"token number {int(ids.max())} is beyond the {size} that {self.info.name} has",
+                "its tokenizer belongs to another model",
+            )
+        return ids, mask
+
+    def _run_eager(self, given: dict[str, Any], probe: Probe) -> Any:
+        if not isinstance(probe, Weights):
+            raise AttnscopeError(
+                f"{self.info.name} does not pass its attention through the seam: only its weights can be seen",
+                f"{type(probe).__name__} needs another model",
+            )
+        with switched(self._base, "eager"):
+            output = self._base(**given, output_attentions=True)
+        maps = eager_maps(self._base.config, output)
+        if not self._base.config.is_encoder_decoder:
+            maps = {next(iter(self.layers)): maps["encoder"]}
+        for kind, layers in self.layers.items():
+            if len(maps[kind]) != len(layers):
+                raise AttnscopeError(
+                    f"{self.info.name} gave out {len(maps[kind])} {kind} layers, not the {len(layers)} it has"
+                )
+            for layer, weights in zip(layers, maps[kind], strict=True):
+                probe.keep(kind, layer, weights)
+        return output
+
+    # Writing ----------------------------------------------------------------------------------------------------
+
+    def _check_can_write(self, *, is_encoder_decoder: bool) -> None:
+        if bool(self._base.config.is_encoder_decoder) != is_encoder_decoder:
+            what = "has a decoder that answers" if self._base.config.is_encoder_decoder else "has no encoder"
+            raise AttnscopeError(
+                f"{self.info.name} {what}", "use a target" if not is_encoder_decoder else "leave out the target"
+            )
+        if "decoder" not in self.info.kinds:
+            raise AttnscopeError(
+                f"{self.info.name} is an encoder and cannot continue a text", "use a decoder, such as GPT-2"
+            )
+        if not self._model.can_generate() or self._model is self._base and not is_encoder_decoder:
+            raise AttnscopeError(
+                f"{self.info.name} was loaded without a language-model head and cannot write",
+                "its files or the wrapped object hold only the base model",
+            )
+
+    def _end_ids(self) -> set[int]:
+        ends: set[int] = set()
+        for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
+            found = getattr(config, "eos_token_id", None)
+            ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
+        return ends
+
+    def _start_id(self) -> int:
+        if not self._base.config.is_encoder_decoder:
+            raise AttnscopeError(f"{self.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+        for config in (getattr(self._model, "generation_config", None), self._base.config):
+            for name in ("decoder_start_token_id", "bos_token_id"):
+                found = getattr(config, name, None)
+                if isinstance(found, int):
+                    return found
+        raise AttnscopeError(f"{self.info.name} does not say which token its decoder starts with")
+
+
+def load_huggingface(
+    source: Source,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    check: bool = True,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> HuggingFaceModel:
+    """Loads a model and its tokenizer from a folder.
+
+    Args:
+        source: Where its files lie.
+        device: Where it is to run, as torch names it.
+        dtype: Precision to compute with: "float32", "float64", "bfloat16" or "float16".
+        check: Whether to compare what is seen with the model's own eager attention.
+        allow_pickle: Whether weights may be pickles, which can run any code, where there are no safetensors.
+        trust_remote_code: Whether Python code that comes with the model may run.
+
+    Raises:
+        AttnscopeError: Files are missing or damaged; weights are missing, do not fit, or are not finite; the model has
+            no attention or cannot be shown truly; the device or precision does not exist.
+    """
+    if dtype not in _DTYPES:
+        raise AttnscopeError(f"there is no precision {dtype!r}", f"one of {', '.join(_DTYPES)}")
+    _check_device(device)
+    if source.folder is None:
+        raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
+    gguf = _gguf_file(source.folder)
+    if gguf is None:
+        pickled = not any(
+            path.suffix == ".safetensors" for path in weight_files(source.folder, allow_pickle=allow_pickle)
+        )
+        sha256 = verify(source)
+    else:
+        pickled, sha256 = False, _sha256(source.folder / gguf)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    if gguf is not None:
+        options["gguf_file"] = gguf
+    with _quiet():
+        tokenizer = _open_tokenizer(source.folder, options)
+        model, notes = _read_model(source, source.folder, options, pickled=pickled, dtype=_DTYPES[dtype])
+        try:
+            nn.Module.to(model, torch.device(device)).eval().requires_grad_(False)
+        except RuntimeError as error:
+            raise AttnscopeError(f"{source.name} does not fit on {device}: {_first_line(error)}") from error
+        _check_finite(model, source.name)
+        return _assemble(model, tokenizer, source.name, source.origin, sha256, check=check, notes=notes)
+
+
+def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
+    """Makes a Model of a transformers model that is in memory already. It is left as it is.
+
+    Args:
+        hf_model: Any PreTrainedModel, with or without a head.
+        tokenizer: Its tokenizer; None = texts are given as token numbers.
+        name: What to call it; empty = as it calls itself.
+        check: Whether to compare what is seen with the model's own eager attention.
+
+    Raises:
+        AttnscopeError: It has no attention, or cannot be shown truly.
+    """
+    if not isinstance(hf_model, PreTrainedModel):
+        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", "give a PreTrainedModel")
+    name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
+    wrapped = NumbersTokenizer() if tokenizer is None else HuggingFaceTokenizer(tokenizer)
+    with _quiet():
+        return _assemble(hf_model, wrapped, name, "memory", "", check=check, notes=[])
+
+
+def _assemble(
+    model: PreTrainedModel,
+    tokenizer: HuggingFaceTokenizer | NumbersTokenizer,
+    name: str,
+    origin: str,
+    sha256: str,
+    *,
+    check: bool,
+    notes: list[str],
+) -> HuggingFaceModel:
+    base = model.base_model if isinstance(model.base_model, PreTrainedModel) else model
+    found = survey(base, check=check)
+    kinds = tuple(found.layers)
+    info = ModelInfo(
+        name=name,
+        source=origin,
+        sha256=sha256,
+        architecture=base.config.model_type,
+        engine="hf",
+        road=found.road,
+        kinds=kinds,
+        n_layers=tuple(found.n_layers[kind] for kind in kinds),
+        n_heads=tuple(found.n_heads[kind] for kind in kinds),
+        n_kv_heads=tuple(found.n_kv_heads[kind] for kind in kinds),
+        d_model=found.d_model,
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        max_tokens=_max_tokens(base),
+        dtype=str(base.dtype).removeprefix("torch."),
+        device=str(base.device),
+        checked=found.checked,
+        notes=tuple(note for note in (*notes, *found.notes, tokenizer.note) if note),
+    )
+    return HuggingFaceModel(model, base, tokenizer, info, found)
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def _read_model(
+    source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model as its files hold it, and what is worth a note."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **options)
+        auto = _auto_class(config)
+        if "gguf_file" not in options:
+            options = {**options, "use_safetensors": not pickled}
+        model, report = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, **options)
+    except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
+        raise _explain(error, source) from error
+    missing = sorted(report["missing_keys"])
+    needed = [key for key in missing if not _HEAD.search(key)]
+    if needed:
+        raise AttnscopeError(
+            f"{source.name} lacks {len(needed)} weights, such as {needed[0]}, and random ones would take their place",
+            "the files are incomplete, or of another model than config.json describes",
+        )
+    heads = sorted({_HEAD.search(key)[0].strip(".") for key in missing})  # type: ignore[index]
+    notes = [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
+    if any("lm_head" in head for head in heads):
+        # It would write noise.
+        model = model.base_model
+    return model, notes
+
+
+_HEAD = re.compile(
+    r"(^|\.)(pooler|lm_head|cls|classifier|score|qa_outputs|vocab_projector|embed_out|output_projection)\."
+)
+
+
+def _auto_class(config: Any) -> Any:
+    """With its head where it can write, else the base model."""
+    names = set(config.architectures or ())
+    for mapping, auto in (
+        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
+        (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
+        (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
+    ):
+        if mapping.get(config.model_type) in names:
+            return auto
+    return transformers.AutoModel
+
+
+def _explain(error: Exception, source: Source) -> AttnscopeError:
+    line = _first_line(error)
+    if isinstance(error, AttnscopeError):
+        return error
+    if "trust_remote_code" in str(error) or "custom code" in str(error):
+        return AttnscopeError(
+            f"{source.name} brings its own Python code, which could do anything",
+            "--trust-remote-code if you have read it and trust it",
+        )
+    if "gguf" in str(error).lower() and isinstance(error, ImportError):
+        return AttnscopeError("GGUF files need the packages gguf and accelerate", "pip install gguf accelerate")
+    if isinstance(error, ImportError):
+        return AttnscopeError(f"{source.name} needs a package that is not installed: {line}")
+    if "does not recognize this architecture" in str(error):
+        return AttnscopeError(f"{source.name} is of an architecture that transformers {transformers.__version__} lacks")
+    return AttnscopeError(
+        f"cannot load {source.name}: {line}", "the files are damaged or not the model's; get them again"
+    )
+
+
+def _gguf_file(folder: Path) -> str | None:
+    """The GGUF file of a folder that holds no other weights.
+
+    Raises:
+        AttnscopeError: There are several, or the packages that read them are missing.
+    """
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    if not files or list(folder.glob("*.safetensors")):
+        return None
+    if len(files) > 1:
+        raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", "leave one in the folder")
+    if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
+        raise AttnscopeError(f"{files[0]} needs the packages gguf and accelerate", "pip install gguf accelerate")
+    return files[0]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model"),
+    *("spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm", "tekken.json", "*.tiktoken", "*.gguf"),
+)
+
+
+def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokenizer:
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        raise AttnscopeError(
+            f"{folder} holds no tokenizer",
+            "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
+        )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    except Exception as error:
+        raise AttnscopeError(
+            f"cannot load the tokenizer in {folder}: {_first_line(error)}", "get its files again"
+        ) from error
+    return HuggingFaceTokenizer(tokenizer)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise AttnscopeError(
+            f"cannot compute on device {device!r}: {_first_line(error)}", "cpu is always there"
+        ) from error
+
+
+def _check_finite(model: nn.Module, name: str) -> None:
+    for key, parameter in model.named_parameters():
+        # One pass without a mask of every weight; a sum can overflow, so that only then each one is looked at.
+        total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
+        if not bool(total.isfinite()) and not bool(parameter.isfinite().all()):
+            raise AttnscopeError(
+                f"{name} has weights that are no numbers (NaN or infinite), in {key}", "get the file again"
+            )
+
+
+def _position_table(model: nn.Module) -> nn.Embedding | None:
+    """The table of learned positions, None if positions are not looked up."""
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe") and "relative" not in last:
+            return module
+    return None
+
+
+def _max_tokens(model: PreTrainedModel) -> int | None:
+    config = model.config.get_text_config()
+    table = _position_table(model)
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+    found = (getattr(config, name, None) for name in names)
+    limit = next((number for number in found if isinstance(number, int)), None)
+    if limit is None or limit < 1:
+        return None
+    if table is None and any("relative" in name for name, _ in model.named_modules()):
+        return None
+    # RoBERTa's positions start behind the number of the padding token.
+    if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
+        return limit - table.padding_idx - 1
+    return limit
+
+
+# Silence ----------------------------------------------------------------------------------------------------------
+
+_loading = threading.RLock()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers from writing to the terminal. Its switches are global, so one load at a time."""
+    with _loading, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity(logging.CRITICAL + 1)
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
