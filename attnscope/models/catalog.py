@@ -127,12 +127,16 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
     if not spec.strip():
         raise AttnscopeError("the model's name is empty", f"try {_names()}, a folder, or a Hub id such as org/name")
 
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        _require_model(path, allow_pickle)
-        path = path.resolve()
-        return Source(spec, path.name or str(path), path, origin=f"folder {path}")
-    if path.exists():
+    try:
+        path = Path(spec).expanduser()
+        if path.is_dir():
+            _require_model(path, allow_pickle)
+            path = path.resolve()
+            return Source(spec, path.name or str(path), path, origin=f"folder {path}")
+        is_file = path.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
+        raise AttnscopeError(f"cannot look into {spec[:80]}: {_one_line(error)[:80]}", "give another folder") from error
+    if is_file:
         raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(spec) or "--" in spec or ".." in spec:
         raise AttnscopeError(f"there is no folder {spec}", f"try {_names()}, a folder, or a Hub id such as org/name")

