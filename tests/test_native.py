@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tests.conftest import VOCABULARY, write_tiny
 TIRED = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
 # float32 twice, in two orders of summation: some hundred roundings of numbers near 1.
-CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+CLOSE = {"rtol": 1e-5, "atol": 5e-6}
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +256,49 @@ def test_more_layers_in_the_file_than_asked_for_are_said(edit_config):
     assert models.load(str(edit_config(num_hidden_layers=1))).info.notes == (
         "The file holds more layers than the 1 that config.json asks for.",
     )
+
+
+# Which engine
+
+
+@pytest.fixture
+def hf(monkeypatch):
+    """Stands in for the other engine, and keeps what it was asked for."""
+    asked = []
+    stand_in = SimpleNamespace(load_huggingface=lambda source, **options: asked.append((source, options)) or "hf")
+    monkeypatch.setitem(sys.modules, "attnscope.models.huggingface", stand_in)
+    return asked
+
+
+def test_auto_takes_native_where_it_can_and_hf_elsewhere(hf, edit_config):
+    folder = edit_config()
+    assert models.load(str(folder)).info.engine == "native"
+    assert models.load(str(folder), engine="hf") == "hf"
+    for change in ({"model_type": "gpt2"}, {"hidden_act": "mish"}):
+        folder = edit_config(**change)
+        options = {"device": "cpu", "dtype": "bfloat16", "check": False, "allow_pickle": True}
+        assert models.load(str(folder), **options) == "hf"
+        source, given = hf[-1]
+        assert (source.folder, given) == (folder, options | {"trust_remote_code": False})
+        assert models.open_tokenizer(source) is None
+    assert len(hf) == 3
+
+
+def test_auto_leaves_pickles_and_unknown_tokenizers_to_hf(hf, tiny_bert):
+    (tiny_bert / "vocab.txt").rename(tiny_bert / "vocab.bak")
+    assert models.load(str(tiny_bert)) == "hf"
+    refused(tiny_bert, "no tokenizer.json", engine="native")
+    (tiny_bert / "vocab.bak").rename(tiny_bert / "vocab.txt")
+    (tiny_bert / "model.safetensors").rename(tiny_bert / "pytorch_model.bin")
+    assert models.load(str(tiny_bert), allow_pickle=True) == "hf"
+    refused(tiny_bert, "only as a pickle", engine="native", allow_pickle=True)
+    refused(tiny_bert, "only as a pickle")
+
+
+def test_a_source_that_is_resolved_already_is_taken(tiny_bert):
+    source = models.resolve(str(tiny_bert))
+    assert models.load(source).info.source == f"folder {tiny_bert}"
+    assert models.describe(source)[0] == models.load(source).info
 
 
 # What is refused
