@@ -1,3 +1,61 @@
-"""attnscope: what each attention head does on your text."""
+"""attnscope: what each attention head of a transformer does on your text.
+
+    import attnscope
+
+    model = attnscope.load("minilm")
+    record = attnscope.heatmap(model, "The animal didn't cross the street because it was too tired.")
+    record.draw("figures", ["png", "pdf"])
+    record.weights[3, 1]  # layer 3, head 1: (query, key)
+
+Importing it loads no torch; the first use of a model does.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from attnscope.core.multihead import MultiHeadAttention
+    from attnscope.errors import AttnscopeError
+    from attnscope.models import load
+    from attnscope.records import AttentionMap, Heatmap, Tokens
+    from attnscope.records import load as load_record
+    from attnscope.studies.heatmap import heatmap
+
+_PUBLIC = {
+    "AttentionMap": "attnscope.records:AttentionMap",
+    "AttnscopeError": "attnscope.errors:AttnscopeError",
+    "Heatmap": "attnscope.records:Heatmap",
+    "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "Tokens": "attnscope.records:Tokens",
+    "heatmap": "attnscope.studies.heatmap:heatmap",
+    "load": "attnscope.models:load",
+    "load_record": "attnscope.records:load",
+}
+
+__all__ = [
+    "AttentionMap",
+    "AttnscopeError",
+    "Heatmap",
+    "MultiHeadAttention",
+    "Tokens",
+    "__version__",
+    "heatmap",
+    "load",
+    "load_record",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
+    import importlib
+
+    module, attribute = _PUBLIC[name].split(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -175,8 +175,8 @@ class AttentionMap:
         kind: "encoder", "decoder" (its own), or "cross" (a decoder's on the encoder).
         layers: Numbers of the layers in `weights`, from 0.
         heads: Numbers of the heads in `weights`, from 0.
-        weights: Attention weights after the softmax, (layer, head, query, key), float32, 0 to 1; each row sums to 1 (less where
-            a model has sinks, 0 where a query may attend to nothing). NaN where a layer has no such head.
+        weights: Attention weights after the softmax, (layer, head, query, key), float32, 0 to 1; each row sums to 1
+            (less where a model has sinks, 0 where a query may attend to nothing). NaN where a layer has no such head.
         queries: The tokens that attend, row by row.
         keys: The tokens that are attended to, column by column; `queries` itself but for cross-attention.
         n_layers: How many layers of this kind the model has.
@@ -251,6 +251,17 @@ class Heatmap:
         """The heads to show of a map, as (layer, head), layer by layer."""
         wanted = self.picked or tuple((layer, head) for layer in attention.layers for head in attention.heads)
         return tuple((layer, head) for layer, head in wanted if attention.exists(layer, head))
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Heatmap:
+        """The same, showing only these heads, as (layer, head).
+
+        Raises:
+            AttnscopeError: The record does not hold one of them.
+        """
+        for layer, head in picked:
+            if not any(attention.exists(layer, head) for attention in self.maps):
+                self.maps[0].of(layer, head)
+        return replace(self, picked=tuple(picked))
 
     def hide_special(self) -> Heatmap:
         """Without the special tokens: their rows and columns go, every remaining row is divided by what is left of it.

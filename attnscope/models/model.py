@@ -1,7 +1,7 @@
 """What every model is, whichever engine runs it."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attnscope.records import Tokens
 
@@ -18,10 +18,11 @@ class ModelInfo:
     Attributes:
         name: What the user called it: a catalogue name, a Hub id, a folder's name.
         source: Where the weights came from.
-        sha256: Hash of the weights, hex; of several files: of their hashes in the order of their names. Empty for models made in memory.
+        sha256: Hash of the weights, hex; of several files: of their names and hashes. Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
         engine: "native" or "hf".
-        road: How the weights are read: "seam" (through the one function), or "eager" (the model's own output_attentions).
+        road: How the weights are read: "seam" (through the one function), or "eager" (the model's own
+            output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
         n_layers: Layers of each kind, in the order of `kinds`.
         n_heads: Query heads of each kind (the largest, where layers differ).
@@ -51,7 +52,45 @@ class ModelInfo:
     dtype: str
     device: str
     checked: bool | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def lines(self, tokenizer: str) -> list[tuple[str, str]]:
+        """What a person wants to know of the model, as (name, value)."""
+
+        def each(numbers: tuple[int, ...]) -> str:
+            if len(self.kinds) == 1:
+                return str(numbers[0])
+            return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
+
+        checked = {
+            True: "equal to the model's own eager attention on two texts",
+            False: "no: the comparison with eager attention was skipped",
+            None: "not needed",
+        }
+        return [
+            ("model", self.name),
+            ("source", self.source),
+            ("sha256", self.sha256 or "-"),
+            ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
+            (
+                "engine",
+                f"{self.engine}, weights read {'at the seam' if self.road == 'seam' else 'from eager attention'}",
+            ),
+            ("layers", each(self.n_layers)),
+            ("heads", each(self.n_heads)),
+            ("key/value heads", each(self.n_kv_heads)),
+            ("width", str(self.d_model)),
+            ("parameters", f"{self.n_parameters:,}"),
+            ("limit", f"{self.max_tokens} tokens" if self.max_tokens else "none"),
+            ("tokenizer", tokenizer),
+            ("precision", f"{self.dtype} on {self.device}"),
+            ("checked", checked[self.checked]),
+            *(("note", note) for note in self.notes),
+        ]
 
 
 class Tokenizer(Protocol):

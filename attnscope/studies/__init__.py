@@ -1,1 +1,1 @@
-"""."""
+"""One question each: a model and texts in, a record out."""

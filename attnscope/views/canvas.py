@@ -144,13 +144,16 @@ class Canvas:
         corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
         boxes.set_verts(list(np.stack([np.stack(corner, 1) for corner in corners], 1)))
 
-    def pixels(self) -> NDArray[np.uint8]:
-        """The figure as it stands now, (height, width, 3)."""
+    def prepare(self) -> None:
+        """Draws what stays, if it is not drawn yet."""
         if self._background is None:
             self.agg.draw()
             self._background = self.agg.copy_from_bbox(self.figure.bbox)
-        else:
-            self.agg.restore_region(self._background)
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """The figure as it stands now, (height, width, 3)."""
+        self.prepare()
+        self.agg.restore_region(self._background)
         for artist in self._moving:
             self.axes.draw_artist(artist)
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])

@@ -179,6 +179,13 @@ class Painter:
                         written.append(pool.submit(write_whole, path, drawn))
             return [one.result() for one in written]
 
+    def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
+        """Draws what does not depend on the weights; the record need not have them yet."""
+        for sheet in sheets:
+            canvas = self.canvas(record, sheet)
+            if "png" in formats:
+                canvas.prepare()
+
     def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
         """The canvas for a sheet, with everything on it that does not depend on the weights.
 

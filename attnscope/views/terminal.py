@@ -44,9 +44,20 @@ def drawing(record: Heatmap, console: Console, query: str | None = None) -> Rend
                 parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
         parts.append(Text())
         parts.append(links_table(attention, heads))
-        places = attention.queries.find(query) if query else ()
-        parts += [query_table(attention, heads, place) for place in places]
+    if query:
+        parts.append(query_tables(record, query))
     return Group(*parts)
+
+
+def query_tables(record: Heatmap, query: str) -> RenderableType:
+    """What a token attends to, per head: a table for each place that `query` names."""
+    return Group(
+        *(
+            query_table(attention, record.chosen(attention), place)
+            for attention in record.maps
+            for place in attention.queries.find(query)
+        )
+    )
 
 
 def strongest_links(attention: AttentionMap, pair: tuple[int, int], most: int = 3) -> list[tuple[int, int, float]]:

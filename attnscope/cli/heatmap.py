@@ -1,0 +1,90 @@
+"""`attnscope heatmap`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.records import Heatmap
+
+
+def heatmap(
+    text: Annotated[str | None, typer.Argument(help="The text; `-` reads it from stdin.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a file (UTF-8).")] = None,
+    pair: Annotated[str | None, typer.Option(help="A second text, for models that read pairs.")] = None,
+    model: options.Model = "minilm",
+    layers: options.Layers = None,
+    heads: options.Heads = None,
+    pick: options.Pick = None,
+    query: options.Query = None,
+    words: Annotated[
+        bool, typer.Option("--words", help="Merge word pieces: sum over keys, mean over queries.")
+    ] = False,
+    hide_special: Annotated[
+        bool, typer.Option("--hide-special", help="Leave special tokens out and renormalise each row.")
+    ] = False,
+    out: options.Out = None,
+    formats: Annotated[
+        str,
+        typer.Option(
+            "-f", "--format", help="Several of png, svg, pdf (figures), npz, json (data), text (in the terminal)."
+        ),
+    ] = "png",
+    scale: options.Scale = "fixed",
+    cmap: options.Cmap = "Blues",
+    engine: options.Engine = "auto",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    no_check: options.NoCheck = False,
+    allow_pickle: options.AllowPickle = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Draw what every head attends to on a text.
+
+    Writes an overview of all layers and heads and a figure a layer, and prints their paths.
+
+        attnscope heatmap "The animal didn't cross the street because it was too tired."
+        attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz
+        attnscope heatmap --file text.txt -L 0-2 --words --hide-special
+    """
+    from attnscope.studies.heatmap import Choice
+    from attnscope.studies.heatmap_files import LoadOptions, Wanted, formats_from, write_heatmap
+    from attnscope.text import read_text
+    from attnscope.views.figures import Style
+
+    named = formats_from(formats)
+    wanted = Wanted(
+        choice=Choice(options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick)),
+        formats=tuple(name for name in named if name != "text"),
+        out=out,
+        style=Style(scale, cmap),  # type: ignore[arg-type]  # Style refuses what is no scale
+        query=query,
+        words=words,
+        hide_special=hide_special,
+        pair=pair,
+    )
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
+    record, paths = write_heatmap(model, read_text(text, file), wanted, loading)
+    options.say(record.run["notes"], quiet)
+    print_result(record, paths, "text" in named, query, json)
+
+
+def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str | None, json: bool) -> None:
+    """The result on stdout: one JSON document; else the drawing or table that was asked for, then the paths."""
+    if json:
+        print(record.to_json(files=[str(path) for path in paths]))
+        return
+    if drawn or query:
+        from rich.console import Console
+
+        from attnscope.views.terminal import drawing, query_tables
+
+        console = Console()
+        console.print(drawing(record, console, query) if drawn else query_tables(record, query or ""))
+    for path in paths:
+        print(path)

@@ -1,0 +1,96 @@
+"""Options that mean the same in every command, and how their values are read."""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_NUMBERS = re.compile(r"\d+(-\d+)?")
+_HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
+
+
+def numbers_from(given: str | None) -> tuple[int, ...] | None:
+    """Numbers in a list such as `0,3-5`."""
+    if given is None:
+        return None
+    found: list[int] = []
+    for part in (part.strip() for part in given.split(",") if part.strip()):
+        if not _NUMBERS.fullmatch(part):
+            raise typer.BadParameter(f"{part!r} is not a number or a range such as 3-5")
+        first, _, last = part.partition("-")
+        stop = int(last or first)
+        if stop < int(first) or stop > 9999:
+            raise typer.BadParameter(f"{part!r} is not a range of layers or heads")
+        found += range(int(first), stop + 1)
+    if not found:
+        raise typer.BadParameter("no number is given")
+    return tuple(dict.fromkeys(found))
+
+
+def heads_from(given: str | None) -> tuple[tuple[int, int], ...] | None:
+    """Single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
+    if given is None:
+        return None
+    found: list[tuple[int, int]] = []
+    for part in (part.strip() for part in given.split(",") if part.strip()):
+        match = _HEAD.fullmatch(part)
+        if not match:
+            raise typer.BadParameter(f"{part!r} is not a head such as L3H1")
+        found.append((int(match[1]), int(match[2])))
+    if not found:
+        raise typer.BadParameter("no head is given")
+    return tuple(dict.fromkeys(found))
+
+
+def say(notes: Iterable[str], quiet: bool) -> None:
+    """Notes for people, on stderr."""
+    if not quiet:
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+
+
+Model = Annotated[
+    str, typer.Option("-m", "--model", help="A known name (see `attnscope models`), a folder, or a Hub id.")
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="native: attnscope's own attention, for BERT-family weights; hf: transformers; auto: native where it can."
+    ),
+]
+Layers = Annotated[str | None, typer.Option("-L", "--layers", help="Layers, such as 0,3-5.  [default: all]")]
+Heads = Annotated[
+    str | None, typer.Option("-H", "--heads", help="Heads of those layers, such as 1,8-10.  [default: all]")
+]
+Pick = Annotated[str | None, typer.Option("--pick", help="Single heads, such as L3H1,L5H11, in one figure.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", help="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]"),
+]
+Scale = Annotated[
+    str,
+    typer.Option(
+        help="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure)."
+    ),
+]
+Cmap = Annotated[str, typer.Option(help="A matplotlib colormap, such as viridis or Greys.")]
+Query = Annotated[
+    str | None,
+    typer.Option(help="Also show what this token attends to: a token, a word, or a place such as @3."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of paths.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")]
+Device = Annotated[str, typer.Option(help="Where the model runs, as torch names it.")]
+Dtype = Annotated[str, typer.Option(help="Precision to compute with: float32, bfloat16, float16, float64.")]
+NoCheck = Annotated[
+    bool, typer.Option("--no-check", help="Skip comparing a Hugging Face model with its own eager attention.")
+]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Load weights that are pickles; those can run any code on your machine.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+]

@@ -1,0 +1,290 @@
+"""What does every head attend to on this text? A model and a text in, a Heatmap out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope import __version__
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Batch, Model, ModelInfo
+from attnscope.records import AttentionMap, Heatmap, Tokens, spans
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which heads are asked for.
+
+    Attributes:
+        layers: Numbers of layers; None = all.
+        heads: Numbers of heads, in each of those layers; None = all.
+        pick: Single heads as (layer, head), instead of the other two.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    pick: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.pick is not None and (self.layers is not None or self.heads is not None):
+            raise AttnscopeError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
+
+    def within(self, info: ModelInfo) -> Chosen:
+        """The heads that are meant of a model.
+
+        Raises:
+            AttnscopeError: The model has no such layer or head; says how many there are.
+        """
+        n_layers, n_heads = max(info.n_layers), max(info.n_heads)
+        layers = tuple(layer for layer, _ in self.pick) if self.pick is not None else self.layers
+        heads = tuple(head for _, head in self.pick) if self.pick is not None else self.heads
+        for what, asked, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
+            beyond = [number for number in asked or () if not 0 <= number < n]
+            if beyond:
+                raise AttnscopeError(
+                    f"there is no {what} {beyond[0]}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
+                )
+            if asked is not None and not asked:
+                raise AttnscopeError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
+        return Chosen(
+            tuple(sorted(set(range(n_layers) if layers is None else layers))),
+            tuple(sorted(set(range(n_heads) if heads is None else heads))),
+            None if self.pick is None else tuple(dict.fromkeys(self.pick)),
+        )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The heads of a model that are kept: a block of layers x heads, and which of it are shown (None = all)."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    picked: tuple[tuple[int, int], ...] | None
+
+
+def heatmap(
+    model: Model,
+    text: str,
+    *,
+    pair: str | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    pick: Sequence[tuple[int, int]] | None = None,
+    hide_special: bool = False,
+    words: bool = False,
+) -> Heatmap:
+    """Runs a model on a text and keeps the attention weights of the chosen heads.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: What to run it on.
+        pair: A second text, for models that read pairs.
+        layers: Numbers of the layers to keep; None = all.
+        heads: Numbers of the heads to keep in those layers; None = all.
+        pick: Single heads to keep, as (layer, head), instead of layers and heads.
+        hide_special: Leaves special tokens out and divides each row by what is left of it.
+        words: Merges word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1).
+
+    Returns:
+        The record; `weights` is (layer, head, query, key).
+
+    Raises:
+        AttnscopeError: An empty text, a layer or head that the model does not have, not enough memory.
+
+    Warns:
+        UserWarning: The text was longer than the model takes and was cut.
+    """
+    chosen = Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick)).within(model.info)
+    tokens, cut = fitted(model.tokenizer.encode(text, pair), model.info.max_tokens)
+    if cut:
+        warnings.warn(cut, stacklevel=2)
+    record = outline(model.info, tokens, chosen, text, notes=(cut,) if cut else ())
+    return changed(observed(model, record), hide_special=hide_special, words=words)
+
+
+def changed(record: Heatmap, *, hide_special: bool, words: bool) -> Heatmap:
+    """The record with special tokens hidden, then word pieces merged, as asked for."""
+    record = record.hide_special() if hide_special else record
+    return record.merge_words() if words else record
+
+
+def fitted(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
+    """The tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
+
+    The first tokens stay, and all special ones; of a pair, the longer text is cut first.
+
+    Raises:
+        AttnscopeError: There are no tokens but special ones.
+    """
+    ordinary = np.flatnonzero(~tokens.special)
+    if not len(ordinary):
+        raise AttnscopeError("there is no text: its tokens are all special ones", "give a text with words in it")
+    if limit is None or len(tokens) <= limit:
+        return tokens, ""
+    room = limit - int(tokens.special.sum())
+    if room < 1:
+        raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
+    parts = [ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1)]
+    shares = [len(part) for part in parts]
+    shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
+    kept = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
+    places = np.sort(np.concatenate([*kept, np.flatnonzero(tokens.special)]))
+    return tokens.take(places), (
+        f"the text has {len(tokens)} tokens, the model takes {limit}: "
+        f"the first {sum(len(k) for k in kept)} of {len(ordinary)} tokens of the text are shown, the rest is left out"
+    )
+
+
+def outline(
+    info: ModelInfo,
+    tokens: Tokens,
+    chosen: Chosen,
+    text: str,
+    *,
+    target: Tokens | None = None,
+    notes: Sequence[str] = (),
+) -> Heatmap:
+    """The record as it will be, without weights: enough to draw everything but the maps."""
+    maps = []
+    for number, kind in enumerate(info.kinds):
+        layers = tuple(layer for layer in chosen.layers if layer < info.n_layers[number])
+        heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
+        if not layers or not heads:
+            continue
+        # A decoder beside an encoder reads the target; alone it reads the text.
+        queries = tokens if kind == "encoder" or target is None else target
+        keys = target if kind == "decoder" and target is not None else tokens
+        maps.append(
+            AttentionMap(
+                kind=kind,
+                layers=layers,
+                heads=heads,
+                weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
+                queries=queries,
+                keys=keys,
+                n_layers=info.n_layers[number],
+                n_heads=info.n_heads[number],
+                n_kv_heads=info.n_kv_heads[number],
+            )
+        )
+    return Heatmap(text=text, maps=tuple(maps), run=run_of(info, notes), picked=chosen.picked)
+
+
+def observed(model: Model, record: Heatmap) -> Heatmap:
+    """The outlined record with the weights that the model has on its tokens.
+
+    Raises:
+        AttnscopeError: The maps would not fit into memory, or the model computes NaN.
+    """
+    _require_memory(record)
+    import torch
+
+    from attnscope.core.probes import Weights
+
+    layers = sorted({layer for m in record.maps for layer in m.layers})
+    heads = sorted({head for m in record.maps for head in m.heads})
+    kinds: Any = tuple(m.kind for m in record.maps)
+    probe = Weights(layers=layers, heads=heads, kinds=kinds)
+    first, last = record.maps[0].keys, record.maps[-1].queries
+    device = model.info.device
+    batch = Batch(
+        ids=torch.as_tensor(first.ids, device=device)[None],
+        segments=torch.as_tensor(first.segments.astype(np.int64), device=device)[None],
+        target_ids=None if last is first else torch.as_tensor(last.ids, device=device)[None],
+    )
+    with torch.inference_mode():
+        model.run(batch, probe)
+    return replace(record, maps=tuple(replace(m, weights=_stacked(m, probe.maps[m.kind])) for m in record.maps))  # type: ignore[index]
+
+
+def _stacked(attention: AttentionMap, by_layer: dict[int, Tensor]) -> NDArray[np.float32]:
+    """The weights of all layers in one array; NaN where a layer has fewer heads than another."""
+    shape = (len(attention.layers), len(attention.heads), len(attention.queries), len(attention.keys))
+    stacked = np.full(shape, np.nan, np.float32)
+    for place, layer in enumerate(attention.layers):
+        weights = by_layer[layer][0].numpy()
+        if np.isnan(weights).any():
+            raise AttnscopeError(
+                f"layer {layer} computes NaN instead of attention weights",
+                "the weights are damaged, or --dtype is too small",
+            )
+        stacked[place, : weights.shape[0]] = weights
+    return stacked
+
+
+def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """What made a record, as plain JSON values."""
+    return {
+        "model": info.name,
+        "source": info.source,
+        "sha256": info.sha256,
+        "architecture": info.architecture,
+        "engine": info.engine,
+        "road": info.road,
+        "dtype": info.dtype,
+        "device": info.device,
+        "checked": info.checked,
+        "n_parameters": info.n_parameters,
+        "seed": None,
+        "versions": dict(_versions()),
+        "notes": [*info.notes, *notes],
+    }
+
+
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    return (
+        ("attnscope", __version__),
+        ("python", platform.python_version()),
+        *((name, version(name)) for name in ("torch", "transformers", "tokenizers", "numpy")),
+    )
+
+
+def fingerprint(record: Heatmap, **options: Any) -> str:
+    """Eight hex digits of a record's text, model and choices, and of further options: the same for the same figures."""
+    first = record.maps[0]
+    told = [
+        record.text,
+        [list(m.queries.ids.tolist()) for m in record.maps],
+        [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
+        [[m.kind, m.layers, m.heads] for m in record.maps],
+        record.picked,
+        record.changes,
+        first.keys.pair,
+        sorted(options.items()),
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+
+
+def _require_memory(record: Heatmap) -> None:
+    """Refuses maps that could not be held, before the model runs for minutes."""
+    needed = sum(4 * len(m.layers) * len(m.heads) * len(m.queries) * len(m.keys) for m in record.maps)
+    try:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation itself will tell
+        return
+    if needed * 2 > available:
+        first = record.maps[0]
+        raise AttnscopeError(
+            f"the maps of layers {spans(first.layers)} and heads {spans(first.heads)} on {len(first.keys)} tokens "
+            f"need {needed / 2**30:.0f} GiB, this machine has {available / 2**30:.0f} GiB",
+            "choose fewer layers and heads (-L, -H, --pick), or a shorter text",
+        )
+
+
+def _numbers(given: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if given is None else tuple(given)

@@ -1,0 +1,166 @@
+"""From a text to heatmap files in one go, with drawing got ready while the model still loads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnscope import models
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import read_config
+from attnscope.models.layouts import native_info
+from attnscope.models.model import ModelInfo
+from attnscope.records import Heatmap, write_whole
+from attnscope.studies.heatmap import Choice, changed, fingerprint, fitted, observed, outline
+from attnscope.text import slug
+from attnscope.views.figures import FIGURE_FORMATS, Style, draw, sheets_of
+from attnscope.views.process import DrawingProcess
+
+FILE_FORMATS = (*FIGURE_FORMATS, "npz", "json")
+DEFAULT_HOME = Path("attnscope-out")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be made of a text.
+
+    Attributes:
+        choice: Which heads.
+        formats: Which files: some of "png", "svg", "pdf", "npz", "json"; may be empty.
+        out: The folder for them; None = one under `attnscope-out/` named after model, text and options.
+        style: How figures are coloured.
+        query: A token whose attention is drawn as bars too.
+        words: Whether word pieces are merged.
+        hide_special: Whether special tokens are hidden.
+        pair: A second text.
+    """
+
+    choice: Choice
+    formats: tuple[str, ...] = ("png",)
+    out: Path | None = None
+    style: Style = Style()
+    query: str | None = None
+    words: bool = False
+    hide_special: bool = False
+    pair: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded; see `attnscope.models.load`."""
+
+    engine: str = "auto"
+    device: str = "cpu"
+    dtype: str = "float32"
+    check: bool = True
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+
+def write_heatmap(spec: str, text: str, wanted: Wanted, loading: LoadOptions) -> tuple[Heatmap, list[Path]]:
+    """Loads a model, runs it on a text, and writes the files that are wanted.
+
+    Returns:
+        The record, and the files.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend; no file is half-written then.
+    """
+    source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+    with contextlib.ExitStack() as stack:
+        drawing: DrawingProcess | None = None
+        if wanted.formats:
+            _require_writable(wanted.out or DEFAULT_HOME)
+        if any(name in FIGURE_FORMATS for name in wanted.formats):
+            drawing = stack.enter_context(DrawingProcess())
+            foreseen = _foreseen(source, text, wanted, loading)
+            if foreseen is not None:
+                drawing.expect(foreseen, wanted.style, wanted.query, wanted.formats)
+        model = models.load(
+            source,
+            engine=loading.engine,
+            device=loading.device,
+            dtype=loading.dtype,
+            check=loading.check,
+            allow_pickle=loading.allow_pickle,
+            trust_remote_code=loading.trust_remote_code,
+        )
+        record = _outlined(model.info, model.tokenizer, text, wanted)
+        record = changed(observed(model, record), hide_special=wanted.hide_special, words=wanted.words)
+        sheets_of(record, wanted.query)  # an unknown query is said before anything is written
+        return record, _write(record, wanted, drawing)
+
+
+def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, query: str | None) -> list[Path]:
+    """Writes the files of a record that was saved before."""
+    figures = [name for name in formats if name in FIGURE_FORMATS]
+    paths = draw(record, out, figures, style=style, query=query)
+    return paths + _save(record, out, formats)
+
+
+def _outlined(info: ModelInfo, tokenizer: models.Tokenizer, text: str, wanted: Wanted) -> Heatmap:
+    chosen = wanted.choice.within(info)
+    tokens, cut = fitted(tokenizer.encode(text, wanted.pair), info.max_tokens)
+    return outline(info, tokens, chosen, text, notes=(cut,) if cut else ())
+
+
+def _foreseen(source: models.Source, text: str, wanted: Wanted, loading: LoadOptions) -> Heatmap | None:
+    """The record as it will be but for its weights, told from the model's files alone; None where that cannot be.
+
+    It may be wrong without harm: what is drawn in the end depends on the true record only.
+    """
+    tokenizer = None if loading.engine == "hf" else models.open_tokenizer(source)
+    if tokenizer is None:
+        return None
+    record = _outlined(native_info(source, read_config(source), sha256=""), tokenizer, text, wanted)
+    return changed(record, hide_special=wanted.hide_special, words=wanted.words)
+
+
+def _write(record: Heatmap, wanted: Wanted, drawing: DrawingProcess | None) -> list[Path]:
+    folder = wanted.out or DEFAULT_HOME / _folder_name(record, wanted)
+    figures = [name for name in wanted.formats if name in FIGURE_FORMATS]
+    paths: list[Path] = []
+    if drawing is not None:
+        paths += drawing.draw(record, folder, figures, style=wanted.style, query=wanted.query)
+    return paths + _save(record, folder, wanted.formats)
+
+
+def _save(record: Heatmap, folder: Path, formats: Sequence[str]) -> list[Path]:
+    files = {"npz": "weights.npz", "json": "record.json"}
+    return [record.save(folder / files[name]) for name in formats if name in files]
+
+
+def _folder_name(record: Heatmap, wanted: Wanted) -> str:
+    """`<model>-<slug of the text>-<8 hex of text, model and options>`."""
+    mark = fingerprint(record, query=wanted.query, scale=wanted.style.scale, cmap=wanted.style.cmap)
+    return f"{slug(str(record.run['model']))}-{slug(record.text)}-{mark}"
+
+
+def _require_writable(folder: Path) -> None:
+    """Finds out before the model runs for minutes that nothing can be written; leaves no trace."""
+    made = [part for part in (folder, *folder.parents) if not part.exists()]
+    try:
+        write_whole(folder / ".attnscope-probe", b"")
+        (folder / ".attnscope-probe").unlink()
+    finally:
+        for part in made:
+            with contextlib.suppress(OSError):
+                part.rmdir()
+
+
+def formats_from(given: str) -> tuple[str, ...]:
+    """The formats in a list such as `png,npz`; "text" is one of them.
+
+    Raises:
+        AttnscopeError: There is no such format.
+    """
+    known: Sequence[str] = (*FILE_FORMATS, "text")
+    names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
+    for name in names:
+        if name not in known:
+            raise AttnscopeError(f"there is no format {name!r}", f"choose from {', '.join(known)}")
+    if not names:
+        raise AttnscopeError("no format is given", f"choose from {', '.join(known)}")
+    return names

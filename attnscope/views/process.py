@@ -1,0 +1,133 @@
+"""Drawing in a second process, which loads matplotlib and draws all labels while the first one loads torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import attnscope
+from attnscope.errors import AttnscopeError
+from attnscope.records import Heatmap
+from attnscope.views.figures import FIGURE_FORMATS, Painter, Sheet, Style, sheets_of
+
+
+@dataclass(frozen=True)
+class _Expect:
+    """Get ready for a record that will look like this one but for its weights."""
+
+    record: Heatmap
+    style: Style
+    sheets: list[Sheet]
+    formats: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Draw:
+    record: Heatmap
+    style: Style
+    sheets: list[Sheet]
+    folder: Path
+    formats: Sequence[str]
+
+
+class DrawingProcess:
+    """A process that draws records.
+
+    If it cannot be started, or dies, drawing is done in this one: slower, the same files. Used as a context manager; it
+    ends with the block. Starting costs milliseconds here, as nothing is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        environment = os.environ | {"PYTHONPATH": _with_package(os.environ.get("PYTHONPATH", ""))}
+        with contextlib.suppress(OSError, ValueError):
+            # -P: a numpy.py that lies where the user stands must not be imported.
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-c", "from attnscope.views.process import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+
+    def __enter__(self) -> DrawingProcess:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._child is not None:
+            if raised[0] is not None:
+                self._child.kill()
+            with contextlib.suppress(OSError):
+                self._child.communicate()
+
+    def expect(self, record: Heatmap, style: Style, query: str | None, formats: Sequence[str]) -> None:
+        """Lets the process draw all that does not depend on the weights, which `record` need not have yet."""
+        drawn = [wanted for wanted in formats if wanted in FIGURE_FORMATS]
+        self._send(_Expect(record, style, sheets_of(record, query), drawn))
+
+    def draw(
+        self, record: Heatmap, folder: Path, formats: Sequence[str], *, style: Style, query: str | None
+    ) -> list[Path]:
+        """As `figures.draw`."""
+        wanted = _Draw(record, style, sheets_of(record, query), folder, formats)
+        if self._send(wanted):
+            assert self._child is not None and self._child.stdout is not None
+            with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+                answer = pickle.load(self._child.stdout)
+                if isinstance(answer, AttnscopeError):
+                    raise answer
+                paths: list[Path] = answer
+                return paths
+        return Painter(style).draw(record, wanted.sheets, folder, formats)
+
+    def _send(self, message: object) -> bool:
+        if self._child is None or self._child.stdin is None:
+            return False
+        try:
+            pickle.dump(message, self._child.stdin, pickle.HIGHEST_PROTOCOL)
+            self._child.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+
+def _with_package(path: str) -> str:
+    """A PYTHONPATH from which this very package is imported, wherever it lies."""
+    home = str(Path(attnscope.__file__).parent.parent)
+    return os.pathsep.join([home, path] if path else [home])
+
+
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    """Draws what arrives, until the other side closes."""
+    painters: dict[Style, Painter] = {}
+    with contextlib.suppress(EOFError):
+        while True:
+            message: Any = pickle.load(source)
+            try:
+                painter = painters.setdefault(message.style, Painter(message.style))
+                if isinstance(message, _Draw):
+                    answer: object = painter.draw(message.record, message.sheets, message.folder, message.formats)
+                else:
+                    painter.prepare(message.record, message.sheets, message.formats)
+                    continue
+            except AttnscopeError as error:
+                if not isinstance(message, _Draw):
+                    continue  # it will be said when it is drawn
+                answer = error
+            pickle.dump(answer, sink)
+            sink.flush()
+
+
+def main() -> None:
+    """What the process runs."""
+    # Ctrl-C reaches the whole group; the first process decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):
+        serve(sys.stdin.buffer, sys.stdout.buffer)
