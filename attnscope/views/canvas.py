@@ -67,6 +67,8 @@ class Canvas:
     ) -> Text:
         """Puts a text at a place; `how` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
         how.setdefault("va", "center")
+        if len(self.lettering.families) > 1:
+            how.pop("weight", None)  # fonts for other scripts seldom have a bold, and matplotlib complains
         placed = self.axes.text(
             x,
             y,

@@ -261,26 +261,29 @@ def _label_color(tokens: Tokens, place: int) -> str:
 
 
 class _Page(Canvas):
-    """A canvas with a title, the text, a footer of notes, and a colour bar if it has a scale."""
+    """A canvas with a title, the text, and a footer of notes."""
 
-    def __init__(self, width: int, height: int, lettering: Lettering, header: _Header) -> None:
+    def __init__(self, width: int, height: int, lettering: Lettering, header: _Header, zoom: float = 1.0) -> None:
         super().__init__(width, height, lettering)
-        room = width - 2 * layout.MARGIN_PX
+        self.zoom = zoom
+        left, room = layout.MARGIN_PX, width - 2 * layout.MARGIN_PX
+        size = layout.SUBTITLE_PX * zoom
         self._title = self.write(
-            layout.MARGIN_PX, layout.MARGIN_PX + 4, "", layout.TITLE_PX, moving=True, weight="bold", ha="left"
+            left, left + 4 * zoom, "", layout.TITLE_PX * zoom, moving=True, weight="bold", ha="left"
         )
-        self.write(
-            layout.MARGIN_PX,
-            layout.MARGIN_PX + 34,
-            lettering.fit(header.subtitle, layout.SUBTITLE_PX, room),
-            layout.SUBTITLE_PX,
-            ha="left",
-            color=FAINT,
-        )
+        subtitle = lettering.fit(header.subtitle, size, room)
+        self.write(left, left + 34 * zoom, subtitle, size, ha="left", color=FAINT)
+
+    def title(self, record: Heatmap, sheet: Sheet) -> None:
+        """Says what the figure shows."""
+        room = self.width_px - 2 * layout.MARGIN_PX
+        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX * self.zoom * 1.1, room))
 
     def footer(self, y: int, lines: Sequence[str]) -> None:
+        """Puts the notes at the foot."""
+        size, step = layout.CAPTION_PX * self.zoom, layout.LINE_PX * self.zoom
         for number, line in enumerate(lines):
-            self.write(layout.MARGIN_PX, y + number * layout.LINE_PX, line, layout.CAPTION_PX, ha="left", color=FAINT)
+            self.write(layout.MARGIN_PX, y + number * step, line, size, ha="left", color=FAINT)
 
 
 class MapCanvas(_Page):
@@ -311,8 +314,8 @@ class MapCanvas(_Page):
                 notes.append("cells without a number: less than 0.005")
                 grid = layout.labelled_grid(1, shape, widest, notes, lettering.width_px)
             places = list(range(len(sheet.heads)))
-        super().__init__(grid.width_px, grid.height_px, lettering, header)
-        self.grid = grid
+        super().__init__(grid.width_px, grid.height_px, lettering, header, grid.zoom)
+        self.grid, zoom = grid, grid.zoom
         self.corners = [grid.corners[place] for place in places]
         self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
         cmap = mpl.colormaps[style.cmap]
@@ -323,7 +326,7 @@ class MapCanvas(_Page):
             self._margins(layers, heads)
         else:
             for (x, y), title in zip(self.corners, titles, strict=True):
-                self.write(x, y - 12, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+                self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
             self._token_labels(queries, keys)
         self._seams(queries, keys)
         self._colour_bar(cmap)
@@ -331,7 +334,9 @@ class MapCanvas(_Page):
         single = sheet.form == "grid" and len(sheet.heads) == 1 and grid.numbers_fit
         self._numbers = self._number_cells(shape) if single else None
         self._tops = [
-            self.write(x + self.map_px[0], y - 12, "", layout.CAPTION_PX, ha="right", color=FAINT, moving=True)
+            self.write(
+                x + self.map_px[0], y - 12 * zoom, "", layout.CAPTION_PX * zoom, ha="right", color=FAINT, moving=True
+            )
             for x, y in self.corners
             if sheet.form == "grid" and style.scale == "head"
         ]
@@ -339,7 +344,7 @@ class MapCanvas(_Page):
     def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> MapCanvas:
         """Puts the weights of a sheet on the canvas."""
         attention = record.maps[sheet.map]
-        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX, self.width_px - 56))
+        self.title(record, sheet)
         values = [_pooled(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v.max(initial=0.0)) for v in values]
         if self.style.scale == "fixed":
@@ -363,13 +368,14 @@ class MapCanvas(_Page):
 
     def _margins(self, layers: Sequence[int], heads: Sequence[int]) -> None:
         width, height = self.map_px
+        size = layout.PANEL_TITLE_PX * min(self.zoom, 1.4)
         for row, layer in enumerate(layers):
             x, y = self.grid.corners[row * len(heads)]
-            self.write(x - 10, y + height / 2, f"L{layer}", layout.PANEL_TITLE_PX, ha="right", weight="bold")
-        size = min(layout.PANEL_TITLE_PX, width / 2.2)
+            self.write(x - 10, y + height / 2, f"L{layer}", size, ha="right", weight="bold")
+        size = min(size, width / 2.2)
         for column, head in enumerate(heads):
             x, y = self.grid.corners[column]
-            self.write(x + width / 2, y - 14, f"H{head}", size, ha="center", weight="bold")
+            self.write(x + width / 2, y - 14 * self.zoom, f"H{head}", size, ha="center", weight="bold")
 
     def _token_labels(self, queries: Tokens, keys: Tokens) -> None:
         grid, size = self.grid, self.grid.label_px
@@ -411,11 +417,11 @@ class MapCanvas(_Page):
         x, y, width, height = self.grid.bar
         self.image(self.grid.bar, cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
         self.frames([self.grid.bar])
-        meaning = self.lettering.fit(_MEANING[self.style.scale], layout.CAPTION_PX, self.width_px - x - width - 50)
-        self.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left")
-        self._ticks = [
-            self.write(x, y + height + 12, "", layout.CAPTION_PX, ha="center", moving=True) for _ in range(7)
-        ]
+        size = layout.CAPTION_PX * self.zoom
+        meaning = self.lettering.fit(_MEANING[self.style.scale], size, self.width_px - x - width - 50)
+        self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
+        below = y + height + 12 * self.zoom
+        self._ticks = [self.write(x, below, "", size, ha="center", moving=True) for _ in range(7)]
         self._tick(1.0)
 
     def _tick(self, top: float) -> None:
@@ -471,7 +477,7 @@ class BarCanvas(_Page):
         """Puts the weights of a sheet's query on the canvas."""
         del vector  # bars are shapes in every format
         attention, bars = record.maps[sheet.map], self.bars
-        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX, self.width_px - 56))
+        self.title(record, sheet)
         rows = np.stack([attention.of(*pair)[sheet.query] for pair in sheet.heads])
         shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
         for texts in self._labels:

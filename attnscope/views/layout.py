@@ -38,6 +38,7 @@ class Grid:
         corners: Upper left corner of each map, (x, y).
         label_px: Font size of token labels; 0 = none are drawn.
         label_step: Every how manieth token has its label.
+        zoom: How much larger than on a page of the least width titles and notes are.
         bar: The colour bar: x, y, width, height.
         footer_y: Middle of the first line of notes.
         footer: The notes, broken into lines.
@@ -49,6 +50,7 @@ class Grid:
     corners: tuple[tuple[int, int], ...]
     label_px: float
     label_step: int
+    zoom: float
     bar: tuple[int, int, int, int]
     footer_y: int
     footer: tuple[str, ...]
@@ -110,17 +112,19 @@ def labelled_grid(
     step, font, left, below = sizes(cell)
     total = max(MIN_WIDTH_PX, width(cell))
     spare = total - width(cell)
+    zoom = _zoom(total)
+    header, panel_header = round(_HEADER_PX * zoom), round(_PANEL_HEADER_PX * zoom)
     # What is left of the page's width goes between the maps, not to one side.
     pitch_x = left + n_keys * cell + _GAP_PX + spare // columns
-    pitch_y = _PANEL_HEADER_PX + n_queries * cell + below + 14
+    pitch_y = panel_header + n_queries * cell + below + 14
     corners = tuple(
         (
             MARGIN_PX + left + spare // columns // 2 + (i % columns) * pitch_x,
-            _HEADER_PX + _PANEL_HEADER_PX + (i // columns) * pitch_y,
+            header + panel_header + (i // columns) * pitch_y,
         )
         for i in range(n_panels)
     )
-    return _with_footer(total, _HEADER_PX + rows * pitch_y, cell, corners, font, step, notes, width_of)
+    return _with_footer(total, header + rows * pitch_y, cell, corners, font, step, notes, width_of)
 
 
 def overview_grid(n_layers: int, n_heads: int, shape: tuple[int, int], notes: Sequence[str], width_of: WidthPx) -> Grid:
@@ -141,14 +145,16 @@ def overview_grid(n_layers: int, n_heads: int, shape: tuple[int, int], notes: Se
     total = max(MIN_WIDTH_PX, 2 * MARGIN_PX + content)
     spare = (total - 2 * MARGIN_PX - content) // n_heads
     pitch_x, pitch_y = shape[1] * cell + gap + spare, shape[0] * cell + gap
-    wanted = 1200 - _HEADER_PX - 30 - 12 - _BAR_HEIGHT_PX - 40 - MARGIN_PX
+    zoom = _zoom(total)
+    header = round((_HEADER_PX + 30) * zoom)
+    wanted = MIN_SINGLE_PX - header - 12 - _BAR_HEIGHT_PX - 40 - MARGIN_PX
     pitch_y += max(0, min(spare + 40, -(-wanted // n_layers) - pitch_y))
     corners = tuple(
-        (MARGIN_PX + left + head * pitch_x + spare // 2, _HEADER_PX + 30 + layer * pitch_y)
+        (MARGIN_PX + left + head * pitch_x + spare // 2, header + layer * pitch_y)
         for layer in range(n_layers)
         for head in range(n_heads)
     )
-    return _with_footer(total, _HEADER_PX + 30 + n_layers * pitch_y, cell, corners, 0.0, 1, notes, width_of)
+    return _with_footer(total, header + n_layers * pitch_y, cell, corners, 0.0, 1, notes, width_of)
 
 
 def _with_footer(
@@ -163,20 +169,27 @@ def _with_footer(
 ) -> Grid:
     if step > 1:
         notes = [*notes, f"one label for {step} tokens"]
-    lines = wrapped(" · ".join(notes), width - 2 * MARGIN_PX, width_of)
-    bar = (MARGIN_PX, bottom + 12, _BAR_WIDTH_PX, _BAR_HEIGHT_PX)
-    footer_y = bottom + 12 + _BAR_HEIGHT_PX + 40
+    zoom = _zoom(width)
+    lines = wrapped(" · ".join(notes), (width - 2 * MARGIN_PX) / zoom, width_of)
+    bar = (MARGIN_PX, bottom + 12, round(_BAR_WIDTH_PX * zoom), round(_BAR_HEIGHT_PX * zoom))
+    footer_y = bottom + 12 + round((_BAR_HEIGHT_PX + 40) * zoom)
     return Grid(
         width_px=width,
-        height_px=footer_y + (len(lines) - 1) * LINE_PX + MARGIN_PX,
+        height_px=footer_y + round((len(lines) - 1) * LINE_PX * zoom) + MARGIN_PX,
         cell_px=cell,
         corners=corners,
         label_px=font,
         label_step=step,
+        zoom=zoom,
         bar=bar,
         footer_y=footer_y,
         footer=lines,
     )
+
+
+def _zoom(width: int) -> float:
+    """Titles of a figure that is wider than a page grow with it, so that they can be read when it is shrunk to fit."""
+    return min(2.5, max(1.0, width / MIN_WIDTH_PX))
 
 
 def wrapped(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
