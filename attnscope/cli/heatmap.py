@@ -15,6 +15,14 @@ def heatmap(
     text: Annotated[str | None, typer.Argument(help="The text; `-` reads it from stdin.", show_default=False)] = None,
     file: Annotated[Path | None, typer.Option(help="Read the text from a file (UTF-8).")] = None,
     pair: Annotated[str | None, typer.Option(help="A second text, for models that read pairs.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="What an encoder-decoder is to write.  [default: its own greedy output]", show_default=False),
+    ] = None,
+    generate: Annotated[
+        int, typer.Option(min=0, max=10000, help="Let a decoder write that many tokens, and show them too.")
+    ] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the text into the model's chat template.")] = False,
     model: options.Model = "minilm",
     layers: options.Layers = None,
     heads: options.Heads = None,
@@ -48,11 +56,13 @@ def heatmap(
 
     Writes an overview of all layers and heads and a figure a layer, and prints their paths.
 
-        attnscope heatmap "The animal didn't cross the street because it was too tired."
-        attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz
-        attnscope heatmap --file text.txt -L 0-2 --words --hide-special
+    - `attnscope heatmap "The animal didn't cross the street because it was too tired."`
+
+    - `attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz`
+
+    - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
     """
-    from attnscope.studies.heatmap import Choice
+    from attnscope.studies.heatmap import Choice, Prompt
     from attnscope.studies.heatmap_files import LoadOptions, Wanted, formats_from, write_heatmap
     from attnscope.text import read_text
     from attnscope.views.figures import Style
@@ -66,10 +76,10 @@ def heatmap(
         query=query,
         words=words,
         hide_special=hide_special,
-        pair=pair,
     )
+    prompt = Prompt(read_text(text, file), pair, target, chat, generate)
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
-    record, paths = write_heatmap(model, read_text(text, file), wanted, loading)
+    record, paths = write_heatmap(model, prompt, wanted, loading)
     options.say(record.run["notes"], quiet)
     print_result(record, paths, "text" in named, query, json)
 

@@ -1,7 +1,7 @@
 """What every model is, whichever engine runs it."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attnscope.records import Tokens
 
@@ -134,4 +134,30 @@ class Model(Protocol):
         Returns:
             The last hidden states, (batch, token, d_model); of an encoder-decoder: the decoder's.
         """
+        ...
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """What a model can do beside that writes text: a decoder, or an encoder-decoder. Not every one that has it can."""
+
+    def generate_tokens(self, tokens: Tokens, n: int) -> Tokens:
+        """Continues a text greedily by at most n tokens; `n_given` of what is returned says where they begin."""
+        ...
+
+    def encode_target(self, text: str) -> Tokens:
+        """What the decoder of an encoder-decoder reads that is to write `text`."""
+        ...
+
+    def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
+        """What the decoder of an encoder-decoder reads as it answers a text by its own greedy output."""
+        ...
+
+
+@runtime_checkable
+class ChatTokenizer(Protocol):
+    """A tokenizer that may know a chat template."""
+
+    def chat(self, text: str) -> Tokens:
+        """Tokenises a text as the user's message in the model's chat template."""
         ...

@@ -7,22 +7,24 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope import __version__
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model, ModelInfo
+from attnscope.models.model import Batch, ChatTokenizer, Model, ModelInfo, Writer
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnscope.core.attention import Kind
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,42 @@ class Chosen:
     picked: tuple[tuple[int, int], ...] | None
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A text, and how a model is to read it.
+
+    Attributes:
+        text: The text.
+        pair: A second text, for models that read pairs.
+        target: What the decoder of an encoder-decoder is to write; None = its own greedy output.
+        chat: Whether the text is put into the model's chat template, as the user's message.
+        generate: How many tokens a decoder is to write after the text.
+    """
+
+    text: str
+    pair: str | None = None
+    target: str | None = None
+    chat: bool = False
+    generate: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model reads: tokens, those of its decoder where it has an encoder too, and notes on how they came about."""
+
+    tokens: Tokens
+    target: Tokens | None = None
+    notes: tuple[str, ...] = ()
+
+
 def heatmap(
     model: Model,
     text: str,
     *,
     pair: str | None = None,
+    target: str | None = None,
+    chat: bool = False,
+    generate: int = 0,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
@@ -93,6 +126,9 @@ def heatmap(
         model: A loaded model, see `attnscope.load`.
         text: What to run it on.
         pair: A second text, for models that read pairs.
+        target: What the decoder of an encoder-decoder is to write; None = its own greedy output.
+        chat: Puts the text into the model's chat template, as the user's message.
+        generate: Lets a decoder write that many tokens after the text, and shows what it attended to as it wrote.
         layers: Numbers of the layers to keep; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
@@ -103,17 +139,62 @@ def heatmap(
         The record; `weights` is (layer, head, query, key).
 
     Raises:
-        AttnscopeError: An empty text, a layer or head that the model does not have, not enough memory.
+        AttnscopeError: An empty text, a layer or head that the model does not have, something that the model cannot
+            do, not enough memory.
 
     Warns:
         UserWarning: The text was longer than the model takes and was cut.
     """
     chosen = Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick)).within(model.info)
-    tokens, cut = fitted(model.tokenizer.encode(text, pair), model.info.max_tokens)
-    if cut:
-        warnings.warn(cut, stacklevel=2)
-    record = outline(model.info, tokens, chosen, text, notes=(cut,) if cut else ())
-    return changed(observed(model, record), hide_special=hide_special, words=words)
+    reading = read(model, Prompt(text, pair, target, chat, generate))
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=2)
+    record = observed(model, outline(model.info, reading, chosen, text), reading)
+    return changed(record, hide_special=hide_special, words=words)
+
+
+def read(model: Model, prompt: Prompt) -> Reading:
+    """Tokenises a prompt as a model reads it; texts over its limit are cut, which a note says.
+
+    Raises:
+        AttnscopeError: The text is empty, or the prompt asks for what the model cannot do.
+    """
+    limit = model.info.max_tokens
+    if prompt.chat:
+        if not isinstance(model.tokenizer, ChatTokenizer):
+            raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
+        if prompt.pair is not None:
+            raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
+        tokens, cut = fitted(model.tokenizer.chat(prompt.text), limit)
+    else:
+        tokens, cut = fitted(model.tokenizer.encode(prompt.text, prompt.pair), limit)
+    notes: tuple[str, ...] = (cut,) if cut else ()
+    if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
+        target, note = _target(model, tokens, prompt)
+        return Reading(tokens, target, (*notes, note) if note else notes)
+    if prompt.target is not None:
+        raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+    if prompt.generate:
+        if not isinstance(model, Writer):
+            raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
+        tokens = model.generate_tokens(tokens, prompt.generate)
+        written = len(tokens) - tokens.n_given
+        if written < prompt.generate:
+            notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
+    return Reading(tokens, None, notes)
+
+
+def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
+    """What the decoder beside an encoder reads, and a note on it."""
+    if prompt.generate:
+        raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
+    if not isinstance(model, Writer):
+        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
+    if prompt.target is not None:
+        return fitted(model.encode_target(prompt.target), model.info.max_tokens)
+    target = model.greedy_target(tokens)
+    answer = target.text if target.text.strip() else "nothing"
+    return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
 
 
 def changed(record: Heatmap, *, hide_special: bool, words: bool) -> Heatmap:
@@ -149,15 +230,7 @@ def fitted(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
     )
 
 
-def outline(
-    info: ModelInfo,
-    tokens: Tokens,
-    chosen: Chosen,
-    text: str,
-    *,
-    target: Tokens | None = None,
-    notes: Sequence[str] = (),
-) -> Heatmap:
+def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str) -> Heatmap:
     """The record as it will be, without weights: enough to draw everything but the maps."""
     maps = []
     for number, kind in enumerate(info.kinds):
@@ -166,8 +239,8 @@ def outline(
         if not layers or not heads:
             continue
         # A decoder beside an encoder reads the target; alone it reads the text.
-        queries = tokens if kind == "encoder" or target is None else target
-        keys = target if kind == "decoder" and target is not None else tokens
+        queries = reading.tokens if kind == "encoder" or reading.target is None else reading.target
+        keys = reading.target if kind == "decoder" and reading.target is not None else reading.tokens
         maps.append(
             AttentionMap(
                 kind=kind,
@@ -181,11 +254,11 @@ def outline(
                 n_kv_heads=info.n_kv_heads[number],
             )
         )
-    return Heatmap(text=text, maps=tuple(maps), run=run_of(info, notes), picked=chosen.picked)
+    return Heatmap(text=text, maps=tuple(maps), run=run_of(info, reading.notes), picked=chosen.picked)
 
 
-def observed(model: Model, record: Heatmap) -> Heatmap:
-    """The outlined record with the weights that the model has on its tokens.
+def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
+    """The outlined record with the weights that the model has on what it reads.
 
     Raises:
         AttnscopeError: The maps would not fit into memory, or the model computes NaN.
@@ -195,35 +268,49 @@ def observed(model: Model, record: Heatmap) -> Heatmap:
 
     from attnscope.core.probes import Weights
 
-    layers = sorted({layer for m in record.maps for layer in m.layers})
-    heads = sorted({head for m in record.maps for head in m.heads})
-    kinds: Any = tuple(m.kind for m in record.maps)
-    probe = Weights(layers=layers, heads=heads, kinds=kinds)
-    first, last = record.maps[0].keys, record.maps[-1].queries
-    device = model.info.device
+    whole = all(len(m.heads) == m.n_heads for m in record.maps)
+    probe = Weights(
+        layers=sorted({layer for m in record.maps for layer in m.layers}),
+        # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
+        heads=None if whole or len(record.maps) > 1 else record.maps[0].heads,
+        kinds=tuple(cast("Kind", m.kind) for m in record.maps),
+    )
+
+    def batch_of(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        return torch.as_tensor(numbers.astype(np.int64), device=model.info.device)[None]
+
     batch = Batch(
-        ids=torch.as_tensor(first.ids, device=device)[None],
-        segments=torch.as_tensor(first.segments.astype(np.int64), device=device)[None],
-        target_ids=None if last is first else torch.as_tensor(last.ids, device=device)[None],
+        ids=batch_of(reading.tokens.ids),
+        segments=batch_of(reading.tokens.segments),
+        target_ids=None if reading.target is None else batch_of(reading.target.ids),
     )
     with torch.inference_mode():
         model.run(batch, probe)
-    return replace(record, maps=tuple(replace(m, weights=_stacked(m, probe.maps[m.kind])) for m in record.maps))  # type: ignore[index]
+    maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]
+    return replace(record, maps=tuple(maps))
 
 
-def _stacked(attention: AttentionMap, by_layer: dict[int, Tensor]) -> NDArray[np.float32]:
-    """The weights of all layers in one array; NaN where a layer has fewer heads than another."""
-    shape = (len(attention.layers), len(attention.heads), len(attention.queries), len(attention.keys))
-    stacked = np.full(shape, np.nan, np.float32)
-    for place, layer in enumerate(attention.layers):
+def _filled(attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Sequence[int] | None) -> AttentionMap:
+    """The map with its weights; without layers that have no attention, and with NaN for heads that a layer lacks."""
+    layers = tuple(layer for layer in attention.layers if layer in by_layer)
+    if not layers:
+        raise AttnscopeError(
+            f"no attention in layers {spans(attention.layers)}: this model has none there", "choose other layers"
+        )
+    shape = (len(layers), len(attention.heads), len(attention.queries), len(attention.keys))
+    filled = np.full(shape, np.nan, np.float32)
+    for place, layer in enumerate(layers):
         weights = by_layer[layer][0].numpy()
         if np.isnan(weights).any():
             raise AttnscopeError(
                 f"layer {layer} computes NaN instead of attention weights",
-                "the weights are damaged, or --dtype is too small",
+                "the weights are damaged, or --dtype is too small for them",
             )
-        stacked[place, : weights.shape[0]] = weights
-    return stacked
+        for row, head in enumerate(attention.heads):
+            at = head if kept is None else kept.index(head)
+            if at < weights.shape[0]:
+                filled[place, row] = weights[at]
+    return replace(attention, layers=layers, weights=filled)
 
 
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from attnscope import models
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import native_info
-from attnscope.models.model import ModelInfo
 from attnscope.records import Heatmap, write_whole
-from attnscope.studies.heatmap import Choice, changed, fingerprint, fitted, observed, outline
+from attnscope.studies.heatmap import Choice, Prompt, Reading, changed, fingerprint, fitted, observed, outline, read
 from attnscope.text import slug
 from attnscope.views.figures import FIGURE_FORMATS, Style, draw, sheets_of
 from attnscope.views.process import DrawingProcess
@@ -34,7 +33,6 @@ class Wanted:
         query: A token whose attention is drawn as bars too.
         words: Whether word pieces are merged.
         hide_special: Whether special tokens are hidden.
-        pair: A second text.
     """
 
     choice: Choice
@@ -44,7 +42,6 @@ class Wanted:
     query: str | None = None
     words: bool = False
     hide_special: bool = False
-    pair: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ class LoadOptions:
     trust_remote_code: bool = False
 
 
-def write_heatmap(spec: str, text: str, wanted: Wanted, loading: LoadOptions) -> tuple[Heatmap, list[Path]]:
-    """Loads a model, runs it on a text, and writes the files that are wanted.
+def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> tuple[Heatmap, list[Path]]:
+    """Loads a model, runs it on a prompt, and writes the files that are wanted.
 
     Returns:
         The record, and the files.
@@ -75,7 +72,7 @@ def write_heatmap(spec: str, text: str, wanted: Wanted, loading: LoadOptions) ->
             _require_writable(wanted.out or DEFAULT_HOME)
         if any(name in FIGURE_FORMATS for name in wanted.formats):
             drawing = stack.enter_context(DrawingProcess())
-            foreseen = _foreseen(source, text, wanted, loading)
+            foreseen = _foreseen(source, prompt, wanted, loading)
             if foreseen is not None:
                 drawing.expect(foreseen, wanted.style, wanted.query, wanted.formats)
         model = models.load(
@@ -87,8 +84,9 @@ def write_heatmap(spec: str, text: str, wanted: Wanted, loading: LoadOptions) ->
             allow_pickle=loading.allow_pickle,
             trust_remote_code=loading.trust_remote_code,
         )
-        record = _outlined(model.info, model.tokenizer, text, wanted)
-        record = changed(observed(model, record), hide_special=wanted.hide_special, words=wanted.words)
+        chosen, reading = wanted.choice.within(model.info), read(model, prompt)
+        record = observed(model, outline(model.info, reading, chosen, prompt.text), reading)
+        record = changed(record, hide_special=wanted.hide_special, words=wanted.words)
         sheets_of(record, wanted.query)  # an unknown query is said before anything is written
         return record, _write(record, wanted, drawing)
 
@@ -100,21 +98,17 @@ def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, que
     return paths + _save(record, out, formats)
 
 
-def _outlined(info: ModelInfo, tokenizer: models.Tokenizer, text: str, wanted: Wanted) -> Heatmap:
-    chosen = wanted.choice.within(info)
-    tokens, cut = fitted(tokenizer.encode(text, wanted.pair), info.max_tokens)
-    return outline(info, tokens, chosen, text, notes=(cut,) if cut else ())
-
-
-def _foreseen(source: models.Source, text: str, wanted: Wanted, loading: LoadOptions) -> Heatmap | None:
+def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> Heatmap | None:
     """The record as it will be but for its weights, told from the model's files alone; None where that cannot be.
 
     It may be wrong without harm: what is drawn in the end depends on the true record only.
     """
     tokenizer = None if loading.engine == "hf" else models.open_tokenizer(source)
-    if tokenizer is None:
+    if tokenizer is None or prompt != Prompt(prompt.text, prompt.pair):
         return None
-    record = _outlined(native_info(source, read_config(source), sha256=""), tokenizer, text, wanted)
+    info = native_info(source, read_config(source), sha256="")
+    tokens, _ = fitted(tokenizer.encode(prompt.text, prompt.pair), info.max_tokens)
+    record = outline(info, Reading(tokens), wanted.choice.within(info), prompt.text)
     return changed(record, hide_special=wanted.hide_special, words=wanted.words)
 
 

@@ -213,6 +213,9 @@ class _Header:
 
 def _header(record: Heatmap, attention: AttentionMap) -> _Header:
     text = " ".join(record.text.split())
+    queries = attention.queries
+    if 0 <= queries.n_given < len(queries) and queries.text.startswith(record.text):
+        text += f"”  …  “{' '.join(queries.text[len(record.text) :].split())}"
     if attention.queries.pair is not None:
         text += f"”  +  “{' '.join(attention.queries.pair.split())}"
     notes = ["rows: queries (attend) · columns: keys (are attended to)"]
