@@ -1,7 +1,9 @@
 """The seam inside Hugging Face models: their attention calls become AttentionCalls, whoever makes them.
 
 transformers lets a model look up its attention function and its mask function by name. Both are registered here, once
-a process, under the name IMPLEMENTATION. What happens at the seam is decided by the run in progress (a context
+a process, under two names, for two dialects: models that know torch's scaled_dot_product_attention leave out masks that
+plain causality can stand for; the others hand over every mask whole, and none means that every key may be seen. What
+happens at the seam is decided by the run in progress (a context
 variable, so that threads do not see each other's); where none is, the function is plain attention.
 
 Knows no files, no tokenizers and no text.
@@ -19,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from attnscope.core.attention import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 
-IMPLEMENTATION = "attnscope"
+LIKE_SDPA = "attnscope"
+LIKE_EAGER = "attnscope_explicit"
 """What our attention and mask functions are called among transformers' implementations."""
 
 _HARMLESS = frozenset(
@@ -129,7 +132,7 @@ def perform(model: PreTrainedModel, inputs: Mapping[str, Any], plan: Plan, probe
 
 
 def _forward(model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run) -> tuple[Any, list[Seen]]:
-    with switched(model, IMPLEMENTATION):
+    with switched(model, implementation_for(model)):
         token = _run.set(run)
         try:
             output = model(**inputs)
@@ -236,9 +239,22 @@ def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | No
     return (None if bool(may.all()) else may), (bias if bool(bias.any()) else None)
 
 
-AttentionInterface.register(IMPLEMENTATION, attention_function)
+def attention_function_like_eager(module: nn.Module, *tensors: Tensor | None, **others: Any) -> tuple[Tensor, None]:
+    """As `attention_function`, for models whose masks say everything."""
+    return attention_function(module, *tensors, **{**others, "is_causal": False})  # type: ignore[arg-type]
+
+
+AttentionInterface.register(LIKE_SDPA, attention_function)
+AttentionInterface.register(LIKE_EAGER, attention_function_like_eager)
 # Without a mask function of that name decoders would get no mask at all, and run non-causal in silence.
-AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+AttentionMaskInterface.register(LIKE_SDPA, sdpa_mask)
+AttentionMaskInterface.register(LIKE_EAGER, eager_mask)
+
+
+def implementation_for(model: PreTrainedModel) -> str:
+    """The dialect that a model and all its parts understand."""
+    parts = (module for module in model.modules() if isinstance(module, PreTrainedModel))
+    return LIKE_SDPA if all(part._supports_sdpa for part in parts) else LIKE_EAGER
 
 
 # Switching ------------------------------------------------------------------------------------------------------

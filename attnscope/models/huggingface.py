@@ -28,7 +28,17 @@ from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, verify, weight_files
 from attnscope.models.hf_seam import perform, switched
-from attnscope.models.hf_survey import Survey, eager_maps, hidden_states, pad_id, survey, vocab_size, without_cache
+from attnscope.models.hf_survey import (
+    Survey,
+    check_rows,
+    eager_maps,
+    hidden_states,
+    pad_id,
+    standing_arguments,
+    survey,
+    tolerance,
+    vocab_size,
+)
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.model import Batch, ModelInfo
 from attnscope.records import Tokens
@@ -86,7 +96,7 @@ class HuggingFaceModel:
             inputs: Arguments of the forward by name.
             probe: What happens at the seam.
         """
-        given = {**without_cache(self._base), **self._found.extras, **inputs}
+        given = {**standing_arguments(self._base), **self._found.extras, **inputs}
         given = {name: x.to(self._base.device) if isinstance(x, Tensor) else x for name, x in given.items()}
         if self._found.road == "seam":
             output = perform(self._base, given, self._found.plan, probe)
@@ -118,10 +128,11 @@ class HuggingFaceModel:
         room = n if self.info.max_tokens is None else min(n, self.info.max_tokens - len(ids))
         ends = self._end_ids()
         written = [int(number) for number in ids]
+        can_cache = "use_cache" in standing_arguments(self._model)
         step, past = torch.tensor([written], device=self._base.device), None
         with torch.no_grad(), switched(self._base, None):
             for _ in range(room):
-                caching = {} if not without_cache(self._model) else {"past_key_values": past, "use_cache": True}
+                caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
                 output = self._model(input_ids=step, **caching)
                 token = int(output.logits[0, -1].argmax())
                 if token in ends:
@@ -239,6 +250,7 @@ class HuggingFaceModel:
                     f"{self.info.name} gave out {len(maps[kind])} {kind} layers, not the {len(layers)} it has"
                 )
             for layer, weights in zip(layers, maps[kind], strict=True):
+                check_rows(weights, kind, layer, tolerance(self._base, len(layers)))
                 probe.keep(kind, layer, weights)
         return output
 
@@ -321,7 +333,7 @@ def load_huggingface(
         tokenizer = _open_tokenizer(source.folder, options)
         model, notes = _read_model(source, source.folder, options, pickled=pickled, dtype=_DTYPES[dtype])
         try:
-            nn.Module.to(model, torch.device(device)).eval().requires_grad_(False)
+            nn.Module.to(model, torch.device(device)).train(False).requires_grad_(False)
         except RuntimeError as error:
             raise AttnscopeError(f"{source.name} does not fit on {device}: {_first_line(error)}") from error
         _check_finite(model, source.name)

@@ -1,0 +1,632 @@
+"""Hugging Face models through the seam: equal to their own eager attention, or refused."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AttentionInterface, AutoModel, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models import hf_seam, huggingface
+from attnscope.models.catalog import Source
+from attnscope.models.hf_seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
+from attnscope.models.huggingface import load_huggingface, wrap
+from attnscope.models.model import Batch
+from tests.conftest import write_tiny
+from tests.hf_tally import batches, boost, build, difference_from_eager
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+SEAM = [
+    *("bert", "distilbert", "roberta", "albert", "electra", "modernbert", "splinter"),
+    *("gpt2", "llama", "mistral", "gemma2", "qwen3", "gpt_neox", "opt", "gpt_oss", "jamba"),
+    *("t5", "bart"),
+]
+EAGER = ["bloom", "deberta-v2", "gpt_neo", "falcon", "xlnet", "mpnet", "bigbird_pegasus"]
+
+
+def tiny(model_type: str) -> PreTrainedModel:
+    model = build(model_type)
+    assert not isinstance(model, str), model
+    return model
+
+
+def folder_source(folder: Path) -> Source:
+    return Source(str(folder), folder.name, folder, origin=f"folder {folder}")
+
+
+@pytest.mark.parametrize("model_type", [*SEAM, *EAGER])
+def test_weights_and_hidden_states_are_those_of_eager(model_type: str) -> None:
+    model = tiny(model_type)
+    shown = wrap(model)
+    assert shown.info.road == ("eager" if model_type in EAGER else "seam")
+    assert shown.info.checked is True
+    assert difference_from_eager(shown, model) < 5e-5
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama", "mistral", "opt", "t5", "bart"])
+def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type: str) -> None:
+    model = tiny(model_type)
+    shown = wrap(model)
+    for batch in batches(model.config.is_encoder_decoder):
+        inputs = shown._inputs(batch)
+        with torch.no_grad():
+            own = model(**inputs).last_hidden_state
+        real = batch.target_mask if model.config.is_encoder_decoder else batch.mask
+        for probe in (Weights(), Weights(layers=[1]), attend):
+            hidden = shown.run(batch, probe)
+            gap = (hidden - own).abs()
+            assert float((gap if real is None else gap[real]).max()) < 5e-5 * float(own.abs().max())
+
+
+@pytest.mark.parametrize(("model_type", "input_name"), [("vit", "pixel_values"), ("whisper", "input_features")])
+def test_pictures_and_sounds_pass_the_seam_too(model_type: str, input_name: str) -> None:
+    if model_type == "vit":
+        sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+        config = transformers.ViTConfig(**sizes, image_size=24, patch_size=8)
+        inputs: dict[str, Any] = {input_name: torch.randn(2, 3, 24, 24)}
+    else:
+        sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 2) | {"d_model": 24, "vocab_size": 60}
+        heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
+        ends = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 4}
+        more = {"num_mel_bins": 7, "max_source_positions": 11, "max_target_positions": 13}
+        config = transformers.WhisperConfig(**sizes, **heads, **ends, **more)
+        inputs = {input_name: torch.randn(2, 7, 22), "decoder_input_ids": torch.tensor([[4, 9, 17], [4, 21, 5]])}
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()
+    boost(model)
+    shown = wrap(model)
+    assert shown.info.road == "seam"
+    probe = Weights()
+    hidden = shown.run_inputs(inputs, probe)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    torch.testing.assert_close(hidden, output.last_hidden_state, rtol=1e-4, atol=1e-4)
+    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    for kind, maps in probe.maps.items():
+        theirs = output.attentions if model_type == "vit" else getattr(output, names[kind])
+        assert list(maps) == [0, 1]
+        torch.testing.assert_close(torch.stack(list(maps.values())), torch.stack(theirs), rtol=1e-4, atol=1e-5)
+    assert tuple(probe.maps) == shown.info.kinds == (("encoder",) if model_type == "vit" else tuple(names))
+
+
+# What is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("mamba", "has no attention"),
+        ("fnet", "has no attention"),
+        ("rwkv", "has no attention"),
+        ("longt5", "cannot be shown truly"),
+        ("longformer", "cannot be shown truly"),
+        ("minimax", "cannot be shown truly"),
+        ("t5gemma2", "cannot be shown truly"),
+        ("deepseek_v4", "cannot be shown truly"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_one_line(model_type: str, words: str) -> None:
+    with pytest.raises(AttnscopeError, match=words) as caught:
+        wrap(tiny(model_type))
+    assert model_type in caught.value.message
+    assert "\n" not in str(caught.value)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _broken(**changes: Any) -> Any:
+    def attention(module: Any, *tensors: Any, **given: Any) -> Any:
+        return hf_seam.attention_function(module, *tensors, **{**given, **changes})
+
+    return attention
+
+
+def _swapped_keys(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **given: Any) -> Any:
+    return hf_seam.attention_function(module, query, key.flip(1), value.flip(1), *rest, **given)
+
+
+def _without_mask(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **given: Any) -> Any:
+    return hf_seam.attention_function(module, query, key, value, **{**given, "attention_mask": None})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "attention", "mask"),
+    [
+        ("bert", None, _no_mask),
+        ("llama", _broken(is_causal=False), None),
+        ("bert", _broken(is_causal=True), None),
+        ("bert", _without_mask, None),
+        ("gemma2", _broken(softcap=None), None),
+        ("gpt2", _broken(scaling=0.3), None),
+        ("t5", _broken(position_bias=None), None),
+        ("gpt_oss", _broken(s_aux=None), None),
+        ("mistral", None, _no_mask),
+        ("llama", _swapped_keys, None),
+    ],
+)
+def test_the_self_check_finds_a_broken_seam(model_type: str, attention: Any, mask: Any) -> None:
+    model = tiny(model_type)
+    if model_type == "gemma2":
+        model.config.attn_logit_softcapping = 1.0
+        for layer in model.layers:
+            layer.self_attn.attn_logit_softcapping = 1.0
+    functions, masks = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    kept = functions[LIKE_SDPA], masks[LIKE_SDPA], functions[LIKE_EAGER]
+    wrap(model)
+    try:
+        if attention is not None:
+            functions[LIKE_SDPA] = functions[LIKE_EAGER] = attention
+        masks[LIKE_SDPA] = mask or kept[1]
+        with pytest.raises(AttnscopeError, match="self-check"):
+            wrap(model)
+    finally:
+        functions[LIKE_SDPA], masks[LIKE_SDPA], functions[LIKE_EAGER] = kept
+
+
+def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnscope.models import hf_survey
+
+    model = tiny("bart")
+    true_kinds = hf_survey.kinds_of
+    other: Any = {"encoder": "decoder", "decoder": "encoder", "cross": "cross"}
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_survey, "kinds_of", lambda *given: [other[kind] for kind in true_kinds(*given)])
+        with pytest.raises(AttnscopeError, match="self-check"):
+            wrap(model)
+    llama = tiny("llama")
+    true_rehearsal = hf_survey.rehearse
+
+    def reordered(*given: Any) -> Any:
+        output, seen = true_rehearsal(*given)
+        return output, [hf_survey.Seen(one.module, one.call, seen[-1].weights, one.window) for one in seen]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_survey, "rehearse", reordered)
+        with pytest.raises(AttnscopeError, match="layer 0"):
+            wrap(llama)
+
+
+def test_an_unknown_argument_is_refused_unless_it_says_nothing() -> None:
+    module, tensors = torch.nn.Module(), [torch.randn(1, 2, 3, 4) for _ in range(3)]
+    hf_seam.attention_function(module, *tensors, position_ids=torch.arange(3), indices=None, gate=False)
+    with pytest.raises(AttnscopeError, match="indices"):
+        hf_seam.attention_function(module, *tensors, indices=torch.arange(3))
+
+
+def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road() -> None:
+    shown = wrap(tiny("bloom"))
+    with pytest.raises(AttnscopeError, match="only its weights"):
+        shown.run(batches(False)[0], attend)
+
+
+# What is known of a model ---------------------------------------------------------------------------------------
+
+
+def test_grouped_queries_reach_the_probe_unrepeated_and_are_noted() -> None:
+    shown = wrap(tiny("llama"))
+    calls: list[AttentionCall] = []
+
+    def watch(call: AttentionCall) -> Tensor:
+        calls.append(call)
+        return attend(call)
+
+    shown.run(batches(False)[1], watch)
+    assert [(call.layer, call.kind, call.n_heads, call.n_kv_heads) for call in calls] == [
+        (layer, "decoder", 4, 2) for layer in range(3)
+    ]
+    assert (shown.info.n_heads, shown.info.n_kv_heads) == ((4,), (2,))
+    assert "Query heads 0-1 share key/value head 0, and so on up to 2-3 with 1 (decoder)." in shown.info.notes
+
+
+@pytest.mark.parametrize(
+    ("model_type", "note"),
+    [
+        ("mistral", "A sliding window of 4 tokens in decoder layers 0-2."),
+        ("gemma2", "Scores are capped at +-50 before the softmax in decoder layers 0-2."),
+        ("gpt_oss", "Sinks take part of the weight in decoder layers 0-2: rows sum to less than 1."),
+        ("albert", "3 encoder layers share 1 set of weights."),
+        ("t5", "Scores have a position bias in decoder layers 0-2."),
+        ("jamba", "Only layers 1 of 3 have attention (decoder)."),
+    ],
+)
+def test_what_is_peculiar_is_noted(model_type: str, note: str) -> None:
+    assert note in wrap(tiny(model_type)).info.notes
+
+
+def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers() -> None:
+    shown = wrap(tiny("jamba"))
+    probe = Weights()
+    shown.run(batches(False)[0], probe)
+    assert shown.info.n_layers == (3,)
+    assert shown.layers == {"decoder": (1,)}
+    assert list(probe.maps["decoder"]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "limit"), [("bert", 64), ("roberta", 62), ("opt", 64), ("t5", None), ("bloom", None), ("llama", 64)]
+)
+def test_the_limit_in_tokens(model_type: str, limit: int | None) -> None:
+    if model_type == "roberta":
+        config = transformers.RobertaConfig(
+            hidden_size=24, num_hidden_layers=1, num_attention_heads=4, vocab_size=60, max_position_embeddings=64
+        )
+        model: PreTrainedModel = AutoModel.from_config(config)
+        assert config.pad_token_id == 1
+    else:
+        model = tiny(model_type)
+    shown = wrap(model)
+    assert shown.info.max_tokens == limit
+    if limit is not None:
+        shown.run(Batch(torch.full((1, limit), 7)), attend)
+    if model_type in {"bert", "roberta", "opt"}:
+        with pytest.raises(AttnscopeError, match=f"longer than the {limit}"):
+            shown.run(Batch(torch.full((1, limit + 1), 7)), attend)
+
+
+def test_an_unpadded_llama_stays_causal() -> None:
+    probe = Weights()
+    wrap(tiny("llama")).run(batches(False)[1], probe)
+    for weights in probe.maps["decoder"].values():
+        assert float(weights.triu(1).abs().max()) == 0
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:3]))
+
+
+def test_segments_reach_models_that_know_them_and_no_others() -> None:
+    ids = torch.arange(10, 18)[None]
+    segments = (torch.arange(8) >= 5).long()[None]
+    bert, roberta = wrap(tiny("bert")), wrap(tiny("roberta"))
+    assert not torch.equal(bert.run(Batch(ids, segments=segments), attend), bert.run(Batch(ids), attend))
+    roberta._base.config.type_vocab_size = 1
+    assert "token_type_ids" not in roberta._inputs(Batch(ids, segments=segments))
+
+
+def test_token_numbers_beyond_the_vocabulary_are_refused() -> None:
+    with pytest.raises(AttnscopeError, match="token number 4000"):
+        wrap(tiny("gpt2")).run(Batch(torch.tensor([[5, 4000]])), attend)
+
+
+def test_an_encoder_decoder_wants_a_target() -> None:
+    with pytest.raises(AttnscopeError, match="nothing is given that its decoder reads"):
+        wrap(tiny("t5")).run(Batch(torch.tensor([[5, 6]])), attend)
+
+
+def test_sixteen_bits_are_checked_too() -> None:
+    shown = wrap(tiny("llama").to(torch.bfloat16))
+    assert (shown.info.dtype, shown.info.checked) == ("bfloat16", True)
+
+
+def test_the_check_can_be_skipped() -> None:
+    shown = wrap(tiny("bert"), check=False)
+    assert (shown.info.checked, shown.info.road, shown.info.n_layers) == (False, "seam", (3,))
+
+
+# No state is left behind ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "bart"])
+def test_a_model_in_memory_is_left_as_it_is(model_type: str) -> None:
+    model = tiny(model_type).train()
+    before = model.config.to_dict(), model.config._attn_implementation
+    shown = wrap(model)
+    shown.run(batches(model.config.is_encoder_decoder)[0], Weights())
+    assert (model.config.to_dict(), model.config._attn_implementation) == before
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_exception_in_the_middle_leaves_nothing_behind() -> None:
+    model = tiny("llama").train()
+    shown = wrap(model)
+    batch = batches(False)[0]
+
+    def fail(call: AttentionCall) -> Tensor:
+        if call.layer == 1:
+            raise KeyError("in the middle")
+        return attend(call)
+
+    with pytest.raises(KeyError, match="in the middle"):
+        shown.run(batch, fail)
+    assert hf_seam._run.get() is None
+    assert model.config._attn_implementation == "sdpa"
+    assert model.training
+    probe = Weights()
+    shown.run(batch, probe)
+    assert list(probe.maps["decoder"]) == [0, 1, 2]
+
+
+def test_gradients_flow_through_what_a_probe_brings_and_not_into_the_model() -> None:
+    model = tiny("llama")
+    shown = wrap(model)
+    gate = torch.ones(3, 4, requires_grad=True)
+    shown.run(batches(False)[0], lambda call: attend(call) * gate[call.layer][:, None, None]).square().sum().backward()
+    assert gate.grad is not None
+    assert bool((gate.grad != 0).all())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_threads_do_not_see_each_other() -> None:
+    first, second = wrap(tiny("llama")), wrap(tiny("bert"))
+    batch = batches(False)[0]
+    expected = {}
+    for name, shown in (("llama", first), ("bert", second)):
+        probe = Weights()
+        shown.run(batch, probe)
+        expected[name] = probe.maps
+    wrong: list[str] = []
+
+    def work(name: str, shown: Any) -> None:
+        for _ in range(15):
+            probe = Weights()
+            shown.run(batch, probe)
+            (kind,) = expected[name]
+            if set(probe.maps) != {kind} or list(probe.maps[kind]) != list(expected[name][kind]):
+                wrong.append(f"{name}: other layers")
+            elif any(not torch.allclose(w, expected[name][kind][i], atol=1e-5) for i, w in probe.maps[kind].items()):
+                wrong.append(f"{name}: other weights")
+
+    jobs = [("llama", first), ("bert", second), ("llama", first)]
+    threads = [threading.Thread(target=work, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_outside_of_a_run_the_function_is_plain_attention() -> None:
+    model = tiny("llama")
+    ids = torch.arange(10, 19)[None]
+    with torch.no_grad():
+        own = model(input_ids=ids).last_hidden_state
+        model.set_attn_implementation(LIKE_SDPA)
+        torch.testing.assert_close(model(input_ids=ids).last_hidden_state, own, rtol=1e-4, atol=1e-5)
+
+
+# Masks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_masks_of_floats_are_taken_apart(dtype: torch.dtype) -> None:
+    least = torch.finfo(dtype).min
+    added = torch.tensor([[0.0, least, -torch.inf, 1.5], [0.0, least + 20, 0.0, -3.0]], dtype=dtype)[None, None]
+    mask, bias = mask_and_bias(added, dtype)
+    assert mask is not None
+    assert bias is not None
+    assert mask[0, 0].tolist() == [[True, False, False, True], [True, False, True, True]]
+    assert bias[0, 0].tolist() == [[0, 0, 0, 1.5], [0, 0, 0, -3.0]]
+
+
+def test_a_mask_that_hides_nothing_is_none() -> None:
+    assert mask_and_bias(torch.zeros(1, 1, 3, 3), torch.float32) == (None, None)
+    assert mask_and_bias(None, torch.float32) == (None, None)
+    with pytest.raises(AttnscopeError, match="int64"):
+        mask_and_bias(torch.ones(1, 1, 3, 3, dtype=torch.int64), torch.float32)
+
+
+def test_a_mask_made_for_half_precision_and_converted_still_hides() -> None:
+    mask, bias = mask_and_bias(torch.tensor([[0.0, torch.finfo(torch.float16).min]]), torch.float16)
+    assert mask is not None
+    assert mask.tolist() == [[True, False]]
+    assert bias is None
+
+
+# Files ----------------------------------------------------------------------------------------------------------
+
+
+def test_loading_from_a_folder_equals_transformers(tiny_bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = load_huggingface(folder_source(tiny_bert))
+    assert capfd.readouterr() == ("", "")
+    tokens = shown.tokenizer.encode("the cat, abc.", "cat")
+    batch = Batch(torch.from_numpy(tokens.ids)[None], segments=torch.from_numpy(tokens.segments)[None].long())
+    probe = Weights()
+    hidden = shown.run(batch, probe)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_bert)
+    model = AutoModel.from_pretrained(tiny_bert, attn_implementation="eager")
+    with torch.no_grad():
+        output = model(**tokenizer("the cat, abc.", "cat", return_tensors="pt"), output_attentions=True)
+    torch.testing.assert_close(hidden, output.last_hidden_state, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.stack(list(probe.maps["encoder"].values())), torch.stack(output.attentions))
+    assert len(shown.info.sha256) == 64
+    assert shown.info.n_parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_log_level_and_the_bars_are_put_back(tiny_bert: Path) -> None:
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load_huggingface(folder_source(tiny_bert))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_pickles_are_loaded_only_when_asked_for(tiny_bert: Path) -> None:
+    torch.save(load_file(tiny_bert / "model.safetensors"), tiny_bert / "pytorch_model.bin")
+    (tiny_bert / "model.safetensors").unlink()
+    with pytest.raises(AttnscopeError, match="can run any code") as caught:
+        load_huggingface(folder_source(tiny_bert))
+    assert "--allow-pickle" in caught.value.hint
+    assert load_huggingface(folder_source(tiny_bert), allow_pickle=True).info.n_layers == (2,)
+
+
+def _change_weights(folder: Path, change: Any) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_weights_that_would_be_random_are_refused(tiny_bert: Path) -> None:
+    _change_weights(tiny_bert, lambda weights: weights.pop("encoder.layer.1.attention.self.query.weight"))
+    with pytest.raises(AttnscopeError, match=r"lacks 1 weights.*query\.weight.*random"):
+        load_huggingface(folder_source(tiny_bert))
+
+
+def test_a_missing_pooler_is_noted(tiny_bert: Path) -> None:
+    def drop_pooler(weights: dict[str, Tensor]) -> None:
+        for name in [name for name in weights if "pooler" in name]:
+            weights.pop(name)
+
+    _change_weights(tiny_bert, drop_pooler)
+    notes = load_huggingface(folder_source(tiny_bert)).info.notes
+    assert "The files hold no pooler; attention does not depend on it." in notes
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused(tiny_bert: Path, value: float) -> None:
+    _change_weights(tiny_bert, lambda weights: weights["encoder.layer.0.output.dense.weight"].view(-1)[3].fill_(value))
+    with pytest.raises(AttnscopeError, match=r"no numbers.*output\.dense\.weight"):
+        load_huggingface(folder_source(tiny_bert))
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty"])
+def test_damaged_weights_are_refused(tiny_bert: Path, damage: str) -> None:
+    path = tiny_bert / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"<html>not found</html>", "empty": b""}[damage])
+    with pytest.raises(AttnscopeError, match="cannot load tiny-bert") as caught:
+        load_huggingface(folder_source(tiny_bert))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_do_not_fit_the_configuration_are_refused(edit_config: Any) -> None:
+    with pytest.raises(AttnscopeError) as caught:
+        load_huggingface(folder_source(edit_config(intermediate_size=13)))
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_strangers_does_not_run(tiny_bert: Path, edit_config: Any, tmp_path: Path) -> None:
+    (tiny_bert / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    edit_config(model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"})
+    with pytest.raises(AttnscopeError) as caught:
+        load_huggingface(folder_source(tiny_bert))
+    assert "--trust-remote-code" in caught.value.hint
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(tiny_bert: Path) -> None:
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (tiny_bert / name).unlink()
+    with pytest.raises(AttnscopeError, match="holds no tokenizer"):
+        load_huggingface(folder_source(tiny_bert))
+    shown = wrap(AutoModel.from_pretrained(tiny_bert))
+    tokens = shown.tokenizer.encode_ids([17, 5])
+    assert tokens.labels == ("#17", "#5")
+    with pytest.raises(AttnscopeError, match="has no tokenizer"):
+        shown.tokenizer.encode("the cat")
+
+
+def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tiny_bert / "model.safetensors").unlink()
+    (tiny_bert / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(huggingface.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AttnscopeError, match="gguf and accelerate"):
+        load_huggingface(folder_source(tiny_bert))
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "float7"}, {"device": "nowhere"}])
+def test_precisions_and_devices_that_are_not_there(tiny_bert: Path, settings: dict[str, str]) -> None:
+    with pytest.raises(AttnscopeError, match="float7|nowhere"):
+        load_huggingface(folder_source(tiny_bert), **settings)  # type: ignore[arg-type]
+
+
+def test_only_transformers_models_are_wrapped() -> None:
+    with pytest.raises(AttnscopeError, match="Linear is no transformers model"):
+        wrap(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+# Writing --------------------------------------------------------------------------------------------------------
+
+
+def causal_lm(**more: Any) -> PreTrainedModel:
+    config = transformers.LlamaConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=16,
+        vocab_size=60,
+        max_position_embeddings=32,
+        **more,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    boost(model)
+    return model
+
+
+def test_generate_takes_the_most_probable_token_each_time() -> None:
+    model = causal_lm(eos_token_id=None)
+    shown = wrap(model)
+    ids = [7, 30, 11]
+    expected = list(ids)
+    with torch.no_grad():
+        for _ in range(9):
+            expected.append(int(model(torch.tensor([expected])).logits[0, -1].argmax()))
+    assert shown.generate(ids, 9) == expected
+    assert len(shown.generate(ids, 99)) == 32
+
+    tokens = shown.generate_tokens(shown.tokenizer.encode_ids(ids), 4)
+    assert (tokens.ids.tolist(), tokens.n_given) == (expected[:7], 3)
+
+    model.generation_config.eos_token_id = [expected[5]]
+    assert shown.generate(ids, 9) == expected[:5]
+
+
+def test_who_cannot_write_says_so() -> None:
+    with pytest.raises(AttnscopeError, match="is an encoder"):
+        wrap(tiny("bert")).generate([5], 3)
+    with pytest.raises(AttnscopeError, match="without a language-model head"):
+        wrap(tiny("llama")).generate([5], 3)
+    with pytest.raises(AttnscopeError, match="nothing to continue"):
+        wrap(causal_lm()).generate([], 3)
+    with pytest.raises(AttnscopeError, match="no encoder-decoder"):
+        wrap(causal_lm()).encode_target("the cat")
+
+
+def test_a_model_saved_with_its_head_writes_after_loading(tmp_path: Path) -> None:
+    folder = tmp_path / "writer"
+    model = causal_lm(eos_token_id=None)
+    model.save_pretrained(folder)
+    shutil.copy(write_tiny(tmp_path / "bert") / "vocab.txt", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    shown = load_huggingface(folder_source(folder))
+    assert shown.generate([7, 30], 5) == wrap(model).generate([7, 30], 5)
+    assert shown.info.kinds == ("decoder",)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_the_greedy_target_of_an_encoder_decoder(model_type: str) -> None:
+    base = tiny(model_type)
+    base.config.decoder_start_token_id = 2
+    base.config.forced_bos_token_id = None
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(base.config).eval()
+    boost(model)
+    model.generation_config.eos_token_id = 98
+    model.generation_config.forced_eos_token_id = None
+    shown = wrap(model)
+    tokens = shown.tokenizer.encode_ids([11, 12, 13, 14])
+    target = shown.greedy_target(tokens, 5)
+    expected = [2]
+    with torch.no_grad():
+        for _ in range(5):
+            logits = model(torch.tensor([[11, 12, 13, 14]]), decoder_input_ids=torch.tensor([expected])).logits
+            expected.append(int(logits[0, -1].argmax()))
+    expected = expected[: expected.index(98)] if 98 in expected else expected
+    assert target.ids.tolist() == expected
+    assert target.n_given == 1
+    probe = Weights()
+    batch = Batch(torch.from_numpy(tokens.ids)[None], target_ids=torch.from_numpy(target.ids)[None])
+    assert shown.run(batch, probe).shape[1] == len(expected)
+    assert set(probe.maps) == {"encoder", "decoder", "cross"}
