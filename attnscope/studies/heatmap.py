@@ -99,7 +99,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model reads: tokens, those of its decoder where it has an encoder too, and notes on how they came about."""
+    """What a model reads: tokens, those of its decoder where it has an encoder too, and notes on them."""
 
     tokens: Tokens
     target: Tokens | None = None
