@@ -1,0 +1,369 @@
+import io
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from attnscope.core import running
+from attnscope.core.running import LARGEST, MAX_TEXTS, RunningSums, benjamini_hochberg
+
+RNG = np.random.default_rng
+# Every magnitude from below the resolution to the limit, both signs.
+ANY = st.one_of(
+    st.floats(-(2.0**60), 2.0**60),
+    st.builds(lambda m, e: m * 2.0**e, st.floats(-1, 1), st.integers(-70, 60)),
+    st.integers(-1000, 1000).map(float),
+)
+TEXTS = st.lists(st.tuples(st.tuples(ANY, ANY), st.tuples(ANY.map(abs), ANY.map(abs))), max_size=12)
+
+
+def rounded(x: float) -> Fraction:
+    """What the docstring promises of one number: 26 significant bits, then multiples of 2^-50; ties aside."""
+    mantissa, exponent = math.frexp(x)
+    coarse = Fraction(round(Fraction(mantissa) * 2**26)) * Fraction(2) ** (exponent - 26)
+    return Fraction(round(coarse * 2**50), 2**50)
+
+
+def filled(texts, shape=(2,)) -> RunningSums:
+    held = RunningSums(shape)
+    for s, c in texts:
+        held.add(s, c)
+    return held
+
+
+def state(held: RunningSums) -> tuple[bytes, int]:
+    arrays = held.to_arrays()
+    return arrays["limbs"].tobytes(), int(arrays["n_texts"])
+
+
+def simulated(n=200, cells=5, seed=0) -> tuple[np.ndarray, np.ndarray]:
+    rng = RNG(seed)
+    c = rng.integers(3, 400, (n, cells)).astype(float)
+    return c * rng.beta(2, 3, (n, cells)), c
+
+
+# Exact sums
+
+
+@given(TEXTS)
+@example([((2.0**60, -(2.0**60)), (2.0**60, 2.0**-50))] * 5)
+def test_the_sums_are_those_of_the_rounded_numbers(texts):
+    held = filled(texts)
+    for cell in range(2):
+        pairs = [(rounded(s[cell]), rounded(c[cell])) for s, c in texts]
+        for name in ("s", "c", "ss", "sc", "cc"):
+            exact = sum((math.prod({"s": s, "c": c}[factor] for factor in name) for s, c in pairs), Fraction(0))
+            total = held.total(name)[cell]
+            assert Fraction(int(held._exact(name)[cell]), 2 ** (50 * len(name))) == exact
+            assert total == float(exact)
+
+
+@given(ANY)
+def test_a_number_is_rounded_by_at_most_26_bits_and_the_resolution(x):
+    held = RunningSums()
+    held.add(x, 0)
+    kept = Fraction(int(held._exact("s").item()), 2**50)
+    assert abs(kept - Fraction(x)) <= abs(Fraction(x)) / 2**26 + Fraction(1, 2**51)
+    assert kept.numerator.bit_length() <= 26 or kept.numerator % 2 ** (kept.numerator.bit_length() - 26) == 0
+
+
+def test_counts_are_exact_up_to_2_to_the_26():
+    held = RunningSums()
+    for count in (1, 2**26, 2**26 - 1, 67_108_863):
+        held.add(0, count)
+    assert held.total("c") == 1 + 2**26 + 2 * (2**26 - 1)
+
+
+@given(TEXTS, st.randoms(use_true_random=False), st.data())
+def test_no_order_and_no_grouping_changes_a_bit(texts, random, data):
+    whole = filled(texts)
+    shuffled = random.sample(texts, len(texts))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(texts)), max_size=4)))
+    parts = []
+    for start, stop in zip([0, *cuts], [*cuts, len(texts)], strict=True):
+        part = RunningSums((2,))
+        batch = shuffled[start:stop]
+        if data.draw(st.booleans()):
+            part.add(np.reshape([s for s, _ in batch], (-1, 2)), np.reshape([c for _, c in batch], (-1, 2)))
+        else:
+            part = filled(batch)
+        parts.append(part)
+    random.shuffle(parts)
+    while len(parts) > 1:  # a tree of any form
+        first = parts.pop(random.randrange(len(parts)))
+        second = parts.pop(random.randrange(len(parts)))
+        before = state(first), state(second)
+        parts.append(first.merge(second))
+        assert (state(first), state(second)) == before
+    assert state(parts[0]) == state(whole)
+    for result in ("ratio", "standard_error", "effective_texts"):
+        assert getattr(parts[0], result)().tobytes() == getattr(whole, result)().tobytes()
+
+
+@given(TEXTS)
+def test_empty_is_the_identity(texts):
+    held, empty = filled(texts), RunningSums((2,))
+    assert state(held.merge(empty)) == state(empty.merge(held)) == state(held)
+    held.add(np.empty((0, 2)), np.empty((0, 2)))
+    assert state(held) == state(filled(texts))
+
+
+@given(TEXTS)
+def test_nothing_is_lost_in_a_file(texts):
+    held, file = filled(texts), io.BytesIO()
+    np.savez(file, allow_pickle=False, **held.to_arrays())
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as arrays:
+        again = RunningSums.from_arrays(arrays)
+    assert state(again) == state(held)
+    again.add((1, 2), (3, 4))
+    held.add((1, 2), (3, 4))
+    assert state(again) == state(held)
+
+
+def test_carries_come_in_time(monkeypatch):
+    # With limits of a few texts, sums that carry between texts must equal those that carry once.
+    s, c = simulated(n=100)
+    s *= 2.0**30
+    whole = RunningSums((5,))
+    whole.add(s, c)
+    monkeypatch.setattr(running, "_MOST_AT_ONCE", 3)
+    monkeypatch.setattr(running, "_MOST_BETWEEN_CARRIES", 7)
+    again = RunningSums((5,))
+    again.add(s, c)
+    assert state(again) == state(whole)
+
+
+def test_the_largest_numbers_of_a_million_texts_fit():
+    held = RunningSums()
+    held.add(np.full(1_000_000, -LARGEST), np.full(1_000_000, LARGEST))
+    assert held.total("ss") == held.total("cc") == -held.total("sc") == 2.0**120 * 1_000_000
+    for _ in range(12):
+        held = held.merge(held)
+    assert held.n_texts == 4_096_000_000
+    assert held.total("s") == -(2.0**60) * held.n_texts
+    assert held.total("cc") == 2.0**120 * held.n_texts
+    with pytest.raises(OverflowError, match="texts"):
+        held.merge(held)
+    with pytest.raises(OverflowError, match="texts"):
+        held.add(np.zeros(MAX_TEXTS - 4_096_000_000 + 1), 0)
+
+
+def test_shapes():
+    held = RunningSums((3, 5, 7))
+    held.add(np.ones((3, 5, 7)), 2)
+    held.add(np.ones((11, 3, 5, 7)), np.arange(11).reshape(11, 1, 1, 1))
+    assert held.n_texts == 12
+    assert held.ratio().shape == held.p_above(0.1).shape == held.interval()[0].shape == (3, 5, 7)
+    assert (held.total("c") == 2 + 55).all()
+    nothing = RunningSums((0, 3))
+    nothing.add(np.empty((2, 0, 3)), 1)
+    assert nothing.ratio().shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("s", "c", "error", "message"),
+    [
+        ([1.0, math.nan], [1, 1], ValueError, "NaN"),
+        ([1.0, 1.0], [1, math.inf], ValueError, "NaN or infinity"),
+        ([1.0, 1.0], [1, -1], ValueError, "at least 0; got -1"),
+        ([1.0, 2.0**60 * 1.001], [1, 1], OverflowError, "2\\^60"),
+        ([1.0, 1.0], [1, 1e300], OverflowError, "1e\\+300"),
+        ([1.0, 1.0, 1.0], 1, ValueError, r"got \(3,\)"),
+        (1.0, 1, ValueError, r"got \(\)"),
+        ([[[1.0, 2.0]]], 1, ValueError, r"got \(1, 1, 2\)"),
+    ],
+)
+def test_what_is_refused_is_not_added(s, c, error, message):
+    held = filled([((1.0, 2.0), (3.0, 4.0))])
+    before = state(held)
+    with pytest.raises(error, match=message):
+        held.add(s, c)
+    assert state(held) == before
+
+
+def test_damaged_arrays_are_refused():
+    arrays = filled([((1.0, 2.0), (3.0, 4.0))]).to_arrays()
+    for damage in (
+        {"limbs": arrays["limbs"].astype(float)},
+        {"limbs": arrays["limbs"][1:]},
+        {"limbs": arrays["limbs"] - 1},
+        {"n_texts": np.array(-1)},
+        {"n_texts": np.array([1])},
+        {"n_texts": np.array(1.5)},
+    ):
+        with pytest.raises(ValueError, match="limbs|n_texts"):
+            RunningSums.from_arrays(arrays | damage)
+    with pytest.raises(KeyError):
+        RunningSums.from_arrays({"limbs": arrays["limbs"]})
+    with pytest.raises(ValueError, match="merged"):
+        RunningSums((2,)).merge(RunningSums((2, 1)))
+
+
+# What follows from them
+
+
+def test_the_ratio_is_that_of_the_sums():
+    s, c = simulated()
+    held = RunningSums((5,))
+    held.add(s, c)
+    np.testing.assert_allclose(held.ratio(), s.sum(0) / c.sum(0), rtol=1e-8)
+    np.testing.assert_allclose(held.effective_texts(), c.sum(0) ** 2 / (c**2).sum(0), rtol=1e-8)
+
+
+def test_the_standard_error_is_its_formula():
+    s, c = simulated(n=7)
+    held = RunningSums((5,))
+    held.add(s, c)
+    r, m = s.sum(0) / c.sum(0), c.sum(0) ** 2 / (c**2).sum(0)
+    expected = np.sqrt(((s - r * c) ** 2).sum(0) * m / (m - 1)) / c.sum(0)
+    np.testing.assert_allclose(held.standard_error(), expected, rtol=1e-6)
+    low, high = held.interval(0.9)
+    np.testing.assert_allclose((high - low) / 2, stats.t.ppf(0.95, m - 1) * expected, rtol=1e-6)
+    np.testing.assert_allclose((high + low) / 2, r, rtol=1e-8)
+
+
+def test_texts_of_one_length_give_the_textbook_interval_and_test():
+    s, _ = simulated(n=23)
+    c = np.full_like(s, 64.0)
+    held = RunningSums((5,))
+    held.add(s, c)
+    share = s / c
+    expected = stats.ttest_1samp(share, 0.0).confidence_interval(0.95)
+    np.testing.assert_allclose(held.interval(), (expected.low, expected.high), rtol=1e-6)
+    for threshold in (0.05, 0.4, 1.0):
+        p = stats.ttest_1samp(s - threshold * c, 0.0, alternative="greater").pvalue
+        np.testing.assert_allclose(held.p_above(threshold), p, rtol=1e-5)
+    assert (held.p_above(0.05) < 1e-3).all()
+
+
+def test_p_agrees_with_the_interval():
+    s, c = simulated(n=15)
+    held = RunningSums((5,))
+    held.add(s, c)
+    low, high = held.interval(0.95)
+    np.testing.assert_allclose(held.p_above(low), 0.025, rtol=1e-6)
+    np.testing.assert_allclose(held.p_above(high), 0.975, rtol=1e-6)
+    thresholds = np.array([0.0, 0.3, np.nan, np.inf, -np.inf])
+    m = held.effective_texts()
+    expected = stats.t.sf((held.ratio() - thresholds) / held.standard_error(), m - 1)
+    np.testing.assert_allclose(held.p_above(thresholds), expected, rtol=1e-6)
+    assert held.p_above(thresholds)[3:].tolist() == [1, 0]
+
+
+def coverage(n: int, lengths, *, texts_differ: bool, replications: int = 4000, seed: int = 7) -> tuple[float, float]:
+    """How often the 95% interval holds the known value of a simulated head; and p < 0.05 at that value."""
+    rng = RNG(seed)
+    c = lengths(rng, (n, replications))
+    share = rng.beta(2, 3, c.shape) if texts_differ else 0.4  # its mean is 0.4 whatever the length
+    s = rng.binomial(c.astype(int), share)
+    held = RunningSums((replications,))
+    held.add(s, c)
+    low, high = held.interval()
+    return float(((low <= 0.4) & (high >= 0.4)).mean()), float((held.p_above(0.4) < 0.05).mean())
+
+
+LENGTHS = {
+    "alike": lambda rng, shape: rng.integers(90, 110, shape).astype(float),
+    "uniform": lambda rng, shape: rng.integers(5, 500, shape).astype(float),
+    "log-normal": lambda rng, shape: np.ceil(rng.lognormal(4, 1, shape)),
+}
+
+
+@pytest.mark.parametrize("texts_differ", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_95_percent_intervals_from_200_texts_hold_the_truth_93_to_97_percent_of_the_time(lengths, texts_differ):
+    # 4,000 heads: the share itself has a standard error of 0.35%.
+    covered, rejected = coverage(200, LENGTHS[lengths], texts_differ=texts_differ)
+    assert 0.93 <= covered <= 0.97
+    assert 0.035 <= rejected <= 0.065
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_intervals_from_ten_texts_hold_the_truth_too(lengths):
+    for texts_differ in (False, True):
+        covered, rejected = coverage(10, LENGTHS[lengths], texts_differ=texts_differ)
+        assert 0.925 <= covered <= 0.98
+        assert rejected <= 0.07
+
+
+def test_what_cannot_be_known_is_nan():
+    #                never counted, in one text only, in two
+    held = RunningSums((3,))
+    assert np.isnan(held.ratio()).all()
+    assert np.isnan(held.interval()).all()
+    held.add([0, 0, 1], [0, 0, 2])
+    assert np.isnan(held.interval()).all()
+    held.add([0, 3, 1], [0, 4, 4])
+    np.testing.assert_array_equal(held.ratio(), [np.nan, 0.75, 2 / 6])
+    np.testing.assert_array_equal(held.effective_texts(), [0, 1, 36 / 20])
+    assert np.isnan(np.array(held.interval())).tolist() == [[True, True, False]] * 2
+    assert np.isnan(held.p_above(0.1)).tolist() == [True, True, False]
+
+
+def test_one_text_that_outweighs_all_others_gives_no_narrow_interval():
+    held = RunningSums()
+    held.add([500_000, 0, 1, 0], [1_000_000, 1, 1, 1])
+    assert np.isnan(held.interval()).all()
+    assert held.p_above(0.4) > 0.1
+    held.add([300_000.0], [1_000_000.0])
+    low, high = held.interval()
+    assert low < 0
+    assert high > 0.8
+
+
+def test_a_perfect_head_is_certain():
+    c = RNG(1).integers(1, 2000, 20).astype(float)
+    held = RunningSums()
+    held.add(c * 0.5, c)
+    assert held.interval() == (0.5, 0.5)
+    assert held.p_above(0.4) == 0
+    assert held.p_above(0.5) == 1
+    assert held.p_above(0.6) == 1
+
+
+def test_no_digits_are_lost_where_the_spread_is_tiny():
+    # Sums of squares in float64 would leave no correct digit here: 1e12 ** 2 beside a spread of 1.
+    s, c = 1e6 + np.tile([-1.0, 1.0], 500), np.ones(1000)
+    held = RunningSums()
+    held.add(s, c)
+    assert held.standard_error() == pytest.approx(math.sqrt(1 / 999), rel=1e-14)
+
+
+def test_small_p_values_keep_their_digits():
+    s, c = simulated(n=60, cells=1)
+    held = RunningSums((1,))
+    held.add(s, c)
+    t = (held.ratio() + 3) / held.standard_error()
+    expected = stats.t.sf(t, held.effective_texts() - 1)
+    assert 0 < expected < 1e-30
+    np.testing.assert_allclose(held.p_above(-3), expected, rtol=1e-8)
+
+
+def test_a_level_is_a_share():
+    for level in (0, 1, 95):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            RunningSums().interval(level)
+
+
+@given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=30))
+@example([0.01, 0.02, 0.02, 0.9])
+def test_q_values_are_those_of_scipy(p):
+    p = np.array(p)
+    q = benjamini_hochberg(p)
+    tested = ~np.isnan(p)
+    assert np.isnan(q[~tested]).all()
+    expected = stats.false_discovery_control(p[tested], method="bh") if tested.any() else []
+    np.testing.assert_allclose(q[tested], expected, rtol=1e-12)
+    assert (q[tested] >= p[tested]).all()
+
+
+def test_q_values_keep_the_shape_and_refuse_what_is_no_p():
+    assert benjamini_hochberg(np.full((3, 5), 0.5)).shape == (3, 5)
+    for p in (-0.1, 1.1):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            benjamini_hochberg([0.5, p])
