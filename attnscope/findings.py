@@ -10,7 +10,8 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
+
+# All that NumPy, zipfile and json raise on files that are no such record, or no longer.
+_DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,50 @@ class Head:
         return f"L{self.layer}H{self.head}"
 
 
+@dataclass(frozen=True)
+class RoleFacts:
+    """What a record says about a role beside who has it.
+
+    Attributes:
+        what: Its definition in a few words; empty if the record does not say.
+        measure: The measure that it rests on, without `_active`.
+        threshold: What that measure must reach; NaN if the record does not say.
+    """
+
+    what: str
+    measure: str
+    threshold: float
+
+
+@dataclass(frozen=True)
+class MeasureFacts:
+    """What a record says about a measure beside its values.
+
+    Attributes:
+        what: Its definition in a few words; empty if the record does not say.
+        unit: Such as "nats" or "tokens"; empty for a share or where the record does not say.
+        low: Its least possible value; NaN where it has no bound or the record does not say.
+        high: Its largest possible value.
+    """
+
+    what: str
+    unit: str
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, eq=False)
 class Findings:
     """What every head of a model does on a corpus.
 
     Attributes:
         run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
-        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the texts, `shards` (such as ["1/2"]),
-            `problems` (file, line, reason), `complete` (False after an interruption). Plain JSON values.
-        options: What was chosen: thresholds by role, level, and how texts were split. Plain JSON values.
+        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the texts, `shards` (such as
+            ["1/2"]), `problems` (file, line, reason), `complete` (False after an interruption). Plain JSON values.
+        options: What was chosen, as plain JSON values: `level` (of the false discovery rate), how texts were split ...,
+            and what names mean, so that a saved record explains itself:
+            `roles`: {name: {"what": str, "measure": str, "threshold": float}} and
+            `measures`: {name: {"what": str, "unit": str, "range": [least, largest], null = no bound}}.
         heads: One entry a head, by kind, layer, head.
         sums: The exact sums over texts by name, for merging.
         control: Findings of the same architecture with random weights, on the same texts, if asked for.
@@ -120,20 +161,47 @@ class Findings:
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
         """The values of a measure, (layer, head); NaN where there is no such head."""
         mine = [head for head in self.heads if head.kind == kind]
-        shape = (max(h.layer for h in mine) + 1, max(h.head for h in mine) + 1)
+        shape = (max((h.layer for h in mine), default=-1) + 1, max((h.head for h in mine), default=-1) + 1)
         values = np.full(shape, np.nan)
         for head in mine:
             if measure in head.measures:
                 values[head.layer, head.head] = head.measures[measure].value
         return values
 
+    @property
+    def measure_names(self) -> tuple[str, ...]:
+        """The measures that any head has, in their order."""
+        return tuple(dict.fromkeys(name for head in self.heads for name in head.measures))
+
+    def role_facts(self, role: str) -> RoleFacts:
+        """What the record says about a role: in `options`, else by the heads that have it."""
+        told = _told(self.options, "roles", role)
+        seen = next((r for head in (*self.heads, *self.control) for r in head.roles if r.name == role), None)
+        measure = told.get("measure", seen.measure.removesuffix("_active") if seen else "")
+        return RoleFacts(
+            _words(told.get("what")), str(measure), _bound(told.get("threshold", seen.threshold if seen else None))
+        )
+
+    def measure_facts(self, measure: str) -> MeasureFacts:
+        """What the record says about a measure in `options`; of an `_active` one, what it says about the whole one."""
+        told = _told(self.options, "measures", measure)
+        if not told and measure.endswith("_active"):
+            told = _told(self.options, "measures", measure.removesuffix("_active"))
+        bounds = told.get("range")
+        low, high = bounds if isinstance(bounds, Sequence) and len(bounds) == 2 else (None, None)
+        return MeasureFacts(_words(told.get("what")), _words(told.get("unit")), _bound(low), _bound(high))
+
     def as_json(self) -> dict[str, Any]:
-        """All but the sums as plain JSON values; NaN becomes null."""
+        """All but the sums as plain JSON values; NaN and infinities become null."""
+        document: dict[str, Any] = _plain(self._document(), _finite)
+        return document
+
+    def _document(self) -> dict[str, Any]:
         document = {
             "schema": HEADS_SCHEMA,
-            "run": dict(self.run),
-            "corpus": dict(self.corpus),
-            "options": dict(self.options),
+            "run": self.run,
+            "corpus": self.corpus,
+            "options": self.options,
             "heads": [_head_json(head) for head in self.heads],
         }
         if self.control:
@@ -141,37 +209,40 @@ class Findings:
         return document
 
     def to_csv(self) -> str:
-        """One row a head: kind, layer, head, roles, resting share, then value, low, high and uniform of each measure."""
+        """One row a head: kind, layer, head, roles, tentative, resting share, then each measure.
+
+        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`. Numbers
+        have as many digits as they need to be read back unchanged; what is undefined is empty.
+        """
         held = io.StringIO()
-        names = list(dict.fromkeys(name for head in self.heads for name in head.measures))
+        names = self.measure_names
         writer = csv.writer(held, lineterminator="\n")
         parts = ("value", "low", "high", "uniform", "count")
         columns = [name if part == "value" else f"{name}_{part}" for name in names for part in parts]
         writer.writerow(["kind", "layer", "head", "roles", "tentative", "resting_share", *columns])
         for head in self.heads:
-            cells = [
-                "" if math.isnan(number) else repr(number)
-                for name in names
-                for number in (
-                    getattr(head.measures[name], part) if name in head.measures else math.nan for part in parts
-                )
-            ]
+            estimates = [head.measures.get(name) for name in names]
             roles = "+".join(role.name for role in head.roles) or "unclassified"
-            tentative = any(role.tentative for role in head.roles)
-            writer.writerow([head.kind, head.layer, head.head, roles, tentative, repr(head.resting_share), *cells])
+            writer.writerow([
+                head.kind, head.layer, head.head, roles, any(role.tentative for role in head.roles),
+                _digits(head.resting_share),
+                *("" if one is None else _digits(getattr(one, part)) for one in estimates for part in parts),
+            ])  # fmt: skip
         return held.getvalue()
 
     def save(self, path: str | Path) -> Path:
         """Writes the record, whole or not at all: `.npz` (lossless, merges), `.json`, or `.csv`."""
         path = Path(path)
         if path.suffix == ".json":
-            return write_whole(path, json.dumps(self.as_json(), ensure_ascii=False).encode())
+            return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
         if path.suffix == ".csv":
             return write_whole(path, self.to_csv().encode())
         if path.suffix != ".npz":
             raise AttnscopeError(f"findings are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
         held = io.BytesIO()
-        described = np.array(json.dumps(self.as_json(), ensure_ascii=False))
+        # NaN and infinities stay what they are here, other than in a .json for others to read. Bytes, as NumPy's own
+        # text takes four of them a character.
+        described = np.frombuffer(json.dumps(_plain(self._document())).encode(), np.uint8)
         np.savez(held, allow_pickle=False, record=described, **{f"sum_{k}": v for k, v in self.sums.items()})
         return write_whole(path, held.getvalue())
 
@@ -184,16 +255,19 @@ def load(path: str | Path) -> Findings:
     """
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            data = json.loads(str(archive["record"]))
+        # Opened here, as NumPy leaves a file open that it finds damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            data = json.loads(archive["record"].tobytes())
             sums = {name.removeprefix("sum_"): archive[name] for name in archive.files if name.startswith("sum_")}
         if data["schema"] != HEADS_SCHEMA:
             raise AttnscopeError(f"{path} holds {data['schema']!r}, not {HEADS_SCHEMA!r}")
-        heads, control = (tuple(_head_from(item) for item in data.get(key, ())) for key in ("heads", "control"))
+        heads, control = (
+            tuple(_head_from(item) for item in items) for items in (data["heads"], data.get("control", ()))
+        )
         return Findings(data["run"], data["corpus"], data["options"], heads, sums, control)
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise AttnscopeError(
             f"{path} is no record of heads: {error}", "give the heads.npz that `heads` wrote"
         ) from None
@@ -204,12 +278,9 @@ def _head_json(head: Head) -> dict[str, Any]:
         "kind": head.kind,
         "layer": head.layer,
         "head": head.head,
-        "roles": [{name: _number(value) for name, value in asdict(role).items()} for role in head.roles],
-        "resting_share": _number(head.resting_share),
-        "measures": {
-            name: {part: _number(value) for part, value in asdict(estimate).items()}
-            for name, estimate in head.measures.items()
-        },
+        "roles": [asdict(role) for role in head.roles],
+        "resting_share": head.resting_share,
+        "measures": {name: asdict(estimate) for name, estimate in head.measures.items()},
     }
 
 
@@ -227,9 +298,45 @@ def _head_from(data: Mapping[str, Any]) -> Head:
     )
 
 
-def _number(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _nan(name: str, value: Any) -> Any:
     return math.nan if value is None and name != "active_share" else value
+
+
+def _same(number: float) -> float:
+    return number
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
+    """The same as plain JSON values, NumPy's numbers and arrays included; `number` says what becomes of a float."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, number) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, number) for item in value]
+    return value
+
+
+def _digits(value: float) -> str:
+    return repr(float(value)) if math.isfinite(value) else ""
+
+
+def _told(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:
+    """What `options[what]` says about a name; nothing where it is missing or of another form."""
+    table = options.get(what)
+    told = table.get(name) if isinstance(table, Mapping) else None
+    return told if isinstance(told, Mapping) else {}
+
+
+def _words(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _bound(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan

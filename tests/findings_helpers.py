@@ -1,0 +1,136 @@
+"""Findings made up from a seed, with what a corpus would give: a few clear roles, intervals, resting heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from attnscope.findings import Estimate, Findings, Head, Role
+
+NAN = math.nan
+
+# role: (threshold, uniform's value, what it is)
+ROLES = {
+    "previous_token": (0.4, 0.03, "attends to the token before"),
+    "next_token": (0.4, 0.03, "attends to the token after"),
+    "self_token": (0.4, 0.03, "attends to itself"),
+    "same_token": (0.4, 0.01, "attends to the same token elsewhere in the text"),
+    "induction": (0.4, 0.01, "attends to what followed an earlier occurrence of the same token"),
+    "local": (0.6, 0.2, "attends within 3 tokens"),
+    "first_token": (0.3, 0.03, "attends to the first token of the text"),
+    "sink": (0.3, 0.03, "one key receives more than 0.3 of all attention"),
+    "delimiter": (0.5, 0.12, "attends to special tokens and punctuation"),
+    "rare": (0.4, 0.04, "attends most to the rarest token of the text"),
+    "diffuse": (0.9, 1.0, "spreads its attention over nearly all keys that it may attend to"),
+    "similar_token": (0.2, 0.0, "attends to tokens whose static embedding is similar to the query's"),
+}
+# measure: (what, unit, least, largest, uniform's value)
+MEASURES: dict[str, tuple[str, str, float | None, float | None, float]] = {
+    "entropy_nats": ("entropy of the attention weights", "nats", 0, None, 3.3),
+    "relative_entropy": ("entropy over ln of the keys that the mask allows", "", 0, 1, 1.0),
+    "max_weight": ("largest weight of a query, special tokens left out", "", 0, 1, 0.03),
+    "distance_tokens": ("mean distance to the key", "tokens", 0, None, 11.4),
+    "signed_distance_tokens": ("mean signed distance, negative = to the left", "tokens", None, None, 0.0),
+    **{
+        name: (what, "", -1 if name == "similar_token" else 0, 1, uniform)
+        for name, (_, uniform, what) in ROLES.items()
+        if name not in ("diffuse", "sink", "delimiter", "rare")
+    },
+    "previous_token_active": ("the same without the resting keys", "", 0, 1, 0.04),
+    "punctuation": ("mass on punctuation", "", 0, 1, 0.09),
+}
+
+
+def fake_findings(
+    n_layers: int = 6,
+    n_heads: int = 12,
+    *,
+    kinds: tuple[str, ...] = ("encoder",),
+    seed: int = 0,
+    tentative: bool = False,
+    control: bool = False,
+    roles: tuple[str, ...] = tuple(ROLES),
+    share_without: float = 0.35,
+    options: bool = True,
+    model: str = "minilm",
+) -> Findings:
+    """Findings about `n_layers` x `n_heads` heads a kind; about `share_without` of them are unclassified."""
+    chance = np.random.default_rng(seed)
+    heads = tuple(
+        _head(chance, kind, layer, head, roles, tentative, share_without)
+        for kind in kinds
+        for layer in range(n_layers)
+        for head in range(n_heads)
+    )
+    said: dict[str, Any] = {"level": 0.05, "split": "paragraph"}
+    if options:
+        said["roles"] = {
+            name: {"what": what, "measure": name, "threshold": threshold}
+            for name, (threshold, _, what) in ROLES.items()
+        }
+        said["measures"] = {
+            name: {"what": what, "unit": unit, "range": [least, largest]}
+            for name, (what, unit, least, largest, _) in MEASURES.items()
+        }
+    compared = tuple(
+        _head(chance, kind, layer, head, ("diffuse",), tentative, 0.1)
+        for kind in kinds
+        for layer in range(n_layers)
+        for head in range(n_heads)
+    )
+    return Findings(
+        run={"model": model, "seed": seed},
+        corpus={"sources": ["alice.txt"], "n_texts": 6 if tentative else 812, "n_tokens": 41234, "complete": True},
+        options=said,
+        heads=heads,
+        sums={"encoder_s": np.arange(7, dtype=np.int64), "texts": np.array(["a", "b"])},
+        control=compared if control else (),
+    )
+
+
+def role(name: str, value: float = 0.8, **changes: Any) -> Role:
+    """A role with all that belongs to it."""
+    threshold, baseline, _ = ROLES.get(name, (0.4, 0.02, ""))
+    given: dict[str, Any] = {
+        "measure": name, "value": value, "low": value - 0.02, "high": value + 0.02, "baseline": baseline,
+        "threshold": threshold, "p": 1e-9, "q": 3e-8, "tentative": False,
+    }  # fmt: skip
+    return Role(name, **(given | changes))
+
+
+def _head(
+    chance: np.random.Generator, kind: str, layer: int, head: int, names: tuple[str, ...], tentative: bool, none: float
+) -> Head:
+    resting = float(chance.beta(0.6, 0.9))
+    measures = {
+        name: _estimate(chance, least, largest, uniform, tentative)
+        for name, (_, _, least, largest, uniform) in MEASURES.items()
+    }
+    n_roles = 0 if chance.random() < none else int(chance.choice([1, 1, 1, 2, 2, 3, 4]))
+    chosen = sorted(
+        ((name, float(chance.uniform(ROLES.get(name, (0.4,))[0], 1))) for name in chance.permutation(names)[:n_roles]),
+        key=lambda pair: -pair[1],
+    )
+    nothing = {"low": NAN, "high": NAN, "p": NAN, "q": NAN, "tentative": True}
+    given = []
+    for number, (name, value) in enumerate(chosen):
+        active = number == 0 and chance.random() < 0.3
+        resting_on = {"measure": f"{name}_active", "active_share": 1 - resting} if active else {}
+        given.append(role(str(name), value, **resting_on, **(nothing if tentative else {})))
+    return Head(kind, layer, head, tuple(given), resting, measures)
+
+
+def _estimate(
+    chance: np.random.Generator, least: float | None, largest: float | None, uniform: float, tentative: bool
+) -> Estimate:
+    if largest is not None:
+        value = float(chance.beta(0.5, 2.5)) * largest
+    elif least is not None:
+        value = uniform * float(chance.beta(3, 2))
+    else:
+        value = float(chance.normal(0, 4))
+    wide = abs(value) * 0.05
+    low, high = (NAN, NAN) if tentative else (value - wide, value + wide)
+    return Estimate(value, low, high, uniform, 41234.0)

@@ -1,0 +1,248 @@
+"""The record of what heads do: it saves and loads without loss, and its CSV and JSON are what others can read."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope import findings
+from attnscope.errors import AttnscopeError
+from attnscope.findings import Estimate, Findings, Head, Role
+from tests.findings_helpers import NAN, fake_findings, role
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+estimates = st.builds(Estimate, *[numbers] * 5)
+roles = st.builds(
+    Role, st.text(), st.text(), *[numbers] * 7, st.booleans(), active_share=st.none() | st.floats(allow_nan=False)
+)
+heads = st.builds(
+    Head,
+    st.sampled_from(["encoder", "decoder", "cross"]),
+    st.integers(0, 99),
+    st.integers(0, 99),
+    st.lists(roles, max_size=2).map(tuple),
+    numbers,
+    st.dictionaries(st.text(max_size=5), estimates, max_size=3),
+)
+plain = st.dictionaries(
+    st.text(max_size=5), st.none() | st.booleans() | st.integers() | numbers | st.text(), max_size=3
+)
+
+
+def one(*given_roles: Role, resting: float = 0.25, **measures: Estimate) -> Findings:
+    """Findings about a single head."""
+    return Findings({}, {}, {}, (Head("encoder", 2, 5, given_roles, resting, measures),), {})
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@given(st.lists(heads, max_size=3).map(tuple), st.lists(heads, max_size=1).map(tuple), plain, plain)
+def test_a_record_reads_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory,
+    found: tuple[Head, ...],
+    control: tuple[Head, ...],
+    run: dict,
+    corpus: dict,
+) -> None:
+    sums = {"a": np.array([2**62, -1]), "b/c": np.array(["x", "yy"]), "record": np.zeros((0, 3), np.float32)}
+    record = Findings(run, corpus, {}, found, sums, control)
+    back = findings.load(record.save(tmp_path_factory.mktemp("findings") / "heads.npz"))
+    # repr tells every bit of a float, and NaN from NaN it does not.
+    assert repr((back.run, back.corpus, back.heads, back.control)) == repr((run, corpus, found, control))
+    assert list(back.sums) == list(sums)
+    for name, array in sums.items():
+        assert back.sums[name].dtype == array.dtype
+        np.testing.assert_array_equal(back.sums[name], array)
+
+
+def test_the_same_record_is_the_same_bytes(tmp_path: Path) -> None:
+    for ending in ("npz", "json", "csv"):
+        first, second = (fake_findings(3, 5).save(tmp_path / f"{name}.{ending}") for name in "ab")
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_saving_what_was_loaded_changes_nothing(tmp_path: Path) -> None:
+    first = fake_findings(3, 5, control=True, tentative=True).save(tmp_path / "a.npz")
+    assert findings.load(first).save(tmp_path / "b.npz").read_bytes() == first.read_bytes()
+
+
+def test_json_is_strict_and_says_null_for_what_is_undefined(tmp_path: Path) -> None:
+    record = one(role("induction", q=NAN), resting=NAN, entropy_nats=Estimate(1.5, -math.inf, math.inf, NAN, 0.0))
+    record = replace(record, corpus={"mean": NAN, "deep": [{"nan": math.inf}]})
+    path = record.save(tmp_path / "heads.json")
+
+    def refuse(literal: str) -> None:
+        raise AssertionError(f"{literal} is not JSON")
+
+    document = json.loads(path.read_text(), parse_constant=refuse)
+    assert document["schema"] == "attnscope.heads/1"
+    assert document["corpus"] == {"mean": None, "deep": [{"nan": None}]}
+    (head,) = document["heads"]
+    assert head["measures"] == {
+        "entropy_nats": {"value": 1.5, "low": None, "high": None, "uniform": None, "count": 0.0}
+    }
+    assert head["resting_share"] is None
+    assert head["roles"][0]["q"] is None
+    assert head["roles"][0]["value"] == 0.8
+    assert "control" not in document
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    estimate = Estimate(np.float64(0.1), np.float32(0.5), np.float64(0.25), np.float64(NAN), np.int64(7))  # type: ignore[arg-type]
+    record = one(
+        role("local", np.float64(0.7), tentative=np.bool_(False)), resting=np.float64(0.125), previous_token=estimate
+    )
+    record = replace(record, options={"seeds": np.array([1, 2]), "level": np.float64(0.05)})
+    (row,) = rows_of(record.to_csv())
+    assert (row["resting_share"], row["previous_token"], row["previous_token_low"]) == ("0.125", "0.1", "0.5")
+    assert (row["previous_token_uniform"], row["previous_token_count"]) == ("", "7.0")
+    document = json.loads(record.save(tmp_path / "heads.json").read_text())
+    assert document["options"] == {"seeds": [1, 2], "level": 0.05}
+    assert document["heads"][0]["roles"][0]["tentative"] is False
+    assert findings.load(record.save(tmp_path / "heads.npz")).heads[0].measures["previous_token"].low == 0.5
+
+
+def test_file_names_that_are_no_text_are_saved(tmp_path: Path) -> None:
+    """Such as a path of another encoding, which Python holds with lone surrogates."""
+    record = replace(one(), corpus={"sources": ["caf\udce9.txt"]})
+    assert findings.load(record.save(tmp_path / "heads.npz")).corpus == record.corpus
+    assert json.loads(record.save(tmp_path / "heads.json").read_text())["corpus"] == record.corpus
+
+
+def test_csv_has_a_row_a_head_and_five_columns_a_measure() -> None:
+    named = (role("local"), role('a,b\n"c"', tentative=True))
+    two = (
+        Head("encoder", 0, 0, named, NAN, {"x": Estimate(0.1, 0, 1, NAN, 3)}),
+        Head("encoder", 0, 1, (), 0.5, {"y": Estimate(1 / 3, NAN, NAN, 0.25, 9.0)}),
+    )
+    first, second = rows_of(Findings({}, {}, {}, two, {}).to_csv())
+    assert first["roles"] == 'local+a,b\n"c"'
+    assert (first["tentative"], second["tentative"]) == ("True", "False")
+    assert second["roles"] == "unclassified"
+    assert (first["resting_share"], second["resting_share"]) == ("", "0.5")
+    measured = ["x", "x_low", "x_high", "x_uniform", "x_count", "y", "y_low", "y_high", "y_uniform", "y_count"]
+    assert [first[name] for name in measured] == ["0.1", "0.0", "1.0", "", "3.0", *[""] * 5]
+    assert [second[name] for name in measured] == [*[""] * 5, "0.3333333333333333", "", "", "0.25", "9.0"]
+
+
+def test_csv_of_nothing_has_a_header() -> None:
+    assert Findings({}, {}, {}, (), {}).to_csv() == "kind,layer,head,roles,tentative,resting_share\n"
+
+
+def test_a_grid_has_nan_where_there_is_no_such_head() -> None:
+    value = {"x": Estimate(2.0, NAN, NAN, NAN, 1.0)}
+    ragged = (
+        Head("encoder", 0, 2, (), NAN, value),
+        Head("encoder", 1, 0, (), NAN, {}),
+        Head("cross", 4, 0, (), NAN, {}),
+    )
+    record = Findings({}, {}, {}, ragged, {})
+    assert record.kinds == ("encoder", "cross")
+    np.testing.assert_array_equal(record.grid("encoder", "x"), [[NAN, NAN, 2.0], [NAN, NAN, NAN]])
+    assert record.grid("decoder", "x").shape == (0, 0)
+
+
+def test_facts_come_from_the_options() -> None:
+    record = fake_findings(1, 2)
+    assert record.measure_facts("entropy_nats").unit == "nats"
+    assert record.measure_facts("entropy_nats").low == 0
+    assert math.isnan(record.measure_facts("entropy_nats").high)
+    assert record.measure_facts("local_active") == record.measure_facts("local")
+    facts = record.role_facts("induction")
+    assert (facts.measure, facts.threshold) == ("induction", 0.4)
+    assert facts.what.startswith("attends to what followed")
+
+
+TELLING_NOTHING: list[dict] = [
+    {},
+    {"roles": 3, "measures": []},
+    {"roles": {"dobj": 1}, "measures": {"x": None}},
+    {"roles": {"dobj": {"what": None}}, "measures": {"x": {"range": 5}}},
+]
+
+
+@pytest.mark.parametrize("options", TELLING_NOTHING)
+def test_facts_that_a_record_does_not_tell_are_empty(options: dict) -> None:
+    record = replace(one(role("dobj", measure="arc_active", threshold=0.5)), options=options)
+    facts = record.role_facts("dobj")
+    assert (facts.what, facts.measure) == ("", "arc")
+    assert record.measure_facts("x") == record.measure_facts("x_active")
+    assert record.measure_facts("x").what == ""
+    assert math.isnan(record.measure_facts("x").low)
+
+
+def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
+    assert one(role("dobj", threshold=0.5)).role_facts("dobj").threshold == 0.5
+    assert math.isnan(one().role_facts("dobj").threshold)
+
+
+def test_other_endings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match=r"\.npz, \.json or \.csv"):
+        one().save(tmp_path / "heads.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def bent(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[300:310] = b"0123456789"
+    path.write_bytes(content)
+
+
+def text(path: Path) -> None:
+    path.write_text('{"schema": "attnscope.heads/1"}')
+
+
+def array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.arange(3))
+
+
+def other(path: Path) -> None:
+    np.savez(path, weights=np.arange(3))
+
+
+def headless(path: Path) -> None:
+    named = {"schema": "attnscope.heads/1", "run": {}, "corpus": {}, "options": {}}
+    np.savez(path, record=np.frombuffer(json.dumps(named).encode(), np.uint8))
+
+
+def newer(path: Path) -> None:
+    np.savez(path, record=np.frombuffer(json.dumps({"schema": "attnscope.heads/9"}).encode(), np.uint8))
+
+
+def pickled(path: Path) -> None:
+    np.savez(path, record=np.array([{}], object))
+
+
+@pytest.mark.parametrize("damage", [empty, cut, bent, text, array, other, headless, newer, pickled])
+def test_a_file_that_is_no_record_is_one_line(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    path = one(role("local")).save(tmp_path / "heads.npz")
+    damage(path)
+    with pytest.raises(AttnscopeError, match=r"heads\.npz") as raised:
+        findings.load(path)
+    assert "\n" not in raised.value.message
+
+
+def test_a_file_that_is_not_there_and_a_folder_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match="there is no file"):
+        findings.load(tmp_path / "heads.npz")
+    with pytest.raises(AttnscopeError, match="no record of heads"):
+        findings.load(tmp_path)
