@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.catalog import Source, read_config, resolve, verify, weight_files
+from attnscope.models.catalog import BUILT_IN, Source, read_config, resolve, verify, weight_files
 from attnscope.models.layouts import native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 
@@ -44,6 +44,10 @@ def load(
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
+    if native and source.folder is None:
+        from attnscope.models.own import load_own
+
+        return load_own(source, device=device, dtype=dtype)
     if native:
         from attnscope.models.native import load_native
 
@@ -61,7 +65,7 @@ def load(
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:
-    """The tokenizer of a model that the native engine runs, without torch; None where it comes with the model."""
+    """The tokenizer of a folder that the native engine runs, without torch; None where it comes with the model."""
     if source.folder is None or _why_not_native(source) is not None:
         return None
     from attnscope.models.tokenizer import FastTokenizer
@@ -78,6 +82,10 @@ def describe(
 ) -> tuple[ModelInfo, Tokenizer]:
     """What is known of a model, and its tokenizer; one for the native engine is hashed but not loaded."""
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
+    if native and source.folder is None:
+        from attnscope.models.own import OwnTokenizer, own_info
+
+        return own_info(source.name), OwnTokenizer()
     tokenizer = open_tokenizer(source) if native else None
     if tokenizer is not None:
         return native_info(source, read_config(source), sha256=verify(source)), tokenizer
@@ -92,6 +100,10 @@ def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_co
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if source.spec in BUILT_IN and source.folder is None:
+        if engine == "hf":
+            raise AttnscopeError(f"transformers has no model {source.name}: attnscope makes it", "use --engine auto")
+        return source, True
     if engine == "hf":
         return source, False
     reason = _why_not_native(source)

@@ -76,6 +76,13 @@ KNOWN: dict[str, Known] = {
 }
 
 
+BUILT_IN: dict[str, str] = {
+    "own": "the glass box: weights made by hand, so that every head's role is known; any text, 2 layers x 7 heads",
+    "own-causal": "the same as a decoder: both layers look back only",
+}
+"""Models that attnscope makes in memory: name -> one line for people."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of the list of models.
@@ -83,7 +90,7 @@ class Entry:
     Attributes:
         name: What to give as the model.
         what: One line for people.
-        state: "installed" (by a package), "cached" (from the Hub), or "not here".
+        state: "installed" (by a package), "built in", "cached" (from the Hub), or "not here".
         folder: Where it lies, None if not here.
     """
 
@@ -100,6 +107,7 @@ def known() -> list[Entry]:
         installed, cached = _installed_folder(record), _cached_folder(record.repo_id)
         state = "installed" if installed else "cached" if cached else "not here"
         entries.append(Entry(name, record.what, state, installed or cached))
+    entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
     ours = {record.repo_id for record in KNOWN.values()}
     for repo_id in _cached_ids():
         folder = _cached_folder(repo_id)
@@ -124,6 +132,8 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
     """
     if spec in KNOWN:
         return _resolve_known(spec, KNOWN[spec])
+    if spec in BUILT_IN:
+        return Source(spec, spec, None, origin="made by attnscope")
     if not spec.strip():
         raise AttnscopeError("the model's name is empty", f"try {_names()}, a folder, or a Hub id such as org/name")
 
@@ -143,7 +153,7 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
 
     cached = _cached_folder(spec, allow_pickle)
     if cached is None:
-        close = difflib.get_close_matches(spec.lower(), KNOWN, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
@@ -396,7 +406,7 @@ def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
             f"accept the terms at https://huggingface.co/{repo_id}, then log in with: hf auth login",
         )
     if isinstance(error, RepositoryNotFoundError):
-        close = difflib.get_close_matches(repo_id, [*KNOWN, *_cached_ids()], n=1)
+        close = difflib.get_close_matches(repo_id, [*KNOWN, *BUILT_IN, *_cached_ids()], n=1)
         mean = f"did you mean {close[0]}? " if close else ""
         return AttnscopeError(
             f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one",
@@ -413,7 +423,7 @@ def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
             f"{known_as} is not on this machine, {why}",
             f'pip install "attnscope[{KNOWN[known_as].extra}]", or set HF_HOME to a cache that holds {repo_id}',
         )
-    close = difflib.get_close_matches(repo_id, [*KNOWN, *_cached_ids()], n=1)
+    close = difflib.get_close_matches(repo_id, [*KNOWN, *BUILT_IN, *_cached_ids()], n=1)
     mean = f"did you mean {close[0]}? Else " if close else ""
     return AttnscopeError(
         f"{repo_id} is neither a folder nor in the Hub's cache here, {why}",
@@ -422,7 +432,7 @@ def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
 
 
 def _names() -> str:
-    return ", ".join(KNOWN)
+    return ", ".join([*KNOWN, *BUILT_IN])
 
 
 def _one_line(error: Exception) -> str:
