@@ -23,7 +23,7 @@ ROLES = {
     "sink": (0.3, 0.03, "one key receives more than 0.3 of all attention"),
     "delimiter": (0.5, 0.12, "attends to special tokens and punctuation"),
     "rare": (0.4, 0.04, "attends most to the rarest token of the text"),
-    "diffuse": (0.9, 1.0, "spreads its attention over nearly all keys that it may attend to"),
+    "diffuse": (0.9, NAN, "spreads its attention over nearly all keys that it may attend to"),
     "similar_token": (0.2, 0.0, "attends to tokens whose static embedding is similar to the query's"),
 }
 # measure: (what, unit, least, largest, uniform's value)
@@ -94,7 +94,7 @@ def role(name: str, value: float = 0.8, **changes: Any) -> Role:
     """A role with all that belongs to it."""
     threshold, baseline, _ = ROLES.get(name, (0.4, 0.02, ""))
     given: dict[str, Any] = {
-        "measure": name, "value": value, "low": value - 0.02, "high": value + 0.02, "baseline": baseline,
+        "measure": name, "value": value, "low": value - 0.02, "high": min(1.0, value + 0.02), "baseline": baseline,
         "threshold": threshold, "p": 1e-9, "q": 3e-8, "tentative": False,
     }  # fmt: skip
     return Role(name, **(given | changes))

@@ -1,0 +1,179 @@
+"""What every view of findings says: a glyph and a colour for each role, counts, numbers and notes. Plain values."""
+
+from __future__ import annotations
+
+import colorsys
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from attnscope.findings import Findings, Head, Role
+
+UNCLASSIFIED = "·"
+UNDEFINED = "–"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a role is drawn.
+
+    Attributes:
+        glyph: A capital letter that has a small one, for tentative roles.
+        color: "#rrggbb".
+    """
+
+    glyph: str
+    color: str
+
+    def letter(self, role: Role) -> str:
+        """The glyph as it stands for a role: small where the role is tentative."""
+        return self.glyph.lower() if role.tentative else self.glyph
+
+
+# Okabe and Ito's seven, then colours that were chosen one by one to be as far as possible from all before them: OKLab
+# distance, the smallest of normal, deutan, protan and tritan vision (Machado 2009).
+MARKS = {
+    "previous_token": Mark("P", "#0072B2"),
+    "next_token": Mark("N", "#56B4E9"),
+    "self_token": Mark("S", "#15197C"),
+    "local": Mark("L", "#927EEC"),
+    "same_token": Mark("E", "#009E73"),
+    "induction": Mark("I", "#D55E00"),
+    "similar_token": Mark("M", "#5C0300"),
+    "rare": Mark("R", "#CC79A7"),
+    "first_token": Mark("F", "#F0E442"),
+    "sink": Mark("K", "#E69F00"),
+    "delimiter": Mark("D", "#694C50"),
+    "diffuse": Mark("U", "#AFC9B4"),
+}
+_MORE_COLORS = (
+    "#88FCA4", "#3F1E46", "#9B4E1A", "#55D3F6", "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
+    "#5D5588",
+)  # fmt: skip
+_LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_BEYOND = "ΓΔΘΛΞΠΣΦΨΩБДЖЗИЛФЦЧШЩЭЮЯÄÖÜÉÈÊÅÆØÑÇÀÂÎÔÕÐÞŁŠŽČĐ"
+_NO_GLYPH_LEFT = "Ŋ"
+
+
+def marks_of(findings: Findings) -> dict[str, Mark]:
+    """A mark for each role that occurs in findings or their control: the known ones first, each in its fixed place.
+
+    Roles that are not known get a letter of their name, then any that is left. No two roles share a colour; nor a
+    glyph, up to about 60 roles.
+    """
+    names = {role.name for head in (*findings.heads, *findings.control) for role in head.roles}
+    marks = {name: mark for name, mark in MARKS.items() if name in names}
+    taken = {mark.glyph for mark in MARKS.values()}
+    for number, name in enumerate(sorted(names - MARKS.keys())):
+        wanted = [letter for letter in name.upper() if letter in _LATIN]
+        glyph = next((letter for letter in (*wanted, *_LATIN, *_BEYOND) if letter not in taken), _NO_GLYPH_LEFT)
+        taken.add(glyph)
+        marks[name] = Mark(glyph, _further_color(number))
+    return marks
+
+
+def _further_color(number: int) -> str:
+    if number < len(_MORE_COLORS):
+        return _MORE_COLORS[number]
+    # Hues a golden angle apart never repeat; by now the glyph has to tell roles apart.
+    rest = number - len(_MORE_COLORS)
+    parts = colorsys.hls_to_rgb(rest * 0.618034 % 1, (0.38, 0.55, 0.72)[rest % 3], 0.6)
+    return "#" + "".join(f"{round(part * 255):02X}" for part in parts)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many heads have a role, and of how many it is the strongest."""
+
+    role: str
+    n_heads: int
+    n_strongest: int
+
+
+def counts(findings: Findings, marks: Iterable[str]) -> list[Count]:
+    """The roles that heads have, in the order of `marks`."""
+    held = Counter(name for head in findings.heads for name in {role.name for role in head.roles})
+    strongest = Counter(head.roles[0].name for head in findings.heads if head.roles)
+    return [Count(name, held[name], strongest[name]) for name in marks if held[name]]
+
+
+def unclassified(heads: Iterable[Head]) -> list[Head]:
+    """The heads without any role."""
+    return [head for head in heads if not head.roles]
+
+
+def number(value: float) -> str:
+    """A number with three digits or so; `–` where it is undefined."""
+    if not math.isfinite(value):
+        return UNDEFINED
+    size = abs(value)
+    text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    # -0.001 is 0.00, not -0.00.
+    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text.replace("-", "−")
+
+
+def percent(share: float | None) -> str:
+    """A share as percent; `–` where it is undefined."""
+    return f"{share:.0%}" if share is not None and math.isfinite(share) else UNDEFINED
+
+
+def interval(low: float, high: float) -> str:
+    """Such as [0.91, 0.95]; `–` where it is undefined."""
+    return f"[{number(low)}, {number(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+
+
+def label(name: str) -> str:
+    """A role's name as people read it."""
+    return printable(name.replace("_", " "))
+
+
+def printable(text: object, most: int = 200) -> str:
+    """A text from a record on one line, without control characters, of at most `most` characters."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(text).split()))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def ink_on(color: str) -> str:
+    """Black or white, whichever reads better on a colour "#rrggbb" (contrast of WCAG 2)."""
+    linear = []
+    for start in (1, 3, 5):
+        part = int(color[start : start + 2], 16) / 255
+        linear.append(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
+def corpus_line(findings: Findings) -> str:
+    """Such as "812 texts, 41,234 tokens: alice.txt"."""
+    corpus = findings.corpus
+    parts = [
+        f"{corpus[name]:,} {what if corpus[name] != 1 else what[:-1]}"
+        for name, what in (("n_texts", "texts"), ("n_tokens", "tokens"))
+        if isinstance(corpus.get(name), int)
+    ]
+    sources = corpus.get("sources") or ()
+    named = [printable(source, 60) for source in (sources if isinstance(sources, Sequence) else ())[:3]]
+    if len(sources) > len(named):
+        named.append(f"and {len(sources) - len(named)} more")
+    return ", ".join(parts) + (": " if parts and named else "") + ", ".join(named)
+
+
+def notes(findings: Findings) -> list[str]:
+    """What a reader must know about findings beside the heads: one sentence each."""
+    said = []
+    if any(role.tentative for head in findings.heads for role in head.roles):
+        said.append("tentative (small letter): a role that rests on its value alone, as so few texts give no interval")
+    if findings.corpus.get("complete") is False:
+        said.append("it was stopped early: these are the texts up to there")
+    problems = findings.corpus.get("problems")
+    if isinstance(problems, Sequence) and problems:
+        said.append(f"left out: {len(problems)} {'source' if len(problems) == 1 else 'sources'} that could not be read")
+    if findings.control:
+        held = Counter(name for head in findings.control for name in {role.name for role in head.roles})
+        found = [f"{n} {label(name)}" for name, n in held.most_common()]
+        n_none = len(unclassified(findings.control))
+        found += [f"{n_none} unclassified"] if n_none else []
+        control = f"untrained control (random weights, same texts), {len(findings.control)} heads"
+        said.append(f"{control}: {', '.join(found)}")
+    return said

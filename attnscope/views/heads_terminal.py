@@ -1,0 +1,322 @@
+"""Findings drawn in the terminal, with rich: a grid of roles, heads by role with their evidence, measures."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.errors import AttnscopeError
+from attnscope.findings import Estimate, Findings, Head, Role
+from attnscope.views import heads_summary
+from attnscope.views.heads_summary import UNCLASSIFIED, Mark, ink_on, interval, label, number, percent
+
+_MORE = "+"
+_MOST_NAMED = 24
+_MOST_WITH_INTERVALS = 2
+_TITLE_CELLS = 14
+_NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)
+
+
+def grid(findings: Findings, console: Console) -> RenderableType:
+    """The strongest role of every head as a coloured letter, layers down and heads across, and what the letters mean.
+
+    Letters alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, cells narrow first, then
+    its heads go on below. The kinds of attention of an encoder-decoder stand one under the other.
+
+    Args:
+        findings: What to draw.
+        console: Tells the width.
+    """
+    marks = heads_summary.marks_of(findings)
+    parts: list[RenderableType] = []
+    for kind in findings.kinds:
+        if len(findings.kinds) > 1:
+            parts.append(Text(f"\n{heads_summary.printable(kind)} attention", style="bold"))
+        parts.append(_kind_grid([head for head in findings.heads if head.kind == kind], marks, console.width))
+    parts += [Text(), _legend(findings, marks)]
+    return Group(*parts)
+
+
+def table(findings: Findings, console: Console, most: int = 20) -> RenderableType:
+    """Heads by role, the largest value first, with the evidence; what has no role, and notes, in a line each.
+
+    A head stands under each of its roles. In a narrow terminal the least important columns go, and a line says which.
+
+    Args:
+        findings: What to draw.
+        console: Tells the width.
+        most: How many heads of a role are listed; a line says how many more there are.
+    """
+    marks = heads_summary.marks_of(findings)
+    found = heads_summary.counts(findings, marks)
+    columns, left_out = _fitting(_columns(findings, marks), console.width)
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for column in columns:
+        shown.add_column(
+            column.title,
+            justify=column.justify,
+            no_wrap=column.name not in ("role", "also"),
+            overflow="fold",
+            min_width=column.width,
+        )
+    for count in found:
+        rows = _having(findings, count.role)
+        for place, (head, role) in enumerate(rows[:most]):
+            shown.add_row(*(column.cell(head, role) if place or column.name != "role" else
+                            _role_name(count.role, marks) for column in columns))  # fmt: skip
+        if len(rows) > most:
+            more = Text(f"and {len(rows) - most} more", style="dim")
+            shown.add_row(*(more if column.name == "role" else Text() for column in columns))
+    parts: list[RenderableType] = [shown, Text()] if found else []
+    parts.append(_unclassified(findings))
+    if found:
+        parts.append(Text(_explanation(findings, [count.role for count in found]), style="dim"))
+    if left_out:
+        parts.append(Text(f"not shown in {console.width} columns: {', '.join(left_out)}", style="dim"))
+    said = [heads_summary.corpus_line(findings), *heads_summary.notes(findings)]
+    parts += [Text(line, style="dim") for line in said if line]
+    return Group(*parts)
+
+
+def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
+    """Measures of every head; of one or two measures with their intervals and their value under uniform attention.
+
+    Args:
+        findings: What to draw.
+        names: Which measures, a column each.
+
+    Raises:
+        AttnscopeError: There is no such measure.
+    """
+    for name in names:
+        if name not in findings.measure_names:
+            close = difflib.get_close_matches(name, findings.measure_names)
+            raise AttnscopeError(
+                f"there is no measure {name!r} in these findings",
+                f"did you mean {close[0]}?" if close else f"there are {', '.join(findings.measure_names)}",
+            )
+    return _Measures(findings, tuple(names))
+
+
+@dataclass(frozen=True, eq=False)
+class _Measures:
+    """Measures of every head, as many side by side as the terminal has room for, the others below."""
+
+    findings: Findings
+    names: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = self._columns()
+        heads = [Text(_head_name(head, self.findings), style="bold") for head in self.findings.heads]
+        room = options.max_width - max((head.cell_len for head in heads), default=4)
+        while columns:
+            n_shown = max(1, sum(total <= room for total in accumulate(width + 2 for _, width, _ in columns)))
+            shown = Table(box=None, pad_edge=False, header_style="dim")
+            shown.add_column("head", no_wrap=True)
+            for title, width, _ in columns[:n_shown]:
+                shown.add_column(title, justify="right", width=width, overflow="fold")
+            for head, *cells in zip(heads, *(cells for _, _, cells in columns[:n_shown]), strict=True):
+                shown.add_row(head, *cells)
+            yield shown
+            yield Text()
+            columns = columns[n_shown:]
+        for name in self.names:
+            if what := self.findings.measure_facts(name).what:
+                yield Text(heads_summary.printable(f"{name}: {what}"), style="dim")
+
+    def _columns(self) -> list[tuple[Text, int, list[Text]]]:
+        """Title, width and cells of each column."""
+        columns = []
+        for name in self.names:
+            unit = self.findings.measure_facts(name).unit
+            title = heads_summary.printable(name)
+            if unit and not name.endswith(f"_{unit}"):
+                title += f" ({heads_summary.printable(unit)})"
+            estimates = [head.measures.get(name, _NOTHING) for head in self.findings.heads]
+            cells = {title: [Text(number(one.value), style="cyan") for one in estimates]}
+            if len(self.names) <= _MOST_WITH_INTERVALS:
+                cells["95% interval"] = [Text(interval(one.low, one.high)) for one in estimates]
+                cells["uniform"] = [Text(number(one.uniform)) for one in estimates]
+            for heading, column in cells.items():
+                widest = max((cell.cell_len for cell in column), default=1)
+                columns.append((Text(heading), max(widest, min(cell_len(heading), _TITLE_CELLS)), column))
+        return columns
+
+
+def _kind_grid(heads: Sequence[Head], marks: Mapping[str, Mark], width: int) -> Text:
+    by_place = {(head.layer, head.head): head for head in heads}
+    layers = range(max(layer for layer, _ in by_place) + 1)
+    n_heads = max(head for _, head in by_place) + 1
+    margin = len(f"L{layers[-1]} ")
+    cell = max(2, min(4, (width - margin) // n_heads))
+    per_block = max(1, (width - margin) // cell)
+    text = Text(no_wrap=True, overflow="crop")
+    for first in range(0, n_heads, per_block):
+        block = range(first, min(n_heads, first + per_block))
+        text.append("\n" if first else "")
+        text.append(" " * margin)
+        text.append(_head_numbers(block, cell) + "\n", style="dim")
+        for layer in layers:
+            text.append(f"L{layer}".rjust(margin - 1) + " ", style="dim")
+            for head in block:
+                _add_cell(text, by_place.get((layer, head)), marks, cell)
+            text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _head_numbers(heads: range, cell: int) -> str:
+    """The heads' numbers over their cells; where they do not fit, every second or third."""
+    step = -(-len(f"{heads[-1]} ") // cell)
+    numbers = (f"{head:^3} " if cell == 4 else f"{head:<{cell * step}}" for head in heads[:: 1 if cell == 4 else step])
+    return "".join(numbers).rstrip()
+
+
+def _add_cell(text: Text, head: Head | None, marks: Mapping[str, Mark], cell: int) -> None:
+    pad, gap = (" ", " ") if cell == 4 else ("", " " if cell == 3 else "")
+    if head is None:
+        text.append(" " * cell)
+    elif not head.roles:
+        text.append(f"{pad}{UNCLASSIFIED} {gap}", style="dim")
+    else:
+        more = _MORE if len(head.roles) > 1 else " "
+        mark = marks[head.roles[0].name]
+        text.append(pad + mark.letter(head.roles[0]) + more, style=_style(mark))
+        text.append(gap)
+
+
+def _style(mark: Mark) -> Style:
+    return Style(color=ink_on(mark.color), bgcolor=mark.color, bold=True)
+
+
+def _legend(findings: Findings, marks: Mapping[str, Mark]) -> RenderableType:
+    entries = []
+    for count in heads_summary.counts(findings, marks):
+        entry = _role_name(count.role, marks)
+        entry.append(f" {count.n_heads}", style="bold")
+        if count.n_strongest < count.n_heads:
+            entry.append(f", strongest in {count.n_strongest}", style="dim")
+        entries.append(entry)
+    if n_none := len(heads_summary.unclassified(findings.heads)):
+        entry = Text(f" {UNCLASSIFIED} ", style="dim")
+        entry.append(" unclassified", style="not dim").append(f" {n_none}", style="bold not dim")
+        entries.append(entry)
+    hints = []
+    if any(len(head.roles) > 1 for head in findings.heads):
+        hints.append(f"the letter is the strongest role, {_MORE} = there are more")
+    if any(head.roles and head.roles[0].tentative for head in findings.heads):
+        hints.append("a small letter = tentative")
+    parts: list[RenderableType] = [Columns(entries, padding=(0, 2))] if entries else []
+    return Group(*parts, *([Text("; ".join(hints), style="dim")] if hints else []))
+
+
+def _role_name(role: str, marks: Mapping[str, Mark]) -> Text:
+    text = Text()
+    text.append(f" {marks[role].glyph} ", style=_style(marks[role]))
+    return text.append(f" {label(role)}")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table: its narrowest width, and how soon it goes where there is no room (0 = never)."""
+
+    name: str
+    title: str
+    justify: Literal["left", "right"]
+    width: int
+    goes: int
+    cell: Callable[[Head, Role], Text]
+
+
+def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
+    """All columns, and what stands in them; `role` is empty but for the first row of a role."""
+    heads = [head for head in findings.heads if head.roles]
+    roles = [role for head in heads for role in head.roles]
+    n_more = max((len(head.roles) for head in heads), default=1) - 1
+    names = max((len(_head_name(head, findings)) for head in heads), default=4)
+    widest = max((cell_len(label(role.name)) for role in roles), default=4)
+    intervals = max((len(interval(role.low, role.high)) for role in roles), default=1)
+    columns = [
+        _Column("role", "role", "left", min(4 + widest, 18), 0, lambda head, role: Text()),
+        _Column("head", "head", "left", names, 0, lambda head, role: Text(_head_name(head, findings), style="bold")),
+        _Column("rests", "rests", "right", 5, 5, lambda head, role: Text(percent(head.resting_share))),
+        _Column("value", "value", "right", 5, 0, lambda head, role: Text(number(role.value), style="cyan")),
+        _Column("interval", "95% interval", "right", max(12, intervals), 6,
+                lambda head, role: Text(interval(role.low, role.high))),
+        _Column("baseline", "baseline", "right", 8, 4, lambda head, role: Text(number(role.baseline))),
+        _Column("q", "q", "right", 6, 3, lambda head, role: Text(_q(role.q))),
+        _Column("share", "share", "right", 5, 2, lambda head, role: Text(_share(role))),
+    ]  # fmt: skip
+    if n_more:
+        width = min(5, max(4, 2 * n_more - 1))
+        columns.append(_Column("also", "also", "left", width, 1, lambda head, role: _also(head, role, marks)))
+    return columns
+
+
+def _fitting(columns: list[_Column], width: int) -> tuple[list[_Column], list[str]]:
+    """The columns that the terminal has room for, and the names of those that it has not."""
+    left_out = []
+    while sum(column.width + 1 for column in columns) > width + 1:
+        first = min((column for column in columns if column.goes), key=lambda column: column.goes, default=None)
+        if first is None:
+            break
+        left_out.append(first.name)
+        columns = [column for column in columns if column is not first]
+    return columns, left_out
+
+
+def _having(findings: Findings, name: str) -> list[tuple[Head, Role]]:
+    """The heads that have a role, the largest value first."""
+    found = [(head, role) for head in findings.heads for role in head.roles if role.name == name]
+    return sorted(found, key=lambda pair: -pair[1].value)
+
+
+def _head_name(head: Head, findings: Findings) -> str:
+    return f"{heads_summary.printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name
+
+
+def _q(q: float) -> str:
+    return "<0.001" if q < 0.001 else f"{q:.3f}" if q == q else heads_summary.UNDEFINED
+
+
+def _share(role: Role) -> str:
+    return "all" if role.active_share is None else percent(role.active_share)
+
+
+def _also(head: Head, shown: Role, marks: Mapping[str, Mark]) -> Text:
+    text = Text()
+    for role in head.roles:
+        if role.name != shown.name:
+            text.append(" " if text else "")
+            text.append(marks[role.name].letter(role), style=_style(marks[role.name]))
+    return text
+
+
+def _unclassified(findings: Findings) -> Text:
+    heads = heads_summary.unclassified(findings.heads)
+    text = Text("unclassified: ", style="bold")
+    text.append(f"{len(heads)} of {len(findings.heads)} heads", style="not bold")
+    if heads:
+        named = ", ".join(_head_name(head, findings) for head in heads[:_MOST_NAMED])
+        more = f" and {len(heads) - _MOST_NAMED} more" if len(heads) > _MOST_NAMED else ""
+        text.append(f": {named}{more}", style="not bold")
+    return text
+
+
+def _explanation(findings: Findings, roles: Sequence[str]) -> str:
+    needed = ", ".join(f"{label(role)} {number(findings.role_facts(role).threshold)}" for role in roles)
+    return (
+        "rests: attention on special tokens and the first; share: how much of the attention the value speaks of, all or "
+        f"what does not rest; a role needs more than its baseline and than: {needed}"
+    )
