@@ -99,6 +99,11 @@ def test_lines_survive_wherever_the_file_is_cut(lines, end, size, last):
     assert list(corpus._lines(pieces)) == (lines or [""] * last)
 
 
+def test_a_byte_order_mark_is_one_at_the_start_alone():
+    mark = "\ufeff".encode()
+    assert list(corpus._lines(iter([mark[:1], mark[1:], b"a", mark + b"b"]))) == ["a\ufeffb"]
+
+
 @given(st.lists(st.lists(LINE, min_size=1, max_size=3), min_size=1, max_size=5), st.integers(2, 4))
 def test_paragraphs_survive(tmp_path_factory, paragraphs, blank):
     whole = ["\n".join(lines) for lines in paragraphs]

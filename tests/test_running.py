@@ -138,6 +138,13 @@ def test_carries_come_in_time(monkeypatch):
     assert state(again) == state(whole)
 
 
+def test_limbs_do_not_overflow_between_carries():
+    n, s = 4_800_000, 1.99 * 2.0**-10  # nearly the most that one limb takes, times more than 2^22
+    held = RunningSums()
+    held.add(np.broadcast_to(s, n), 1)
+    assert held.total("s") == pytest.approx(n * s, rel=1e-7)
+
+
 def test_the_largest_numbers_of_a_million_texts_fit():
     held = RunningSums()
     held.add(np.full(1_000_000, -LARGEST), np.full(1_000_000, LARGEST))
