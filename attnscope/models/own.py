@@ -84,7 +84,7 @@ SPECIAL = ("[BOS]", "[REST]", "[SEP]", "[EOS]")
 FIRST_PUNCTUATION = 8
 FIRST_WORD = FIRST_PUNCTUATION + sys.maxunicode + 1
 CODE_BITS = 22
-VOCABULARY = 2**CODE_BITS
+VOCABULARY = 1 << CODE_BITS
 
 D_CODE = 64
 D_PLACE = sum(MODULI)
@@ -405,7 +405,7 @@ def _number(word: str) -> int:
 
 def _is_punctuation(char: str) -> bool:
     """Whether word_spans sets a character apart as punctuation: Unicode's P categories, and ASCII symbols."""
-    return unicodedata.category(char)[0] == "P" or (char.isascii() and char.isprintable() and not char.isalnum())
+    return unicodedata.category(char)[0] == "P" or ("!" <= char <= "~" and not char.isalnum())
 
 
 # Model ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,459 @@
+"""The glass box does what it says: every head looks where its role says, on every text, and rests elsewhere."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnscope.models as models
+from attnscope.core.attention import attend, attention_weights
+from attnscope.core.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models import Batch, own
+from attnscope.models.own import (
+    BOS,
+    EOS,
+    FIRST_WORD,
+    MAX_TOKENS,
+    REST,
+    SEP,
+    VOCABULARY,
+    OwnTokenizer,
+    load_own,
+    own_info,
+    place_codes,
+    roles,
+    token_codes,
+    written_slot,
+)
+from attnscope.studies.heatmap import heatmap
+from attnscope.text import _is_cjk, word_spans
+
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
+SHA256 = {
+    "own": "66faa1315d316dd9abe51dca67776681a493489f67f06b86e9bd7831c463e1c4",
+    "own-causal": "a9beb3d8b6a7ff05a028333c078042b55b62773b51b2d9d3979868d6c8a3da10",
+}
+LOOKS_BACK = {"own": (False, True), "own-causal": (True, True)}
+LAYER_1 = ("previous", "induction", "self", "first", "same", "two back", "uniform")
+HEADS = {
+    "own": (("previous", "next", "self", "first", "same", "punctuation", "uniform"), LAYER_1),
+    "own-causal": (("previous", "two back", "self", "first", "same", "punctuation", "uniform"), LAYER_1),
+}
+NAMES = tuple(HEADS)
+
+
+@cache
+def model(name="own", sharpness=16.0, dtype="float32"):
+    return load_own(name, sharpness=sharpness, dtype=dtype)
+
+
+@cache
+def sample_texts():
+    lines = [(SAMPLES / name).read_text("utf-8").splitlines() for name in ("sentences.txt", "multilingual.txt")]
+    paragraphs = (SAMPLES / "alice.txt").read_text("utf-8").split("\n\n")
+    return [text.strip() for text in (*lines[0], *lines[1], *paragraphs) if text.strip()]
+
+
+def weights_of(glass_box, batch):
+    """(layer, batch, head, query, key) and the residual stream at the end."""
+    probe = Weights()
+    with torch.inference_mode():
+        hidden = glass_box.run(batch, probe)
+    (layers,) = probe.maps.values()
+    return np.stack([layers[0].double().numpy(), layers[1].double().numpy()]), hidden
+
+
+def batch_of(ids):
+    return Batch(torch.as_tensor(np.asarray(ids))[None])
+
+
+@cache
+def right_keys(head, ids):
+    """Where a head is to look from each place of a text, whichever way it may look: (query, key), True = there."""
+    n = len(ids)
+    looks = {
+        "previous": lambda i, j: j == i - 1,
+        "next": lambda i, j: j == i + 1,
+        "two back": lambda i, j: j == i - 2,
+        "self": lambda i, j: j == i,
+        "first": lambda i, j: j == 0,
+        "same": lambda i, j: j != i and ids[j] == ids[i],
+        "induction": lambda i, j: 0 < j < i and ids[j - 1] == ids[i],
+        "punctuation": lambda i, j: 8 <= ids[j] < FIRST_WORD,
+    }[head]
+    return np.array([[looks(i, j) for j in range(n)] for i in range(n)])
+
+
+def assert_every_head_looks_right(name, ids, attention, sharpness=16.0, *, but=()):
+    """The mass on the right keys, or at rest, is at least what the margins of the scores promise."""
+    n = len(ids)
+    on_right = 1 / (1 + math.exp(-sharpness) + n * math.exp(-2 * sharpness)) - 1e-5
+    at_rest = 1 / (1 + n * math.exp(-sharpness)) - 1e-5
+    ids = tuple(int(number) for number in ids)
+    right_of = {head: right_keys(head, ids) for head in {*HEADS[name][0], *HEADS[name][1]} - {"uniform"}}
+    for layer, heads in enumerate(HEADS[name]):
+        may = np.tri(n, dtype=bool) if LOOKS_BACK[name][layer] else np.ones((n, n), bool)
+        for number, head in enumerate(heads):
+            where, rows = f"{name} L{layer}H{number} ({head})", attention[layer, number]
+            if head == "uniform":
+                np.testing.assert_allclose(rows, may / may.sum(1, keepdims=True), rtol=1e-5, err_msg=where)
+            elif head not in but:
+                right = right_of[head] & may
+                has_right = right.any(1)
+                # A first token that sees itself alone cannot rest elsewhere.
+                rest = np.where(may[:, 1], 1, 0)
+                assert ((rows * right).sum(1)[has_right] >= on_right).all(), where
+                assert (rows[np.arange(n), rest][~has_right] >= at_rest).all(), where
+
+
+# What the heads do
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_head_looks_where_its_role_says_on_every_sample_text(name):
+    for text in sample_texts():
+        ids = OwnTokenizer().encode(text).ids
+        attention, _ = weights_of(model(name), batch_of(ids))
+        assert_every_head_looks_right(name, ids, attention[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sharpness", [1.0, 4.0, 8.0, 50.0])
+def test_sharpness_is_the_margin_in_nats(name, sharpness):
+    for text in sample_texts()[:30:3]:
+        ids = OwnTokenizer().encode(text).ids
+        attention, _ = weights_of(model(name, sharpness), batch_of(ids))
+        # At 1 what the previous-token head writes is too blurred for the induction head to tell words apart.
+        but = ("induction",) if sharpness < 4 else ()
+        assert_every_head_looks_right(name, ids, attention[:, 0], sharpness, but=but)
+
+
+def test_by_default_the_promise_is_more_than_98_percent_up_to_the_limit():
+    assert 1 / (1 + MAX_TOKENS * math.exp(-own.SHARPNESS)) > 0.996
+    assert 1 / (1 + math.exp(-own.SHARPNESS) + MAX_TOKENS * math.exp(-2 * own.SHARPNESS)) > 0.999
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_sharpness_every_head_is_uniform(name):
+    attention, _ = weights_of(model(name, 0.0), batch_of(OwnTokenizer().encode("to be, or not to be").ids))
+    for layer, back in enumerate(LOOKS_BACK[name]):
+        allowed = np.tril(np.ones((10, 10))) if back else np.ones((10, 10))
+        expected = allowed / allowed.sum(1, keepdims=True)
+        np.testing.assert_allclose(attention[layer, 0], np.broadcast_to(expected, (7, 10, 10)), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(3))
+def test_induction_on_repeated_random_tokens(name, seed):
+    half = np.random.default_rng(seed).integers(FIRST_WORD, VOCABULARY, 97)
+    ids = [BOS, REST, *half, *half, EOS]
+    attention, hidden = weights_of(model(name), batch_of(ids))
+    for i in range(2 + 97, 2 + 2 * 97 - 1):
+        assert attention[1, 0, 1, i, i - 96] >= 0.98
+    # The circuit copies: what it writes is the code of the token that comes next.
+    predicted = hidden[0, 2 + 97 : 2 + 2 * 97 - 1, written_slot(1, 1)].numpy()
+    np.testing.assert_allclose(predicted, token_codes(half[1:]), atol=1e-3)
+    assert_every_head_looks_right(name, ids, attention[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_the_previous_token_head_there_is_no_induction(name):
+    half = np.random.default_rng(7).integers(FIRST_WORD, VOCABULARY, 13)
+    seen = {}
+
+    def silence_the_previous_token_head(call):
+        seen[call.layer] = attention_weights(call)
+        heads = attend(call).clone()
+        if call.layer == 0:
+            heads[:, 0] = 0
+        return heads
+
+    model(name).run(batch_of([BOS, REST, *half, *half, EOS]), silence_the_previous_token_head)
+    assert bool((seen[1][0, 1, 1:, 1] > 0.98).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_head_writes_what_it_attends_to_into_a_slot_of_its_own(name):
+    ids = OwnTokenizer().encode("A rose is a rose is a rose.").ids
+    attention, hidden = weights_of(model(name), batch_of(ids))
+    codes = token_codes(ids)
+    taken = []
+    for layer in range(2):
+        for head in range(7):
+            slot = written_slot(layer, head)
+            np.testing.assert_allclose(hidden[0, :, slot].numpy(), attention[layer, 0, head] @ codes, atol=1e-4)
+            taken += range(slot.start, slot.stop)
+    assert len(set(taken)) == len(taken) == 2 * 7 * 64
+    assert min(taken) > own.EOS_FLAG
+    assert max(taken) < own.D_MODEL
+    np.testing.assert_array_equal(hidden[0, :, own.TOKEN].numpy(), codes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_token_repeated_at_once_is_not_its_own_induction(name):
+    ids = [BOS, REST, FIRST_WORD, FIRST_WORD, FIRST_WORD, FIRST_WORD + 5, EOS]
+    attention, _ = weights_of(model(name), batch_of(ids))
+    assert_every_head_looks_right(name, ids, attention[:, 0])
+    assert attention[1, 0, 1, 3, 1] > 0.98
+    assert attention[1, 0, 1, 4, 3] > 0.98
+
+
+def test_roles_are_those_of_the_tests():
+    names = {
+        "previous": ("previous_token", "local"),
+        "next": ("next_token", "local"),
+        "self": ("self_token", "local"),
+        "first": ("first_token",),
+        "same": ("same_token",),
+        "punctuation": ("delimiter",),
+        "uniform": ("diffuse",),
+        "induction": ("induction",),
+        "two back": ("local",),
+    }
+    for name in NAMES:
+        expected = {(layer, h): names[head] for layer, heads in enumerate(HEADS[name]) for h, head in enumerate(heads)}
+        assert roles(name) == expected
+        assert own.descriptions(name).keys() == expected.keys()
+    assert {role for role, *_ in roles("own").values()} == {role for role, *_ in names.values()}
+
+
+# Places and codes
+
+
+def test_places_agree_in_all_remainders_only_with_themselves():
+    apart = np.arange(1, MAX_TOKENS)
+    agreements = sum((apart % modulus == 0).astype(int) for modulus in own.MODULI)
+    assert agreements.max() == len(own.MODULI) - 1
+    places = np.array([0, 1, 30, 31, 1000, MAX_TOKENS - 1])
+    gram = place_codes(places) @ place_codes(np.arange(MAX_TOKENS)).T
+    assert ((gram == 3) == (places[:, None] == np.arange(MAX_TOKENS))).all()
+
+
+def test_different_tokens_have_codes_that_agree_little():
+    # The code is linear: the product of two codewords is the codeword of the exclusive or of their numbers. So the
+    # sums of single codewords are the dot products of pairs.
+    one, other = np.random.default_rng(0).integers(FIRST_WORD, VOCABULARY, (2, 1000))
+    both = one ^ other
+    kept = both >= 8
+    np.testing.assert_array_equal((token_codes(one) * token_codes(other))[kept], token_codes(both[kept]))
+    # Numbers are 15 quadratic bits, 6 linear ones and a sign: every quadratic codeword times every linear one.
+    points = np.array([[point >> variable & 1 for variable in range(6)] for point in range(64)])
+    linear = (-1.0) ** (points @ points.T)
+    assert np.abs(token_codes(np.arange(1, 2**15) << 7) @ linear).max() == 32
+    np.testing.assert_array_equal(token_codes(np.arange(4, 64) << 1), linear[4:])
+    np.testing.assert_array_equal(token_codes(np.arange(4, 64) << 1 | 1), -linear[4:])
+    assert not token_codes(np.arange(8)).any()
+
+
+class _FewRowsOfLayer0(Exception):
+    """Carries weights out of a forward pass whose whole maps would not fit."""
+
+
+def test_places_are_exact_up_to_the_limit():
+    n = MAX_TOKENS
+    ids = np.random.default_rng(1).integers(FIRST_WORD, VOCABULARY, n)
+    ids[[0, 1, -1]] = BOS, REST, EOS
+    ids[[7, 20_000]] = ids[30_000]
+    rows = [0, 1, 2, 3, 31, 33, 34, 31 * 33, 31 * 34, 33 * 34, 20_000, 30_000, n - 2, n - 1]
+
+    def few_rows(call):
+        raise _FewRowsOfLayer0(attention_weights(replace(call, query=call.query[:, :, rows])))
+
+    with pytest.raises(_FewRowsOfLayer0) as caught, torch.inference_mode():
+        model("own").run(batch_of(ids), few_rows)
+    attention = caught.value.args[0][0].numpy()
+    for row, i in enumerate(rows):
+        assert attention[0, row, i - 1 if i else 1] > 0.999
+        assert attention[1, row, i + 1 if i < n - 1 else 1] > 0.999
+        assert attention[2, row, i] > 0.999
+        assert attention[3, row, 0] > 0.999
+        same = [7, 30_000] if i == 20_000 else [7, 20_000] if i == 30_000 else [1]
+        assert attention[4, row, same].sum() > 0.995
+        assert attention[5, row, 1] > 0.995
+    with pytest.raises(AttnscopeError, match="longer than the 34782"):
+        model("own").run(batch_of(np.append(ids, EOS)), Weights())
+
+
+# Masks and precision
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_on_either_side_does_not_matter(name):
+    texts = ["Well, well, well.", "x", "no stops at all and no stops at all"]
+    encoded = [OwnTokenizer().encode(text).ids for text in texts]
+    longest = max(len(ids) for ids in encoded)
+    for left in (False, True):
+        ids = np.full((3, longest), 0)
+        mask = np.zeros((3, longest), bool)
+        places = []
+        for row, one in enumerate(encoded):
+            places.append(slice(longest - len(one), longest) if left else slice(0, len(one)))
+            ids[row, places[-1]], mask[row, places[-1]] = one, True
+        attention, hidden = weights_of(model(name), Batch(torch.as_tensor(ids), torch.as_tensor(mask)))
+        for row, (one, place) in enumerate(zip(encoded, places, strict=True)):
+            alone, hidden_alone = weights_of(model(name), batch_of(one))
+            np.testing.assert_allclose(attention[:, row, :, place, place], alone[:, 0], atol=1e-6)
+            assert not attention[:, row, :, place][..., ~mask[row]].any()
+            torch.testing.assert_close(hidden[row, place], hidden_alone[0], atol=1e-4, rtol=0)
+
+
+def test_the_causal_one_never_looks_ahead_and_own_only_in_layer_0():
+    ids = OwnTokenizer().encode("It was the best of times, it was the worst of times.").ids
+    causal, hidden = weights_of(model("own-causal"), batch_of(ids))
+    assert not np.triu(causal, 1).any()
+    prefix = weights_of(model("own-causal"), batch_of(ids[:9]))[1]
+    torch.testing.assert_close(prefix, hidden[:, :9], atol=1e-5, rtol=0)
+    both, _ = weights_of(model("own"), batch_of(ids))
+    assert np.triu(both[0], 1).any()
+    assert not np.triu(both[1], 1).any()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_other_precisions_do_the_same(name, dtype):
+    ids = OwnTokenizer().encode(sample_texts()[50]).ids
+    expected, _ = weights_of(model(name), batch_of(ids))
+    attention, hidden = weights_of(model(name, dtype=dtype), batch_of(ids))
+    assert hidden.dtype == getattr(torch, dtype)
+    np.testing.assert_allclose(attention, expected, atol=2e-2)
+
+
+# Text
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=40), st.none() | st.text(max_size=20))
+def test_any_text_runs_and_every_token_knows_its_place(text, pair):
+    tokens = OwnTokenizer().encode(text, pair)
+    n_added = 3 if pair is None else 4
+    assert int(tokens.special.sum()) == n_added
+    for segment, whole in ((0, text), (1, pair or "")):
+        own_tokens = ~tokens.special & (tokens.segments == segment)
+        assert [tuple(span) for span in tokens.offsets[own_tokens].tolist()] == word_spans(whole)
+        assert tokens.words[own_tokens].tolist() == list(range(len(word_spans(whole))))
+    assert all(tokens.labels)
+    attention, _ = weights_of(model(), batch_of(tokens.ids))
+    assert_every_head_looks_right("own", tokens.ids, attention[:, 0])
+
+
+def test_special_tokens_stand_at_both_ends_and_between_a_pair():
+    tokens = OwnTokenizer().encode("Yes!", "No?")
+    assert tokens.labels == ("[BOS]", "[REST]", "Yes", "!", "[SEP]", "No", "?", "[EOS]")
+    assert tokens.ids[[0, 1, 4, 7]].tolist() == [BOS, REST, SEP, EOS]
+    assert tokens.segments.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert tokens.special.tolist() == [True, True, False, False, True, False, False, True]
+    assert tokens.offsets.tolist()[2:4] == [[0, 3], [3, 4]]
+
+
+def test_case_and_composition_make_no_difference_but_punctuation_does():
+    def ids(text):
+        return OwnTokenizer().encode(text).ids.tolist()[2:-1]
+
+    assert ids("The") == ids("the") == ids("THE")
+    assert ids("Straße") == ids("STRASSE")
+    assert ids("Café") == ids("cafe\u0301")
+    assert len(set(ids("' \" , ; . ! ? ( ) [ ] ¿ 。 「"))) == 14
+    assert ids("\ud800") != ids("\ud801")
+
+
+def test_what_is_set_apart_as_punctuation_is_numbered_as_punctuation():
+    for char in map(chr, range(sys.maxunicode + 1)):
+        # Chinese characters are set apart too, and are words.
+        apart = word_spans(f"€{char}€") == [(0, 1), (1, 2), (2, 3)] and not _is_cjk(char)
+        assert own._is_punctuation(char) == apart, hex(ord(char))
+
+
+@pytest.mark.parametrize("text", ["", " \n\t "])
+def test_a_text_of_nothing_is_refused(text):
+    with pytest.raises(AttnscopeError):
+        heatmap(model(), text)
+
+
+# As a model among others
+
+
+def test_the_catalogue_knows_it_and_models_load_it():
+    source = models.resolve("own")
+    assert (source.name, source.folder) == ("own", None)
+    assert models.open_tokenizer(source) is None
+    loaded = models.load("own")
+    assert isinstance(loaded, own.OwnModel)
+    info, tokenizer = models.describe("own")
+    assert info == loaded.info == own_info()
+    assert tokenizer.name == loaded.tokenizer.name
+    assert models.load("own-causal", engine="native", dtype="float64").info.dtype == "float64"
+    with pytest.raises(AttnscopeError, match="transformers has no model own"):
+        models.load("own", engine="hf")
+    with pytest.raises(AttnscopeError, match="there is no model own-casual") as caught:
+        models.resolve("own-casual")
+    assert caught.value.hint == "did you mean own-causal?"
+
+
+def test_what_is_known_of_it():
+    info = own_info()
+    assert (info.architecture, info.engine, info.road, info.kinds) == ("own", "native", "seam", ("encoder",))
+    assert own_info("own-causal").kinds == ("decoder",)
+    assert (info.n_layers, info.n_heads, info.max_tokens) == ((2,), (7,), MAX_TOKENS)
+    assert info.n_parameters == sum(p.numel() for layer in model()._layers for p in layer.parameters())
+    described = dict(info.lines("words"))
+    assert described["L1H1"].startswith("induction")
+    assert json.loads(json.dumps(info.as_json()))["heads"]["L0H1"] == "the next token"
+
+
+def test_a_heatmap_of_it():
+    record = heatmap(model(), "the cat sat on the mat, the cat slept.", pick=[(0, 4), (1, 1)])
+    assert record.run["sha256"] == SHA256["own"]
+    same, induction = record.maps[0].of(0, 4), record.maps[0].of(1, 1)
+    cat, again = (i for i, label in enumerate(record.tokens) if label == "cat")
+    assert same[again, cat] == pytest.approx(1, abs=1e-4)
+    assert induction[again, cat + 1] == pytest.approx(1, abs=1e-4)
+
+
+def test_everywhere_the_same_weights_and_numbers_without_torch():
+    program = (
+        "import sys, attnscope.models as m; from attnscope.models.own import own_info;"
+        "print(*(own_info(n).sha256 for n in ('own', 'own-causal')), *m.describe('own')[1].encode('Ein Wort!').ids);"
+        "assert 'torch' not in sys.modules"
+    )
+    for seed in ("1", "2"):
+        printed = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        assert printed == [*SHA256.values(), "0", "1", "1464620", "1202105", "41", "3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spec": "minilm"}, "minilm is no glass box"),
+        ({"sharpness": -1.0}, "sharpness -1.0 makes no sense"),
+        ({"sharpness": math.nan}, "sharpness nan makes no sense"),
+        ({"sharpness": math.inf}, "sharpness inf makes no sense"),
+        ({"dtype": "int8"}, "there is no precision 'int8'"),
+        ({"device": "abacus"}, "cannot compute on device 'abacus'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(AttnscopeError, match=message):
+        load_own(**options)
+
+
+@pytest.mark.parametrize("number", [-1, VOCABULARY])
+def test_foreign_token_numbers_are_refused(number):
+    with pytest.raises(AttnscopeError, match="token number is not between 0 and 4194303"):
+        model().run(batch_of([BOS, REST, number]), Weights())
