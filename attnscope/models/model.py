@@ -161,3 +161,30 @@ class ChatTokenizer(Protocol):
     def chat(self, text: str) -> Tokens:
         """Tokenises a text as the user's message in the model's chat template."""
         ...
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A model whose static embeddings can be seen: what the input layer has for each token, wherever it stands."""
+
+    def static_embeddings(self, ids: "Tensor") -> "Tensor":
+        """The rows of the token embedding, (batch, token, d), for token numbers (batch, token)."""
+        ...
+
+
+@runtime_checkable
+class Projects(Protocol):
+    """A model whose output projections can be seen."""
+
+    def output_projections(self) -> "dict[tuple[str, int], Tensor]":
+        """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it."""
+        ...
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """A model that has an untrained twin."""
+
+    def untrained(self, seed: int) -> Model:
+        """The same architecture with random weights."""
+        ...

@@ -1,0 +1,125 @@
+"""`attnscope heads` and `attnscope merge`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.findings import Findings
+
+Formats = Annotated[
+    str,
+    typer.Option("-f", "--format", help="Files to write with -o: several of npz, csv, json, png, svg, pdf."),
+]
+
+
+def heads(
+    text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; may be given several times."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="What of a text file is one text: line, paragraph or file.")] = "line",
+    field: Annotated[str, typer.Option(help="The field of jsonl or csv that holds the text.")] = "text",
+    probe: Annotated[
+        str | None, typer.Option(help="repeat: random tokens that come twice, the standard test for induction.")
+    ] = None,
+    model: options.Model = "minilm",
+    thresholds: Annotated[
+        list[str] | None, typer.Option("--threshold", help="What a role must reach, such as induction=0.3.")
+    ] = None,
+    measures: Annotated[
+        str | None, typer.Option(help="Also print these measures, such as entropy_nats,positional.")
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(help="Cut long texts into chunks of so many tokens.")] = None,
+    stride: Annotated[int | None, typer.Option(help="How many tokens further the next chunk begins.")] = None,
+    frequencies: Annotated[
+        Path | None, typer.Option(help="Word counts (word<tab>count), instead of the corpus's own.")
+    ] = None,
+    control: Annotated[
+        str | None, typer.Option(help="untrained: study the same architecture with random weights beside.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(help="Study a part of the corpus only, such as 2/8; `merge` joins them.")
+    ] = "1/1",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
+    formats: Formats = "npz,csv,png",
+    engine: options.Engine = "auto",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    no_check: options.NoCheck = False,
+    allow_pickle: options.AllowPickle = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Say what each head is for: measures and roles with their evidence, over any amount of text.
+
+    - `attnscope heads --file sample_texts/alice.txt --split paragraph`
+
+    - `attnscope heads --file 'corpus/*.txt.gz' -o out`
+    """
+    from attnscope.studies.heads_files import StudyOrder, study
+    from attnscope.studies.heatmap_files import LoadOptions
+
+    order = StudyOrder(
+        text=text, files=tuple(file or ()), split=split, field=field, probe=probe, thresholds=tuple(thresholds or ()),
+        chunk=chunk, stride=stride, frequencies=frequencies, control=control, shard=shard, out=out, formats=formats,
+    )  # fmt: skip
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
+    with options.progress(quiet) as report:
+        findings, paths = study(model, order, loading, report)
+    options.say(findings.run.get("notes", ()), quiet)
+    print_findings(findings, paths, measures, json)
+    fail_on_problems(findings)
+
+
+def merge(
+    parts: Annotated[list[Path], typer.Argument(help="Records of shards (heads.npz), or the folders that hold them.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole.")],
+    formats: Formats = "npz,csv,png",
+    json: options.Json = False,
+) -> None:
+    """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
+    from attnscope.studies.heads_files import merge_files
+
+    findings, paths = merge_files(parts, out, formats)
+    print_findings(findings, paths, None, json)
+    fail_on_problems(findings)
+
+
+def print_findings(findings: "Findings", paths: list[Path], measures: str | None, json: bool) -> None:
+    """The result on stdout: one JSON document; else the grid, the table, and the paths."""
+    if json:
+        from json import dumps
+
+        options.print_json(dumps(findings.as_json() | {"files": [str(path) for path in paths]}, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from attnscope.views.heads_terminal import grid, measure_table, table
+
+    console = Console()
+    console.print(grid(findings, console))
+    console.print(table(findings, console))
+    if measures:
+        console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
+    for path in paths:
+        print(path)
+
+
+def fail_on_problems(findings: "Findings") -> None:
+    """Ends with exit status 1 where a source could not be read, or the study was interrupted; nothing is lost."""
+    from attnscope.errors import AttnscopeError
+
+    problems: list[dict[str, Any]] = list(findings.corpus.get("problems", ()))
+    if problems:
+        first = problems[0]
+        where = f"{first['source']}" + (f", line {first['line']}" if first["line"] is not None else "")
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise AttnscopeError(f"not all could be read: {where}: {first['reason']}{more}", "the rest was studied")
+    if not findings.corpus.get("complete", True):
+        raise KeyboardInterrupt
