@@ -25,7 +25,6 @@ from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SEAM = [
     *("bert", "distilbert", "roberta", "albert", "electra", "modernbert", "splinter"),

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
+import io
 import logging
 import re
 import threading
@@ -172,7 +173,8 @@ class HuggingFaceModel:
         self._check_can_write(is_encoder_decoder=True)
         start = self._start_id()
         inputs = self._inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
-        with torch.no_grad(), switched(self._base, None), _quiet():
+        # In this order, as a load takes them: else two threads could wait for each other.
+        with _quiet(), torch.no_grad(), switched(self._base, None):
             result = self._model.generate(
                 **{name: x.to(self._base.device) for name, x in inputs.items()},
                 decoder_start_token_id=start,
@@ -404,10 +406,13 @@ def _read_model(
     """The model as its files hold it, and what is worth a note."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        auto = _auto_class(config)
+        auto = _auto_class(config, is_gguf="gguf_file" in options)
         if "gguf_file" not in options:
             options = {**options, "use_safetensors": not pickled}
-        model, report = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, **options)
+        with _no_stderr() if "gguf_file" in options else contextlib.nullcontext():
+            model, report = auto.from_pretrained(
+                folder, config=config, dtype=dtype, output_loading_info=True, **options
+            )
     except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
         raise _explain(error, source) from error
     missing = sorted(report["missing_keys"])
@@ -430,7 +435,7 @@ _HEAD = re.compile(
 )
 
 
-def _auto_class(config: Any) -> Any:
+def _auto_class(config: Any, *, is_gguf: bool) -> Any:
     """With its head where it can write, else the base model."""
     names = set(config.architectures or ())
     for mapping, auto in (
@@ -438,7 +443,8 @@ def _auto_class(config: Any) -> Any:
         (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
         (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
     ):
-        if mapping.get(config.model_type) in names:
+        # GGUF files name no class; they hold language models.
+        if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
             return auto
     return transformers.AutoModel
 
@@ -568,6 +574,13 @@ def _quiet() -> Iterator[None]:
             transformers_logging.set_verbosity(verbosity)
             if bars:
                 transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """For the reader of GGUF files, whose progress bar no switch turns off."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _first_line(error: BaseException) -> str:
