@@ -467,6 +467,8 @@ def _require_whole(record: Heatmap) -> None:
                 raise ValueError("a token has no label")
     if record.picked is not None:
         record.only(record.picked)
+    if not all(isinstance(note, str) for note in record.run["notes"]):
+        raise ValueError("its notes are no texts")
 
 
 def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.float32]]) -> Heatmap:

@@ -6,7 +6,7 @@ Loads no torch and no engine before a model is loaded.
 import threading
 from contextlib import suppress
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import Source, read_config, resolve, verify, weight_files
 from attnscope.models.layouts import native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
@@ -14,6 +14,7 @@ from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 
 ENGINES = ("auto", "native", "hf")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def load(
@@ -41,6 +42,7 @@ def load(
     Raises:
         AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
     """
+    require_known(engine, dtype)
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
@@ -58,6 +60,17 @@ def load(
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
+
+
+def require_known(engine: str, dtype: str = "float32") -> None:
+    """Refuses names that mean nothing.
+
+    Raises:
+        UsageError: There is no such engine or precision.
+    """
+    for what, name, known in (("engine", engine, ENGINES), ("precision", dtype, DTYPES)):
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:
@@ -87,8 +100,7 @@ def describe(
 
 def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_code: bool) -> tuple[Source, bool]:
     """The source, and whether the native engine runs it."""
-    if engine not in ENGINES:
-        raise AttnscopeError(f"there is no engine {engine!r}", f"one of {', '.join(ENGINES)}")
+    require_known(engine)
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Canvas, enlarged, png
@@ -56,7 +56,7 @@ class Style:
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise AttnscopeError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+            raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
                 Sheet(f"{mark}L{layer:02d}", "grid", number, tuple(h for h in heads if h[0] == layer))
                 for layer in sorted({layer for layer, _ in heads})
             )
-        for place in attention.queries.find(query) if query else ():
+        for place in attention.queries.find(query) if query is not None else ():
             sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", number, heads, place))
-    if query and not any(sheet.form == "bars" for sheet in sheets):
+    if query is not None and not any(sheet.form == "bars" for sheet in sheets):
         labels = " ".join(dict.fromkeys(label for m in record.maps for label in m.queries.labels))
         raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
     return sheets
@@ -159,7 +159,7 @@ class Painter:
         """Draws sheets into a folder, in the order of the sheets and formats."""
         for wanted in formats:
             if wanted not in FIGURE_FORMATS:
-                raise AttnscopeError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+                raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
 
         def compress_and_write(path: Path, pixels: NDArray[np.uint8]) -> Path:
             return write_whole(path, png(pixels))

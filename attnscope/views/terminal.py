@@ -44,7 +44,7 @@ def drawing(record: Heatmap, console: Console, query: str | None = None) -> Rend
                 parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
         parts.append(Text())
         parts.append(links_table(attention, heads))
-    if query:
+    if query is not None:
         parts.append(query_tables(record, query))
     return Group(*parts)
 
