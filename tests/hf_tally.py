@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_survey import hidden_states
+from attnscope.models.hf_check import hidden_states
 from attnscope.models.huggingface import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 

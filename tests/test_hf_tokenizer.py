@@ -13,7 +13,6 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
 from attnscope.models.tokenizer import FastTokenizer
 
-
 TEXT = "The cat’s naïve 猫 🙂 sat."
 
 

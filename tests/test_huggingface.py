@@ -25,7 +25,6 @@ from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
 
-
 SEAM = [
     *("bert", "distilbert", "roberta", "albert", "electra", "modernbert", "splinter"),
     *("gpt2", "llama", "mistral", "gemma2", "qwen3", "gpt_neox", "opt", "gpt_oss", "jamba"),

@@ -28,18 +28,10 @@ from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, verify, weight_files
+from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, tolerance
+from attnscope.models.hf_examples import pad_id, standing_arguments, vocab_size
 from attnscope.models.hf_seam import perform, switched
-from attnscope.models.hf_survey import (
-    Survey,
-    check_rows,
-    eager_maps,
-    hidden_states,
-    pad_id,
-    standing_arguments,
-    survey,
-    tolerance,
-    vocab_size,
-)
+from attnscope.models.hf_survey import Survey, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.model import Batch, ModelInfo
 from attnscope.records import Tokens
