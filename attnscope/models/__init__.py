@@ -5,11 +5,15 @@ Loads no torch and no engine before a model is loaded.
 
 import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import Source, read_config, resolve, verify, weight_files
 from attnscope.models.layouts import native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 
@@ -18,7 +22,8 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def load(
-    spec: str | Source = "minilm",
+    spec: "str | Source | PreTrainedModel" = "minilm",
+    tokenizer: Any = None,
     *,
     engine: str = "auto",
     device: str = "cpu",
@@ -27,10 +32,11 @@ def load(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Loads a model.
+    """Loads a model, or takes one of transformers that is in memory already.
 
     Args:
-        spec: A catalogue name, a folder, a Hub id, or what `resolve` made of one.
+        spec: A catalogue name, a folder, a Hub id, what `resolve` made of one, or a transformers model.
+        tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), or "auto": native
             where it computes the model as it truly is.
         device: Where it is to run, as torch names it.
@@ -43,6 +49,10 @@ def load(
         AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
     """
     require_known(engine, dtype)
+    if not isinstance(spec, str | Source):
+        from attnscope.models.huggingface import wrap
+
+        return wrap(spec, tokenizer, check=check)
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
@@ -89,12 +99,15 @@ def describe(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> tuple[ModelInfo, Tokenizer]:
-    """What is known of a model, and its tokenizer; one for the native engine is hashed but not loaded."""
+    """What is known of a model, and its tokenizer.
+
+    A model for the native engine is hashed but not loaded; any other is loaded and compared with eager attention.
+    """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
     tokenizer = open_tokenizer(source) if native else None
     if tokenizer is not None:
         return native_info(source, read_config(source), sha256=verify(source)), tokenizer
-    model = load(source, engine=engine, check=False, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     return model.info, model.tokenizer
 
 

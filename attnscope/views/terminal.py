@@ -112,7 +112,8 @@ def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place
     for pair in heads:
         row = attention.of(*pair)[place]
         keys = Text()
-        for number, key in enumerate(np.argsort(-row, kind="stable")[:most]):
+        strongest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= 0.005]
+        for number, key in enumerate(strongest):
             keys.append("   " if number else "")
             keys.append(f"{_shown(attention.keys.labels[key])} ")
             keys.append(f"{row[key]:.2f}", style="cyan")
