@@ -320,14 +320,14 @@ class MapCanvas(_Page):
         if sheet.form == "overview":
             self.pool = layout.pool_factor(max(len(queries), len(keys)), len(heads))
             if self.pool > 1:
-                notes.append(f"a pixel shows the largest weight of {self.pool} × {self.pool} tokens")
+                notes.append(layout.pool_note(self.pool))
             shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
             grid = layout.overview_grid(len(layers), len(heads), shape, notes, lettering.width_px)
             places = [layers.index(layer) * len(heads) + heads.index(head) for layer, head in sheet.heads]
         else:
-            shape = (len(queries), len(keys))
             widest = (_widest(lettering, queries.labels), _widest(lettering, keys.labels))
-            grid = layout.labelled_grid(len(sheet.heads), shape, widest, notes, lettering.width_px)
+            tokens = (len(queries), len(keys))
+            self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, notes, lettering.width_px)
             if len(sheet.heads) == 1 and grid.numbers_fit:
                 notes.append("cells without a number: less than 0.005")
                 grid = layout.labelled_grid(1, shape, widest, notes, lettering.width_px)
@@ -399,10 +399,10 @@ class MapCanvas(_Page):
         grid, size = self.grid, self.grid.label_px
         room = _LABEL_ROOM_EM * size + 0.5
         for tokens, by_row in ((queries, True), (keys, False)):
-            for place in range(0, len(tokens), grid.label_step):
+            for place in range(0, len(tokens), grid.label_step * self.pool):
                 label = self.lettering.fit(tokens.labels[place], size, room)
                 color = _label_color(tokens, place)
-                middle = (place + 0.5) * grid.cell_px
+                middle = (place // self.pool + 0.5) * grid.cell_px
                 for x, y in self.corners:
                     if by_row:
                         self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
