@@ -30,7 +30,7 @@ SEAM = [
     *("gpt2", "llama", "mistral", "gemma2", "qwen3", "gpt_neox", "opt", "gpt_oss", "jamba"),
     *("t5", "bart"),
 ]
-EAGER = ["bloom", "deberta-v2", "gpt_neo", "falcon", "xlnet", "mpnet", "bigbird_pegasus"]
+EAGER = ["bloom", "deberta-v2", "gpt_neo", "falcon", "xlnet", "mpnet", "bigbird_pegasus", "convbert"]
 
 
 def tiny(model_type: str) -> PreTrainedModel:
@@ -239,6 +239,7 @@ def test_grouped_queries_reach_the_probe_unrepeated_and_are_noted() -> None:
         ("albert", "3 encoder layers share 1 set of weights."),
         ("t5", "Scores have a position bias in decoder layers 0-2."),
         ("jamba", "Only layers 1 of 3 have attention (decoder)."),
+        ("convbert", "Padding changes what this model computes: texts are best shown one by one."),
     ],
 )
 def test_what_is_peculiar_is_noted(model_type: str, note: str) -> None:
@@ -522,6 +523,12 @@ def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(ti
     assert tokens.labels == ("#17", "#5")
     with pytest.raises(AttnscopeError, match="has no tokenizer"):
         shown.tokenizer.encode("the cat")
+
+
+def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert: Path) -> None:
+    (tiny_bert / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
+    with pytest.raises(AttnscopeError, match="AlbertTokenizer finds no vocabulary"):
+        load_huggingface(folder_source(tiny_bert))
 
 
 def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

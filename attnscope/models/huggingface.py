@@ -500,6 +500,12 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
         raise AttnscopeError(
             f"cannot load the tokenizer in {folder}: {_first_line(error)}", "get its files again"
         ) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
+        raise AttnscopeError(
+            f"{type(tokenizer).__name__} finds no vocabulary in {folder}",
+            "save it there as tokenizer.json: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+        )
     return HuggingFaceTokenizer(tokenizer)
 
 
