@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import secrets
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -412,13 +413,7 @@ def load(path: str | Path) -> Heatmap:
     """
     path = Path(path)
     try:
-        if path.suffix == ".json":
-            held = json.loads(path.read_text("utf-8"))
-            described = held["record"]
-        else:
-            with np.load(path, allow_pickle=False) as archive:
-                held = {name: archive[name] for name in archive.files}
-            described = json.loads(str(held["record"]))
+        held, described = _read(path)
         if described["schema"] != HEATMAP_SCHEMA:
             raise AttnscopeError(f"{path} holds {described['schema']!r}, which this version cannot read")
         names = ["weights", *(f"{entry['kind']}_weights" for entry in described["maps"][1:])]
@@ -437,6 +432,22 @@ def load(path: str | Path) -> Heatmap:
             "records are what `attnscope heatmap --format npz` or `--format json` writes",
         ) from None
     return record
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], Any]:
+    """What a file holds by name, and what describes it; by its content, not by its name."""
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                held = {name: archive[name] for name in archive.files}
+            return held, json.loads(str(held["record"]))
+        file.seek(0)
+        try:
+            held = json.load(file)
+        except ValueError:
+            raise ValueError("it is neither a whole npz archive nor JSON") from None
+        return held, held["record"]
 
 
 def _require_whole(record: Heatmap) -> None:
@@ -465,8 +476,8 @@ def _require_whole(record: Heatmap) -> None:
                 text.encode()  # lone surrogates can be neither drawn nor printed
             if not all(tokens.labels):
                 raise ValueError("a token has no label")
-    if record.picked is not None:
-        record.only(record.picked)
+    if record.picked is not None and not any(record.chosen(attention) for attention in record.maps):
+        raise ValueError("it shows none of its heads")
     if not all(isinstance(note, str) for note in record.run["notes"]):
         raise ValueError("its notes are no texts")
 
