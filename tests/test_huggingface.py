@@ -246,6 +246,22 @@ def test_what_is_peculiar_is_noted(model_type: str, note: str) -> None:
     assert note in wrap(tiny(model_type)).info.notes
 
 
+def test_the_window_of_an_encoder_reaches_to_either_side() -> None:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    config = transformers.ModernBertConfig(
+        **sizes, vocab_size=60, pad_token_id=0, local_attention=4, layer_types=["full_attention", "sliding_attention"]
+    )
+    shown = wrap(AutoModel.from_config(config))
+    assert "A sliding window that reaches 2 tokens to either side in encoder layers 1." in shown.info.notes
+    probe = Weights()
+    shown.run(Batch(torch.arange(10, 19)[None]), probe)
+    places = torch.arange(9)
+    far = (places[:, None] - places).abs() > 2
+    assert float(probe.maps["encoder"][1][..., far].max()) == 0
+    assert float(probe.maps["encoder"][1][..., ~far].min()) > 0
+    assert float(probe.maps["encoder"][0].min()) > 0
+
+
 def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers() -> None:
     shown = wrap(tiny("jamba"))
     probe = Weights()

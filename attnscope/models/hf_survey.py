@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention import Kind
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf_check import (
+    Maps,
     Outcome,
     compare,
     compare_hidden,
@@ -264,56 +265,32 @@ def _outcome(found: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
 def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras: dict[str, Any], reason: str) -> Survey:
     """The survey of a model whose attention does not (all) pass the seam: what it gives out itself, checked."""
     config = model.config
-    try:
-        with switched(model, None):
-            own = model(**alone.inputs)
-        if hidden_states(own) is None and not extras:
-            extras = {"output_hidden_states": True}
-            for example in (padded, alone):
-                example.inputs.update(extras)
-            with switched(model, None):
-                own = model(**alone.inputs)
-    except Exception as error:
-        raise AttnscopeError(f"{config.model_type} does not run: {_one_line(error)}") from error
+    own = _own_output(model, padded, alone, extras)
     try:
         output, maps = run_eager(model, alone)
         _, maps_padded = run_eager(model, padded)
     except Exception as error:
         raise _refusal(model, reason, f"with eager attention it fails: {_one_line(error)}") from error
-    flat = [weights for maps_of_kind in maps.values() for weights in maps_of_kind]
-    if hidden_states(output) is None:
-        raise _refusal(model, reason, "it returns no hidden states")
-    if not flat or not all(isinstance(weights, Tensor) for weights in flat):
-        raise _refusal(model, reason, "it gives out no attention weights of its own")
+    wrong = _why_no_weights(model, output, [(alone, maps), (padded, maps_padded)])
+    if wrong:
+        raise _refusal(model, reason, wrong)
+    flat = [weights for of_kind in maps.values() for weights in of_kind]
     allowed = tolerance(model, len(flat))
     compare_hidden(model, alone, Outcome.of(output, maps), Outcome.of(own, {}), allowed)
-    for held, example in ((maps, alone), (maps_padded, padded)):
-        for kind, of_kind in held.items():
-            for layer, weights in enumerate(of_kind):
-                wrong = not_weights(model, example, kind, weights, allowed)
-                if wrong:
-                    raise _refusal(model, reason, f"its own {kind} layer {layer} {wrong}")
-    for kind, of_kind in maps.items():
-        if len(maps_padded[kind]) != len(of_kind):
-            raise _refusal(model, reason, "it gives out other layers when texts are padded")
-    padding_matters = any(
+    notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
+    if any(
         float((whole.float() - cut[-1:, :, : whole.shape[2], : whole.shape[3]].float()).abs().max()) > allowed
         for kind, of_kind in maps.items()
         for whole, cut in zip(of_kind, maps_padded[kind], strict=True)
-    )
+    ):
+        # By convolutions, say, that run over the end of a text.
+        notes.append("Padding changes what this model computes: texts are best shown one by one.")
     named = maps
     if not config.is_encoder_decoder:
         named = {_eager_kind(model, alone, output, flat, reason): flat}
-    absent = [kind for kind, of_kind in named.items() if not of_kind]
-    if absent:
-        raise _refusal(model, reason, f"it gives out no {absent[0]} attention of its own")
-    layers = {kind: _eager_layers(model, kind, len(m), reason) for kind, m in named.items()}
+    layers = {kind: _eager_layers(model, kind, len(of_kind), reason) for kind, of_kind in named.items()}
     n_layers = {kind: max(_configured_layers(config, kind) or 0, numbers[-1] + 1) for kind, numbers in layers.items()}
-    n_heads = {kind: max(w.shape[1] for w in named[kind]) for kind in layers}
-    notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
-    if padding_matters:
-        # By convolutions, say, that run over the end of a text.
-        notes.append("Padding changes what this model computes: texts are best shown one by one.")
+    n_heads = {kind: max(weights.shape[1] for weights in named[kind]) for kind in layers}
     return Survey(
         road="eager",
         plan={},
@@ -326,6 +303,45 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
         checked=True,
         notes=(*notes, *_gap_notes(layers, n_layers)),
     )
+
+
+def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras: dict[str, Any]) -> Any:
+    """What a model returns as it is, asked for its hidden states if it does not give them unasked.
+
+    Raises:
+        AttnscopeError: It does not run.
+    """
+    try:
+        with switched(model, None):
+            own = model(**alone.inputs)
+            if hidden_states(own) is None and not extras:
+                extras["output_hidden_states"] = True
+                for example in (padded, alone):
+                    example.inputs.update(extras)
+                own = model(**alone.inputs)
+    except Exception as error:
+        raise AttnscopeError(f"{model.config.model_type} does not run: {_one_line(error)}") from error
+    return own
+
+
+def _why_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple[Example, Maps]]) -> str:
+    """Why what eager gives out are not the softmax weights of all of a model's attention; "" if they are."""
+    if hidden_states(output) is None:
+        return "it returns no hidden states"
+    for example, maps in runs:
+        for kind, of_kind in maps.items():
+            if not of_kind or not all(isinstance(weights, Tensor) for weights in of_kind):
+                what = f"{kind} attention" if model.config.is_encoder_decoder else "attention weights"
+                return f"it gives out no {what} of its own"
+            if len(of_kind) != len(runs[0][1][kind]):
+                return "it gives out other layers when texts are padded"
+            for layer, weights in enumerate(of_kind):
+                wrong = not_weights(model, example, kind, weights, tolerance(model, len(of_kind)))
+                if wrong:
+                    return (
+                        f"its own {kind} layer {layer} {wrong}" if len(maps) > 1 else f"its own layer {layer} {wrong}"
+                    )
+    return ""
 
 
 def _eager_kind(model: PreTrainedModel, example: Example, output: Any, flat: list[Tensor], reason: str) -> Kind:
@@ -411,10 +427,9 @@ def _notes(by_kind: Mapping[Kind, Sequence[Seen]], layers: Mapping[Kind, tuple[i
         for number, one in zip(layers[kind], calls, strict=True):
             if one.window:
                 windows.setdefault(one.window, []).append(number)
-        notes += [
-            f"A sliding window of {width} tokens in {kind} layers {spans(numbers)}."
-            for width, numbers in windows.items()
-        ]
+        for width, numbers in windows.items():
+            reach = f"of {width} tokens" if kind == "decoder" else f"that reaches {width - 1} tokens to either side"
+            notes.append(f"A sliding window {reach} in {kind} layers {spans(numbers)}.")
     return notes
 
 
