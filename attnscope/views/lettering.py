@@ -53,8 +53,8 @@ class Lettering:
                 low = middle
             else:
                 high = middle - 1
-        # A combining mark or joiner at the cut would cling to the ellipsis.
-        while low and (unicodedata.combining(text[low - 1]) or text[low - 1] == "\u200d"):
+        # A letter goes with its marks, and what is joined goes together.
+        while low and (unicodedata.category(text[low])[0] == "M" or "\u200d" in text[low - 1 : low + 1]):
             low -= 1
         return text[:low].rstrip() + ELLIPSIS
 
