@@ -12,6 +12,7 @@ ELLIPSIS = "…"
 
 # Families that are tried first for what DejaVu Sans lacks; any other installed font comes after them.
 _PREFERRED = ("Noto Sans", "Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Arial Unicode MS", "Noto", "Unifont")
+_BREAKS_PDF = {"\ufeff"}  # a byte order mark has no ink; matplotlib 3.11 fails on it with an IndexError
 _NO_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
 
 
@@ -85,7 +86,7 @@ def lettering_for(texts: Iterable[str]) -> Lettering:
             missing -= found
         if not missing:
             break
-    invisible = {c for c in missing if unicodedata.category(c) in ("Cf", "Mn")}
+    invisible = {c for c in missing if unicodedata.category(c) in ("Cf", "Mn")} | (wanted & _BREAKS_PDF)
     return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible))
 
 
