@@ -146,7 +146,7 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
         for weight in shown[place]:
             _paint(lines, float(weight), "  ", console)
         lines.append("\n")
-    lines.rstrip()
+    lines.right_crop(1)  # the last newline; not rstrip, as cells may be coloured blanks
     return lines
 
 
@@ -176,7 +176,7 @@ def _thumbnails(attention: AttentionMap, heads: Sequence[tuple[int, int]], conso
                     else:
                         _paint(lines, float(shown[line, column]), " ", console)
             lines.append("\n")
-    lines.rstrip()
+    lines.right_crop(1)
     return lines
 
 
