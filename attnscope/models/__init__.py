@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.catalog import Source, read_config, resolve, verify, weight_files
+from attnscope.models.catalog import Source, holds_gguf, read_config, resolve, verify, weight_files
 from attnscope.models.layouts import native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 
@@ -128,6 +128,8 @@ def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_co
 def _why_not_native(source: Source) -> str | None:
     if source.folder is None:
         return "it has no files"
+    if holds_gguf(source.folder):
+        return "it is a GGUF file"
     reason = supports(read_config(source))
     if reason:
         return reason

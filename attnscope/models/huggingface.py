@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.catalog import Source, verify, weight_files
+from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, tolerance
 from attnscope.models.hf_examples import pad_id, standing_arguments, vocab_size
 from attnscope.models.hf_seam import perform, switched
@@ -467,9 +467,9 @@ def _gguf_file(folder: Path) -> str | None:
     Raises:
         AttnscopeError: There are several, or the packages that read them are missing.
     """
-    files = sorted(path.name for path in folder.glob("*.gguf"))
-    if not files or list(folder.glob("*.safetensors")):
+    if not holds_gguf(folder):
         return None
+    files = sorted(path.name for path in folder.glob("*.gguf"))
     if len(files) > 1:
         raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", "leave one in the folder")
     if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
