@@ -1,4 +1,4 @@
-"""The one exception that a user sees as one clean line."""
+"""The exceptions that a user sees as one clean line."""
 
 
 class AttnscopeError(Exception):
@@ -18,3 +18,7 @@ class AttnscopeError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(AttnscopeError):
+    """What was asked for means nothing, whatever the text and the model: the command line exits with 2 then."""

@@ -6,8 +6,7 @@ import contextlib
 import importlib
 import io
 import json
-import os
-import tempfile
+import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +77,7 @@ class Tokens:
         Returns:
             The places, in order; empty if there is none.
         """
-        if wanted.startswith("@") and wanted[1:].isdigit():
+        if wanted.startswith("@") and wanted[1:].isdecimal():
             place = int(wanted[1:])
             return (place,) if place < len(self) else ()
         readings = (
@@ -194,6 +193,11 @@ class AttentionMap:
     n_heads: int
     n_kv_heads: int
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are there; a record that is drawn ahead of its model has none yet."""
+        return self.weights.shape[2:] == (len(self.queries), len(self.keys))
+
     def of(self, layer: int, head: int) -> NDArray[np.float32]:
         """The weights of one head, (query, key)."""
         if layer in self.layers and head in self.heads:
@@ -258,10 +262,12 @@ class Heatmap:
         Raises:
             AttnscopeError: The record does not hold one of them.
         """
+        if not picked:
+            raise AttnscopeError("no head is chosen")
         for layer, head in picked:
             if not any(attention.exists(layer, head) for attention in self.maps):
                 self.maps[0].of(layer, head)
-        return replace(self, picked=tuple(picked))
+        return replace(self, picked=tuple(dict.fromkeys(picked)))
 
     def hide_special(self) -> Heatmap:
         """Without the special tokens: their rows and columns go, every remaining row is divided by what is left of it.
@@ -275,10 +281,12 @@ class Heatmap:
             rows, columns = ~attention.queries.special, ~attention.keys.special
             if not rows.any() or not columns.any():
                 raise AttnscopeError("nothing is left when special tokens are hidden", "the text has no other tokens")
-            kept = attention.weights[:, :, rows][:, :, :, columns].astype(np.float64)
-            total = kept.sum(-1, keepdims=True)
-            shares = np.divide(kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total > 0)
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)
+            shares = attention.weights
+            if attention.has_weights:
+                kept = shares[:, :, rows][:, :, :, columns].astype(np.float64)
+                total = kept.sum(-1, keepdims=True)
+                shares = np.divide(kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total > 0)
             maps.append(replace(attention, weights=shares.astype(np.float32), queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
 
@@ -298,10 +306,11 @@ class Heatmap:
                     "leave out --words",
                 )
             rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
-            exact = attention.weights.astype(np.float64)
-            summed = np.add.reduceat(exact, [group[0] for group in columns], axis=3)
-            means = np.add.reduceat(summed, [group[0] for group in rows], axis=2)
-            means /= np.array([len(group) for group in rows])[:, None]
+            means = attention.weights
+            if attention.has_weights:
+                summed = np.add.reduceat(means.astype(np.float64), [group[0] for group in columns], axis=3)
+                means = np.add.reduceat(summed, [group[0] for group in rows], axis=2)
+                means = means / np.array([len(group) for group in rows])[:, None]
             queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
             maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"))
@@ -370,7 +379,8 @@ class Heatmap:
         """
         path = Path(path)
         if path.suffix == ".json":
-            return write_whole(path, self.to_json().encode())
+            # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
+            return write_whole(path, self.to_json().encode("utf-8", "backslashreplace"))
         if path.suffix == ".npz":
             return write_whole(path, self._npz())
         raise AttnscopeError(f"a record is saved as .npz or .json, not {path.suffix or path.name!r}")
@@ -382,7 +392,7 @@ class Heatmap:
 
     def _npz(self) -> bytes:
         held = io.BytesIO()
-        described = np.array(json.dumps(self.describe(), ensure_ascii=False))
+        described = np.array(json.dumps(self.describe()))
         np.savez(held, allow_pickle=False, **self.arrays(), record=described)
         return held.getvalue()
 
@@ -403,23 +413,73 @@ def load(path: str | Path) -> Heatmap:
     """
     path = Path(path)
     try:
-        if path.suffix == ".json":
-            held = json.loads(path.read_text("utf-8"))
-            described = held["record"]
-        else:
-            with np.load(path, allow_pickle=False) as archive:
-                held = {name: archive[name] for name in archive.files}
-            described = json.loads(str(held["record"]))
-        names = ["weights", *(f"{entry['kind']}_weights" for entry in described["maps"][1:])]
-        # Through float64: JSON's null is NaN there, and every float32 survives.
-        arrays = [np.array(held[name], np.float64).astype(np.float32) for name in names]
+        held, described = _read(path)
         if described["schema"] != HEATMAP_SCHEMA:
             raise AttnscopeError(f"{path} holds {described['schema']!r}, which this version cannot read")
-        return _heatmap_from_json(described, arrays)
+        names = ["weights", *(f"{entry['kind']}_weights" for entry in described["maps"][1:])]
+        # Through float64: JSON's null is NaN there, and every float32 survives.
+        record = _heatmap_from_json(described, [np.array(held[name], np.float64).astype(np.float32) for name in names])
+        _require_whole(record)
+    except AttnscopeError:
+        raise
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise AttnscopeError(f"{path} is not an attnscope record: {error}") from None
+    except OSError as error:
+        raise AttnscopeError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # zipfile, numpy and json let nearly anything through for a damaged file
+        raise AttnscopeError(
+            f"{path} is not an attnscope record: {str(error) or type(error).__name__}",
+            "records are what `attnscope heatmap --format npz` or `--format json` writes",
+        ) from None
+    return record
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], Any]:
+    """What a file holds by name, and what describes it; by its content, not by its name."""
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                held = {name: archive[name] for name in archive.files}
+            return held, json.loads(str(held["record"]))
+        file.seek(0)
+        try:
+            held = json.load(file)
+        except ValueError:
+            raise ValueError("it is neither a whole npz archive nor JSON") from None
+        return held, held["record"]
+
+
+def _require_whole(record: Heatmap) -> None:
+    """Refuses a record whose parts do not fit each other, before a picture of it fails or lies.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if not record.maps:
+        raise ValueError("it holds no attention")
+    for attention in record.maps:
+        if attention.kind not in ("encoder", "decoder", "cross"):  # it becomes part of file names
+            raise ValueError(f"there is no {attention.kind!r} attention")
+        shape = (len(attention.layers), len(attention.heads), len(attention.queries), len(attention.keys))
+        if attention.weights.shape != shape or 0 in shape:
+            raise ValueError(f"its weights have shape {attention.weights.shape}, its tokens and heads say {shape}")
+        # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
+        if np.any(attention.weights < 0) or np.any(attention.weights > 1.1):
+            raise ValueError("its weights are not between 0 and 1")
+        for tokens in (attention.queries, attention.keys):
+            n = len(tokens)
+            words = n if tokens.words is None else len(tokens.words)
+            if {len(tokens.ids), len(tokens.offsets), len(tokens.special), len(tokens.segments), words} != {n}:
+                raise ValueError("its lists of tokens differ in length")
+            for text in (tokens.text, tokens.pair or "", *tokens.labels):
+                text.encode()  # lone surrogates can be neither drawn nor printed
+            if not all(tokens.labels):
+                raise ValueError("a token has no label")
+    if record.picked is not None and not any(record.chosen(attention) for attention in record.maps):
+        raise ValueError("it shows none of its heads")
+    if not all(isinstance(note, str) for note in record.run["notes"]):
+        raise ValueError("its notes are no texts")
 
 
 def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.float32]]) -> Heatmap:
@@ -427,13 +487,13 @@ def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.floa
     return Heatmap(
         text=data["text"],
         run={name: value for name, value in data.items() if name not in fields},
-        picked=None if data["picked"] is None else tuple((layer, head) for layer, head in data["picked"]),
+        picked=None if data["picked"] is None else tuple((int(layer), int(head)) for layer, head in data["picked"]),
         changes=tuple(data["changes"]),
         maps=tuple(
             AttentionMap(
                 kind=entry["kind"],
-                layers=tuple(entry["layers"]),
-                heads=tuple(entry["heads"]),
+                layers=tuple(map(int, entry["layers"])),
+                heads=tuple(map(int, entry["heads"])),
                 weights=weights,
                 queries=tokens_from_json(entry["queries"]),
                 keys=tokens_from_json(entry["keys"]),
@@ -466,33 +526,23 @@ def write_whole(path: Path, content: bytes) -> Path:
     Raises:
         AttnscopeError: It cannot be written (no permission, no room, no such folder).
     """
-    held: str | None = None
+    # Not by tempfile, whose files only their owner may read: what we write is as readable as any other file.
+    held = path.parent / f".{secrets.token_hex(8)}.part"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, held = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        with held.open("xb") as file:
             file.write(content)
-        # mkstemp makes files that only their owner may read; what we write is as readable as any other file.
-        Path(held).chmod(0o666 & ~_umask())
-        Path(held).replace(path)
+        held.replace(path)
     except OSError as error:
         raise AttnscopeError(
             f"cannot write {path}: {error.strerror or error}",
             "choose another folder with --out, or make room there",
         ) from None
     else:
-        held = None
         return path
     finally:
-        if held is not None:
-            with contextlib.suppress(OSError):
-                Path(held).unlink()
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+        with contextlib.suppress(OSError):
+            held.unlink(missing_ok=True)
 
 
 def _view(name: str) -> Any:

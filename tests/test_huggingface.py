@@ -25,14 +25,12 @@ from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
 SEAM = [
     *("bert", "distilbert", "roberta", "albert", "electra", "modernbert", "splinter"),
     *("gpt2", "llama", "mistral", "gemma2", "qwen3", "gpt_neox", "opt", "gpt_oss", "jamba"),
     *("t5", "bart"),
 ]
-EAGER = ["bloom", "deberta-v2", "gpt_neo", "falcon", "xlnet", "mpnet", "bigbird_pegasus"]
+EAGER = ["bloom", "deberta-v2", "gpt_neo", "falcon", "xlnet", "mpnet", "bigbird_pegasus", "convbert"]
 
 
 def tiny(model_type: str) -> PreTrainedModel:
@@ -241,10 +239,27 @@ def test_grouped_queries_reach_the_probe_unrepeated_and_are_noted() -> None:
         ("albert", "3 encoder layers share 1 set of weights."),
         ("t5", "Scores have a position bias in decoder layers 0-2."),
         ("jamba", "Only layers 1 of 3 have attention (decoder)."),
+        ("convbert", "Padding changes what this model computes: texts are best shown one by one."),
     ],
 )
 def test_what_is_peculiar_is_noted(model_type: str, note: str) -> None:
     assert note in wrap(tiny(model_type)).info.notes
+
+
+def test_the_window_of_an_encoder_reaches_to_either_side() -> None:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    config = transformers.ModernBertConfig(
+        **sizes, vocab_size=60, pad_token_id=0, local_attention=4, layer_types=["full_attention", "sliding_attention"]
+    )
+    shown = wrap(AutoModel.from_config(config))
+    assert "A sliding window that reaches 2 tokens to either side in encoder layers 1." in shown.info.notes
+    probe = Weights()
+    shown.run(Batch(torch.arange(10, 19)[None]), probe)
+    places = torch.arange(9)
+    far = (places[:, None] - places).abs() > 2
+    assert float(probe.maps["encoder"][1][..., far].max()) == 0
+    assert float(probe.maps["encoder"][1][..., ~far].min()) > 0
+    assert float(probe.maps["encoder"][0].min()) > 0
 
 
 def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers() -> None:
@@ -524,6 +539,12 @@ def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(ti
     assert tokens.labels == ("#17", "#5")
     with pytest.raises(AttnscopeError, match="has no tokenizer"):
         shown.tokenizer.encode("the cat")
+
+
+def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert: Path) -> None:
+    (tiny_bert / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
+    with pytest.raises(AttnscopeError, match="AlbertTokenizer finds no vocabulary"):
+        load_huggingface(folder_source(tiny_bert))
 
 
 def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,20 @@
 """The command line: parse, one call, print. Starts without torch, transformers, matplotlib or numpy."""
 
+import codecs
+import contextlib
+import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from attnscope import __version__
+from attnscope.cli import options
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
 from attnscope.cli.show import show
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 
 app = typer.Typer(
     name="attnscope",
@@ -47,13 +51,19 @@ def attnscope(
 
 
 def main() -> None:
-    """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1."""
+    """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
+    # Nothing is drawn on a screen here, so a window system that the environment names must not stop it.
+    os.environ["MPLBACKEND"] = "agg"
+    _let_everything_print()
+    status = 0
     try:
-        app()
+        status = app(standalone_mode=False) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except AttnscopeError as error:
-        _fail(error.message, error.hint)
-    except KeyboardInterrupt:
-        _fail("interrupted", "", status=130)
+        _fail(error.message, error.hint, status=2 if isinstance(error, UsageError) else 1)
+    except (KeyboardInterrupt, typer.Abort):
+        status = _INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough; python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,10 +73,44 @@ def main() -> None:
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}")
+    except Exception as error:
+        if getattr(error, "exit_code", 0) == 2 and hasattr(error, "format_message"):
+            _fail_usage(error)
+        if os.environ.get("ATTNSCOPE_TRACEBACK"):
+            raise
+        _fail(
+            f"internal error: {type(error).__name__}: {error}",
+            "this is a bug in attnscope; with ATTNSCOPE_TRACEBACK=1 in the environment it says where",
+        )
+    if status == _INTERRUPTED:
+        _fail("interrupted", status=status)
+    sys.exit(status)
 
 
-def _fail(message: str, hint: str = "", status: int = 1) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    if hint:
-        print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
+_INTERRUPTED = 130  # as shells count: 128 + SIGINT
+
+
+def _let_everything_print() -> None:
+    """Lets text that stdout's encoding cannot write be printed nearly as it is, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # UTF-8 lacks only the bytes of file names that are no text, which go out as they came in.
+        utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+
+
+def _fail_usage(error: Any) -> NoReturn:
+    """Says what click found wrong. Typer exports no base class for these errors, and brings a click of its own."""
+    message = error.format_message()
+    if not message.strip():  # the help was shown, as there were no arguments at all
+        sys.exit(2)
+    command = getattr(error.ctx, "command_path", "attnscope")
+    _fail(message.rstrip("."), f"see {command} --help", status=2)
+
+
+def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
+    for name, line in (("error", message), ("hint", hint)):
+        if line:
+            print(f"{name}: {options.one_line(line)}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     sys.exit(status)

@@ -87,14 +87,17 @@ def heatmap(
 def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str | None, json: bool) -> None:
     """The result on stdout: one JSON document; else the drawing or table that was asked for, then the paths."""
     if json:
-        print(record.to_json(files=[str(path) for path in paths]))
+        options.print_json(record.to_json(files=[str(path) for path in paths]))
         return
-    if drawn or query:
+    if drawn or query is not None:
         from rich.console import Console
 
         from attnscope.views.terminal import drawing, query_tables
 
         console = Console()
-        console.print(drawing(record, console, query) if drawn else query_tables(record, query or ""))
+        if drawn:
+            console.print(drawing(record, console, query))
+        elif query is not None:
+            console.print(query_tables(record, query))
     for path in paths:
         print(path)

@@ -18,7 +18,7 @@ def models(json: options.Json = False) -> None:
         listed = [
             {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)} for e in entries
         ]
-        print(dumps({"schema": "attnscope.models/1", "models": listed}, ensure_ascii=False))
+        options.print_json(dumps({"schema": "attnscope.models/1", "models": listed}, ensure_ascii=False))
         return
     from rich.console import Console
     from rich.table import Table
@@ -45,7 +45,7 @@ def info(
     if json:
         from json import dumps
 
-        print(dumps({"schema": "attnscope.info/1", **described}, ensure_ascii=False))
+        options.print_json(dumps({"schema": "attnscope.info/1", **described}, ensure_ascii=False))
         return
     from rich.console import Console
     from rich.table import Table

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from attnscope.errors import UsageError
+
 _NUMBERS = re.compile(r"\d+(-\d+)?")
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
 
@@ -19,14 +21,14 @@ def numbers_from(given: str | None) -> tuple[int, ...] | None:
     found: list[int] = []
     for part in (part.strip() for part in given.split(",") if part.strip()):
         if not _NUMBERS.fullmatch(part):
-            raise typer.BadParameter(f"{part!r} is not a number or a range such as 3-5")
+            raise UsageError(f"{part!r} is not a number or a range", "layers and heads are chosen like this: 0,3-5")
         first, _, last = part.partition("-")
         stop = int(last or first)
         if stop < int(first) or stop > 9999:
-            raise typer.BadParameter(f"{part!r} is not a range of layers or heads")
+            raise UsageError(f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5")
         found += range(int(first), stop + 1)
     if not found:
-        raise typer.BadParameter("no number is given")
+        raise UsageError("no layer or head is given", "layers and heads are chosen like this: 0,3-5")
     return tuple(dict.fromkeys(found))
 
 
@@ -38,10 +40,10 @@ def heads_from(given: str | None) -> tuple[tuple[int, int], ...] | None:
     for part in (part.strip() for part in given.split(",") if part.strip()):
         match = _HEAD.fullmatch(part)
         if not match:
-            raise typer.BadParameter(f"{part!r} is not a head such as L3H1")
+            raise UsageError(f"{part!r} is not a head", "single heads are chosen like this: L3H1,L5H11")
         found.append((int(match[1]), int(match[2])))
     if not found:
-        raise typer.BadParameter("no head is given")
+        raise UsageError("no head is given", "single heads are chosen like this: L3H1,L5H11")
     return tuple(dict.fromkeys(found))
 
 
@@ -49,7 +51,21 @@ def say(notes: Iterable[str], quiet: bool) -> None:
     """Notes for people, on stderr."""
     if not quiet:
         for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {one_line(note)}", file=sys.stderr)
+
+
+def one_line(message: str) -> str:
+    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
+    line = " ".join(message.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def print_json(document: str) -> None:
+    """Prints a JSON document, which is UTF-8 whatever the terminal's encoding."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+        # The bytes of file names that are no text become JSON's own \udc80.
+        sys.stdout.buffer.write(document.encode("utf-8", "backslashreplace") + b"\n")
 
 
 Model = Annotated[

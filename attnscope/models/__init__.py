@@ -5,19 +5,25 @@ Loads no torch and no engine before a model is loaded.
 
 import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import AttnscopeError
-from attnscope.models.catalog import BUILT_IN, Source, read_config, resolve, verify, weight_files
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.catalog import BUILT_IN, Source, holds_gguf, read_config, resolve, verify, weight_files
 from attnscope.models.layouts import native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 
 ENGINES = ("auto", "native", "hf")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def load(
-    spec: str | Source = "minilm",
+    spec: "str | Source | PreTrainedModel" = "minilm",
+    tokenizer: Any = None,
     *,
     engine: str = "auto",
     device: str = "cpu",
@@ -26,10 +32,11 @@ def load(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Loads a model.
+    """Loads a model, or takes one of transformers that is in memory already.
 
     Args:
-        spec: A catalogue name, a folder, a Hub id, or what `resolve` made of one.
+        spec: A catalogue name, a folder, a Hub id, what `resolve` made of one, or a transformers model.
+        tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), or "auto": native
             where it computes the model as it truly is.
         device: Where it is to run, as torch names it.
@@ -41,6 +48,11 @@ def load(
     Raises:
         AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
     """
+    require_known(engine, dtype)
+    if not isinstance(spec, str | Source):
+        from attnscope.models.huggingface import wrap
+
+        return wrap(spec, tokenizer, check=check)
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
@@ -64,6 +76,17 @@ def load(
     )
 
 
+def require_known(engine: str, dtype: str = "float32") -> None:
+    """Refuses names that mean nothing.
+
+    Raises:
+        UsageError: There is no such engine or precision.
+    """
+    for what, name, known in (("engine", engine, ENGINES), ("precision", dtype, DTYPES)):
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+
+
 def open_tokenizer(source: Source) -> Tokenizer | None:
     """The tokenizer of a folder that the native engine runs, without torch; None where it comes with the model."""
     if source.folder is None or _why_not_native(source) is not None:
@@ -80,7 +103,10 @@ def describe(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> tuple[ModelInfo, Tokenizer]:
-    """What is known of a model, and its tokenizer; one for the native engine is hashed but not loaded."""
+    """What is known of a model, and its tokenizer.
+
+    A model for the native engine is hashed but not loaded; any other is loaded and compared with eager attention.
+    """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
     if native and source.folder is None:
         from attnscope.models.own import OwnTokenizer, own_info
@@ -89,14 +115,13 @@ def describe(
     tokenizer = open_tokenizer(source) if native else None
     if tokenizer is not None:
         return native_info(source, read_config(source), sha256=verify(source)), tokenizer
-    model = load(source, engine=engine, check=False, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     return model.info, model.tokenizer
 
 
 def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_code: bool) -> tuple[Source, bool]:
     """The source, and whether the native engine runs it."""
-    if engine not in ENGINES:
-        raise AttnscopeError(f"there is no engine {engine!r}", f"one of {', '.join(ENGINES)}")
+    require_known(engine)
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
@@ -115,6 +140,8 @@ def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_co
 def _why_not_native(source: Source) -> str | None:
     if source.folder is None:
         return "it has no files"
+    if holds_gguf(source.folder):
+        return "it is a GGUF file"
     reason = supports(read_config(source))
     if reason:
         return reason

@@ -277,7 +277,14 @@ def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
     return AttnscopeError(f"{where} holds no model.safetensors{found}", "give a folder or a Hub id with safetensors")
 
 
+def holds_gguf(folder: Path) -> bool:
+    """Whether a folder's weights, configuration and tokenizer are a GGUF file, which transformers unpacks."""
+    return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
+
+
 def _require_model(folder: Path, allow_pickle: bool) -> None:
+    if holds_gguf(folder):
+        return
     if not (folder / "config.json").is_file():
         inner = sorted(path.parent for path in folder.glob("*/config.json"))
         hint = f"did you mean {inner[0]}?" if inner else "a model's folder holds config.json, weights and tokenizer"

@@ -222,27 +222,31 @@ class HuggingFaceTokenizer:
 
 
 class NumbersTokenizer:
-    """Stands in where a model comes without a tokenizer: it reads token numbers, no text."""
+    """Stands in where a model comes without a tokenizer: its texts are token numbers, such as "17 5 9"."""
 
     name = "none"
     note = "There is no tokenizer: texts are given as token numbers."
     type_ids: dict[int, int] = {}  # noqa: RUF012
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Refuses.
+        """Reads token numbers.
 
         Raises:
-            AttnscopeError: Always.
+            AttnscopeError: The text is anything else.
         """
-        raise AttnscopeError("this model has no tokenizer", "give token numbers: model.tokenizer.encode_ids([17, 5])")
+        numbers = text.replace(",", " ").split()
+        if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
+            raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")
+        return self.encode_ids([int(number) for number in numbers])
 
     def chat(self, text: str) -> Tokens:
-        """Refuses, as `encode`."""
-        return self.encode(text)
+        """Refuses: a chat template needs a tokenizer."""
+        raise AttnscopeError("this model has no tokenizer, and so no chat template", "leave out --chat")
 
     def encode_target(self, text: str, start: int) -> Tokens:
-        """Refuses, as `encode`."""
-        return self.encode(text)
+        """The start token, then the numbers but for the last."""
+        numbers = self.encode(text).ids.tolist()
+        return self.encode_ids([start, *numbers[:-1]])
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
         """Tokens of given numbers, labelled "#17"."""

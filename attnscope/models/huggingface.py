@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
+import io
 import logging
 import re
 import threading
@@ -26,19 +27,11 @@ from transformers.utils import logging as transformers_logging
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.catalog import Source, verify, weight_files
+from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
+from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, tolerance
+from attnscope.models.hf_examples import pad_id, standing_arguments, vocab_size
 from attnscope.models.hf_seam import perform, switched
-from attnscope.models.hf_survey import (
-    Survey,
-    check_rows,
-    eager_maps,
-    hidden_states,
-    pad_id,
-    standing_arguments,
-    survey,
-    tolerance,
-    vocab_size,
-)
+from attnscope.models.hf_survey import Survey, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.model import Batch, ModelInfo
 from attnscope.records import Tokens
@@ -172,7 +165,8 @@ class HuggingFaceModel:
         self._check_can_write(is_encoder_decoder=True)
         start = self._start_id()
         inputs = self._inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
-        with torch.no_grad(), switched(self._base, None), _quiet():
+        # In this order, as a load takes them: else two threads could wait for each other.
+        with _quiet(), torch.no_grad(), switched(self._base, None):
             result = self._model.generate(
                 **{name: x.to(self._base.device) for name, x in inputs.items()},
                 decoder_start_token_id=start,
@@ -404,10 +398,13 @@ def _read_model(
     """The model as its files hold it, and what is worth a note."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        auto = _auto_class(config)
+        auto = _auto_class(config, is_gguf="gguf_file" in options)
         if "gguf_file" not in options:
             options = {**options, "use_safetensors": not pickled}
-        model, report = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, **options)
+        with _no_stderr() if "gguf_file" in options else contextlib.nullcontext():
+            model, report = auto.from_pretrained(
+                folder, config=config, dtype=dtype, output_loading_info=True, **options
+            )
     except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
         raise _explain(error, source) from error
     missing = sorted(report["missing_keys"])
@@ -430,7 +427,7 @@ _HEAD = re.compile(
 )
 
 
-def _auto_class(config: Any) -> Any:
+def _auto_class(config: Any, *, is_gguf: bool) -> Any:
     """With its head where it can write, else the base model."""
     names = set(config.architectures or ())
     for mapping, auto in (
@@ -438,7 +435,8 @@ def _auto_class(config: Any) -> Any:
         (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
         (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
     ):
-        if mapping.get(config.model_type) in names:
+        # GGUF files name no class; they hold language models.
+        if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
             return auto
     return transformers.AutoModel
 
@@ -469,9 +467,9 @@ def _gguf_file(folder: Path) -> str | None:
     Raises:
         AttnscopeError: There are several, or the packages that read them are missing.
     """
-    files = sorted(path.name for path in folder.glob("*.gguf"))
-    if not files or list(folder.glob("*.safetensors")):
+    if not holds_gguf(folder):
         return None
+    files = sorted(path.name for path in folder.glob("*.gguf"))
     if len(files) > 1:
         raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", "leave one in the folder")
     if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
@@ -502,6 +500,12 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
         raise AttnscopeError(
             f"cannot load the tokenizer in {folder}: {_first_line(error)}", "get its files again"
         ) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
+        raise AttnscopeError(
+            f"{type(tokenizer).__name__} finds no vocabulary in {folder}",
+            "save it there as tokenizer.json: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+        )
     return HuggingFaceTokenizer(tokenizer)
 
 
@@ -568,6 +572,13 @@ def _quiet() -> Iterator[None]:
             transformers_logging.set_verbosity(verbosity)
             if bars:
                 transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """For the reader of GGUF files, whose progress bar no switch turns off."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _first_line(error: BaseException) -> str:

@@ -96,7 +96,10 @@ class ModelInfo:
 class Tokenizer(Protocol):
     """Turns text into Tokens."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is, in a few words."""
+        ...
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
@@ -125,8 +128,15 @@ class Batch:
 class Model(Protocol):
     """A loaded model: text in by its tokenizer, attention out through the seam."""
 
-    info: ModelInfo
-    tokenizer: Tokenizer
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of it."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of a text for it."""
+        ...
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """Runs a batch with the probe at the seam of every attention.

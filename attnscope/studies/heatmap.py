@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope import __version__
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, ChatTokenizer, Model, ModelInfo, Writer
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
+from attnscope.text import require_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.pick is not None and (self.layers is not None or self.heads is not None):
-            raise AttnscopeError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
+            raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
 
     def within(self, info: ModelInfo) -> Chosen:
         """The heads that are meant of a model.
@@ -61,7 +62,7 @@ class Choice:
                     f"there is no {what} {beyond[0]}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
                 )
             if asked is not None and not asked:
-                raise AttnscopeError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
+                raise UsageError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
         return Chosen(
             tuple(sorted(set(range(n_layers) if layers is None else layers))),
             tuple(sorted(set(range(n_heads) if heads is None else heads))),
@@ -95,6 +96,12 @@ class Prompt:
     target: str | None = None
     chat: bool = False
     generate: int = 0
+
+    def __post_init__(self) -> None:
+        named = (("the text", self.text), ("the second text", self.pair), ("the target", self.target))
+        for name, text in named:
+            if text is not None:
+                require_text(text, name)
 
 
 @dataclass(frozen=True)

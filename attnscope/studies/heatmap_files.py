@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope import models
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import native_info
-from attnscope.records import Heatmap, write_whole
+from attnscope.records import Heatmap
 from attnscope.studies.heatmap import Choice, Prompt, Reading, changed, fingerprint, fitted, observed, outline, read
 from attnscope.text import slug
 from attnscope.views.figures import FIGURE_FORMATS, Style, draw, sheets_of
@@ -54,6 +55,9 @@ class LoadOptions:
     check: bool = True
     allow_pickle: bool = False
     trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        models.require_known(self.engine, self.dtype)
 
 
 def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> tuple[Heatmap, list[Path]]:
@@ -134,10 +138,17 @@ def _folder_name(record: Heatmap, wanted: Wanted) -> str:
 
 def _require_writable(folder: Path) -> None:
     """Finds out before the model runs for minutes that nothing can be written; leaves no trace."""
-    made = [part for part in (folder, *folder.parents) if not part.exists()]
+    hint = "choose another folder with --out, or make room there"
+    made: list[Path] = []
     try:
-        write_whole(folder / ".attnscope-probe", b"")
-        (folder / ".attnscope-probe").unlink()
+        made = [part for part in (folder, *folder.parents) if not part.exists()]
+        if not made and not folder.is_dir():
+            raise AttnscopeError(f"cannot write into {folder}: it is a file, not a folder", hint)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
     finally:
         for part in made:
             with contextlib.suppress(OSError):
@@ -154,7 +165,7 @@ def formats_from(given: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
     for name in names:
         if name not in known:
-            raise AttnscopeError(f"there is no format {name!r}", f"choose from {', '.join(known)}")
+            raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(known)}")
     if not names:
-        raise AttnscopeError("no format is given", f"choose from {', '.join(known)}")
+        raise UsageError("no format is given", f"choose from {', '.join(known)}")
     return names

@@ -7,7 +7,8 @@ keeps the picture; each further figure of the same text restores it and adds its
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,9 +33,24 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"CreationDate": None, "Creator": f"attnscope {__version__}"},
 }
 _RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "path"}
+# Whatever settings of matplotlib bear upon a figure of ours.
+_SHIPPED = (
+    *("agg.", "axes.", "figure.", "font.", "image.", "lines."),
+    *("patch.", "path.", "pdf.", "savefig.", "svg.", "text."),
+)
 # Viewers of vector files smooth small images; cells that are drawn larger keep sharp edges.
 _VECTOR_CELL_PX = 8
 _VECTOR_MAP_PX = 1024
+
+
+@contextmanager
+def as_shipped() -> Iterator[None]:
+    """Within it matplotlib has its own defaults: a user's style must not change figures, or ask for LaTeX."""
+    import matplotlib as mpl
+
+    wanted: Any = {name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_SHIPPED)}
+    with mpl.rc_context(wanted | _RC):
+        yield
 
 
 class Canvas:
@@ -162,11 +178,8 @@ class Canvas:
 
     def vector(self, kind: str) -> bytes:
         """The figure as it stands now as SVG or PDF."""
-        import matplotlib as mpl
-
         held = io.BytesIO()
-        with mpl.rc_context(_RC):
-            self.figure.savefig(held, format=kind, metadata=_METADATA[kind])
+        self.figure.savefig(held, format=kind, metadata=_METADATA[kind])
         return held.getvalue()
 
 

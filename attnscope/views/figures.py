@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Canvas, enlarged, png
+from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, enlarged, png
 from attnscope.views.lettering import Lettering, lettering_for
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Style:
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise AttnscopeError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+            raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     for number, attention in enumerate(record.maps):
         mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
         heads = record.chosen(attention)
+        if not heads:  # all that were picked are in other maps
+            continue
         if record.picked is not None or len(heads) == 1:
             stem = f"L{heads[0][0]:02d}H{heads[0][1]:02d}" if len(heads) == 1 else "picked"
             sheets.append(Sheet(mark + stem, "grid", number, heads))
@@ -100,9 +102,9 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
                 Sheet(f"{mark}L{layer:02d}", "grid", number, tuple(h for h in heads if h[0] == layer))
                 for layer in sorted({layer for layer, _ in heads})
             )
-        for place in attention.queries.find(query) if query else ():
+        for place in attention.queries.find(query) if query is not None else ():
             sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", number, heads, place))
-    if query and not any(sheet.form == "bars" for sheet in sheets):
+    if query is not None and not any(sheet.form == "bars" for sheet in sheets):
         labels = " ".join(dict.fromkeys(label for m in record.maps for label in m.queries.labels))
         raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
     return sheets
@@ -134,6 +136,7 @@ def draw(
     return Painter(style or Style()).draw(record, sheets_of(record, query), Path(folder), formats)
 
 
+@as_shipped()
 def glance(record: Heatmap) -> bytes:
     """The first figure of a record as a PNG, for notebooks."""
     painter, sheet = Painter(Style()), sheets_of(record)[0]
@@ -155,11 +158,12 @@ class Painter:
         self.style = style
         self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
 
+    @as_shipped()
     def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
         """Draws sheets into a folder, in the order of the sheets and formats."""
         for wanted in formats:
             if wanted not in FIGURE_FORMATS:
-                raise AttnscopeError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+                raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
 
         def compress_and_write(path: Path, pixels: NDArray[np.uint8]) -> Path:
             return write_whole(path, png(pixels))
@@ -179,6 +183,7 @@ class Painter:
                         written.append(pool.submit(write_whole, path, drawn))
             return [one.result() for one in written]
 
+    @as_shipped()
     def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
         """Draws what does not depend on the weights; the record need not have them yet."""
         for sheet in sheets:
@@ -198,15 +203,25 @@ class Painter:
         )
         header = _header(record, attention)
         labels = (attention.queries.labels, attention.keys.labels)
-        name = (sheet.form, sheet.map if sheet.form != "grid" else (), header, titles, *labels, sheet.query)
+        name = (sheet.form, header, titles, *labels, sheet.query, record.picked is None, _looks(attention))
         if name not in self._canvases:
             making = BarCanvas if sheet.form == "bars" else MapCanvas
             self._canvases[name] = making(record, sheet, titles, header, self.style)
         return self._canvases[name]
 
 
+def _looks(attention: AttentionMap) -> tuple[object, ...]:
+    """What decides how labels and seams are drawn, besides what the labels are."""
+    return tuple(
+        part
+        for tokens in (attention.queries, attention.keys)
+        for part in (tokens.special.tobytes(), tokens.segments.tobytes(), tokens.n_given)
+    )
+
+
 @dataclass(frozen=True)
 class _Header:
+    model: str
     subtitle: str
     notes: tuple[str, ...]
 
@@ -227,7 +242,7 @@ def _header(record: Heatmap, attention: AttentionMap) -> _Header:
         )
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes.append("green tokens were written by the model itself")
-    return _Header(f"“{text}”", tuple(notes))
+    return _Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
 
 
 def _head_title(attention: AttentionMap, pair: tuple[int, int], *, short: bool) -> str:
@@ -297,7 +312,7 @@ class MapCanvas(_Page):
 
         attention = record.maps[sheet.map]
         queries, keys = attention.queries, attention.keys
-        lettering = lettering_for([header.subtitle, *queries.labels, *keys.labels])
+        lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels])
         self.style, self.pool = style, 1
         notes = [*header.notes, *([lettering.note] if lettering.note else [])]
         layers = sorted({layer for layer, _ in sheet.heads})
@@ -305,14 +320,14 @@ class MapCanvas(_Page):
         if sheet.form == "overview":
             self.pool = layout.pool_factor(max(len(queries), len(keys)), len(heads))
             if self.pool > 1:
-                notes.append(f"a pixel shows the largest weight of {self.pool} × {self.pool} tokens")
+                notes.append(layout.pool_note(self.pool))
             shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
             grid = layout.overview_grid(len(layers), len(heads), shape, notes, lettering.width_px)
             places = [layers.index(layer) * len(heads) + heads.index(head) for layer, head in sheet.heads]
         else:
-            shape = (len(queries), len(keys))
             widest = (_widest(lettering, queries.labels), _widest(lettering, keys.labels))
-            grid = layout.labelled_grid(len(sheet.heads), shape, widest, notes, lettering.width_px)
+            tokens = (len(queries), len(keys))
+            self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, notes, lettering.width_px)
             if len(sheet.heads) == 1 and grid.numbers_fit:
                 notes.append("cells without a number: less than 0.005")
                 grid = layout.labelled_grid(1, shape, widest, notes, lettering.width_px)
@@ -384,10 +399,10 @@ class MapCanvas(_Page):
         grid, size = self.grid, self.grid.label_px
         room = _LABEL_ROOM_EM * size + 0.5
         for tokens, by_row in ((queries, True), (keys, False)):
-            for place in range(0, len(tokens), grid.label_step):
+            for place in range(0, len(tokens), grid.label_step * self.pool):
                 label = self.lettering.fit(tokens.labels[place], size, room)
                 color = _label_color(tokens, place)
-                middle = (place + 0.5) * grid.cell_px
+                middle = (place // self.pool + 0.5) * grid.cell_px
                 for x, y in self.corners:
                     if by_row:
                         self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
@@ -442,7 +457,7 @@ class BarCanvas(_Page):
         del style  # bars have one colour and always reach from 0 to 1
         attention = record.maps[sheet.map]
         keys = attention.keys
-        lettering = lettering_for([header.subtitle, *keys.labels, *attention.queries.labels])
+        lettering = lettering_for([header.model, header.subtitle, *keys.labels, *attention.queries.labels])
         self.n_bars = min(_MOST_BARS, len(keys))
         layers = {layer for layer, _ in sheet.heads}
         columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0

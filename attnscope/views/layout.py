@@ -16,6 +16,7 @@ CAPTION_PX = 12.5
 LINE_PX = 18
 MAX_LABEL_PX = 14.0
 LEGIBLE_PX = 9  # distance between two labels that can still be read
+MOST_PX = 60_000_000  # a figure of more takes gigabytes to draw, and few programs open it
 LARGEST_MAP_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
 
 _HEADER_PX = MARGIN_PX + 56
@@ -78,6 +79,7 @@ def labelled_grid(
     widest: tuple[Callable[[float], float], Callable[[float], float]],
     notes: Sequence[str],
     width_of: WidthPx,
+    pool: int = 1,
 ) -> Grid:
     """A grid of maps of which each has its token labels, at the left and below.
 
@@ -87,6 +89,7 @@ def labelled_grid(
         widest: Give the width of the widest label of a row, and of a column, at a font size.
         notes: What stands below.
         width_of: Measures a text.
+        pool: How many tokens a row or column of a map stands for.
     """
     columns = columns_for(n_panels)
     rows = math.ceil(n_panels / columns)
@@ -124,7 +127,36 @@ def labelled_grid(
         )
         for i in range(n_panels)
     )
+    if step * pool > 1:
+        notes = [*notes, f"one label for {step * pool} tokens"]
     return _with_footer(total, header + rows * pitch_y, cell, corners, font, step, notes, width_of)
+
+
+def pooled_grid(
+    n_panels: int,
+    tokens: tuple[int, int],
+    widest: tuple[Callable[[float], float], Callable[[float], float]],
+    notes: Sequence[str],
+    width_of: WidthPx,
+) -> tuple[int, tuple[int, int], Grid]:
+    """As `labelled_grid`, for maps of any size: where the figure would be too large to draw, its cells are pooled.
+
+    Returns:
+        How many tokens a cell stands for in each direction, the rows and columns of a map, and the grid.
+    """
+    pool = 1
+    while True:
+        shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
+        told = [*notes, pool_note(pool)] if pool > 1 else notes
+        grid = labelled_grid(n_panels, shape, widest, told, width_of, pool)
+        if grid.width_px * grid.height_px <= MOST_PX or max(shape) == 1:
+            return pool, shape, grid
+        pool += 1
+
+
+def pool_note(pool: int) -> str:
+    """What is said of a figure whose cells stand for several tokens."""
+    return f"a cell shows the largest weight of {pool} × {pool} tokens"
 
 
 def overview_grid(n_layers: int, n_heads: int, shape: tuple[int, int], notes: Sequence[str], width_of: WidthPx) -> Grid:
@@ -167,8 +199,6 @@ def _with_footer(
     notes: Sequence[str],
     width_of: WidthPx,
 ) -> Grid:
-    if step > 1:
-        notes = [*notes, f"one label for {step} tokens"]
     zoom = _zoom(width)
     lines = wrapped(" · ".join(notes), (width - 2 * MARGIN_PX) / zoom, width_of)
     bar = (MARGIN_PX, bottom + 12, round(_BAR_WIDTH_PX * zoom), round(_BAR_HEIGHT_PX * zoom))

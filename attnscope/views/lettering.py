@@ -12,6 +12,7 @@ ELLIPSIS = "…"
 
 # Families that are tried first for what DejaVu Sans lacks; any other installed font comes after them.
 _PREFERRED = ("Noto Sans", "Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Arial Unicode MS", "Noto", "Unifont")
+_BREAKS_PDF = {"\ufeff"}  # a byte order mark has no ink; matplotlib 3.11 fails on it with an IndexError
 _NO_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
 
 
@@ -53,8 +54,8 @@ class Lettering:
                 low = middle
             else:
                 high = middle - 1
-        # A combining mark or joiner at the cut would cling to the ellipsis.
-        while low and (unicodedata.combining(text[low - 1]) or text[low - 1] == "\u200d"):
+        # A letter goes with its marks, and what is joined goes together.
+        while low and (unicodedata.category(text[low])[0] == "M" or "\u200d" in text[low - 1 : low + 1]):
             low -= 1
         return text[:low].rstrip() + ELLIPSIS
 
@@ -85,7 +86,7 @@ def lettering_for(texts: Iterable[str]) -> Lettering:
             missing -= found
         if not missing:
             break
-    invisible = {c for c in missing if unicodedata.category(c) in ("Cf", "Mn")}
+    invisible = {c for c in missing if unicodedata.category(c) in ("Cf", "Mn")} | (wanted & _BREAKS_PDF)
     return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible))
 
 

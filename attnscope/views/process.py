@@ -18,6 +18,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
 from attnscope.views.figures import FIGURE_FORMATS, Painter, Sheet, Style, sheets_of
 
+_PATIENCE_S = 10
+
 
 @dataclass(frozen=True)
 class _Expect:
@@ -47,14 +49,16 @@ class DrawingProcess:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        environment = os.environ | {"PYTHONPATH": _with_package(os.environ.get("PYTHONPATH", ""))}
+        # This very package is imported, wherever it lies; last, as its folder may hold much else.
+        home = str(Path(attnscope.__file__).parent.parent)
+        code = f"import sys; sys.path.append({home!r}); from attnscope.views.process import main; main()"
         with contextlib.suppress(OSError, ValueError):
             # -P: a numpy.py that lies where the user stands must not be imported.
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", "from attnscope.views.process import main; main()"],
+                [sys.executable, "-P", "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=environment,
+                env=os.environ | {"MPLBACKEND": "agg"},  # it draws on no screen, whatever the environment names
             )
 
     def __enter__(self) -> DrawingProcess:
@@ -63,9 +67,13 @@ class DrawingProcess:
     def __exit__(self, *raised: object) -> None:
         if self._child is not None:
             if raised[0] is not None:
-                self._child.kill()
+                self._child.terminate()  # it ends what it is writing, so that no part of a file stays
             with contextlib.suppress(OSError):
-                self._child.communicate()
+                try:
+                    self._child.communicate(timeout=None if raised[0] is None else _PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    self._child.kill()
+                    self._child.communicate()
 
     def expect(self, record: Heatmap, style: Style, query: str | None, formats: Sequence[str]) -> None:
         """Lets the process draw all that does not depend on the weights, which `record` need not have yet."""
@@ -79,12 +87,13 @@ class DrawingProcess:
         wanted = _Draw(record, style, sheets_of(record, query), folder, formats)
         if self._send(wanted):
             assert self._child is not None and self._child.stdout is not None
-            with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            answer: list[Path] | AttnscopeError | None = None
+            with contextlib.suppress(Exception):  # what is no whole pickle can raise anything
                 answer = pickle.load(self._child.stdout)
-                if isinstance(answer, AttnscopeError):
-                    raise answer
-                paths: list[Path] = answer
-                return paths
+            if isinstance(answer, AttnscopeError):
+                raise answer
+            if isinstance(answer, list):
+                return answer
         return Painter(style).draw(record, wanted.sheets, folder, formats)
 
     def _send(self, message: object) -> bool:
@@ -96,12 +105,6 @@ class DrawingProcess:
         except OSError:
             return False
         return True
-
-
-def _with_package(path: str) -> str:
-    """A PYTHONPATH from which this very package is imported, wherever it lies."""
-    home = str(Path(attnscope.__file__).parent.parent)
-    return os.pathsep.join([home, path] if path else [home])
 
 
 def serve(source: IO[bytes], sink: IO[bytes]) -> None:
@@ -129,5 +132,11 @@ def main() -> None:
     """What the process runs."""
     # Ctrl-C reaches the whole group; the first process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
+    except Exception:
+        # The first process then draws by itself, and says what is wrong if that fails too.
+        if os.environ.get("ATTNSCOPE_TRACEBACK"):
+            raise
+        sys.exit(1)

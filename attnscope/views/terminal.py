@@ -14,7 +14,7 @@ from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
 
-_SHADES = " ·░▒▓█"
+_SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = (255, 255, 255), (8, 48, 107)
 _MOST_LARGE = 4
 _LABEL_CELLS = 14
@@ -44,7 +44,7 @@ def drawing(record: Heatmap, console: Console, query: str | None = None) -> Rend
                 parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
         parts.append(Text())
         parts.append(links_table(attention, heads))
-    if query:
+    if query is not None:
         parts.append(query_tables(record, query))
     return Group(*parts)
 
@@ -88,12 +88,12 @@ def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Ta
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     table.add_column("head", style="bold", no_wrap=True)
     table.add_column("on special", justify="right", no_wrap=True)
-    table.add_column("strongest links between other tokens (query → key weight)")
+    table.add_column("strongest links between other tokens (query → key weight)", overflow="fold")
     for pair in heads:
         links = Text()
         for number, (query, key, weight) in enumerate(strongest_links(attention, pair)):
             links.append("   " if number else "")
-            links.append(f"{attention.queries.labels[query]} → {attention.keys.labels[key]} ")
+            links.append(f"{_shown(attention.queries.labels[query])} → {_shown(attention.keys.labels[key])} ")
             links.append(f"{weight:.2f}", style="cyan")
         share = special_share(attention, pair)
         table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if attention.keys.special.any() else "-", links)
@@ -102,19 +102,20 @@ def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Ta
 
 def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, most: int = 5) -> Table:
     """A row a head: the keys that one query attends to most."""
-    label = attention.queries.labels[place]
+    label = _shown(attention.queries.labels[place])
     table = Table(
         box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold",
         title=Text(f"\nwhat “{label}” (token {place}) attends to"),
     )  # fmt: skip
     table.add_column("head", style="bold", no_wrap=True)
-    table.add_column("keys, largest weight first")
+    table.add_column("keys, largest weight first", overflow="fold")
     for pair in heads:
         row = attention.of(*pair)[place]
         keys = Text()
-        for number, key in enumerate(np.argsort(-row, kind="stable")[:most]):
+        strongest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= 0.005]
+        for number, key in enumerate(strongest):
             keys.append("   " if number else "")
-            keys.append(f"{attention.keys.labels[key]} ")
+            keys.append(f"{_shown(attention.keys.labels[key])} ")
             keys.append(f"{row[key]:.2f}", style="cyan")
         table.add_row(f"L{pair[0]}H{pair[1]}", keys)
     return table
@@ -123,25 +124,29 @@ def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place
 def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> RenderableType:
     """One head with a label for each query, its columns numbered."""
     weights, queries = attention.of(*pair), attention.queries
-    names = [_cut(label, _LABEL_CELLS) for label in queries.labels]
-    margin = max(cell_len(name) for name in names) + 1 + len(str(len(names) - 1)) + 1
+    names = [_cut(_shown(label), _LABEL_CELLS) for label in queries.labels]
+    digits = len(str(max(weights.shape) - 1))
+    margin = max(cell_len(name) for name in names) + 1 + digits + 1
     shown, pool = _fitting(weights, max(1, (console.width - margin) // 2), rows=False)
     lines = Text()
     lines.append(f"\nL{pair[0]}H{pair[1]}", style="bold")
     lines.append("  rows: queries, columns: keys by number")
     lines.append(f" (a column shows the largest of {pool} keys)\n" if pool > 1 else "\n")
+    # Every second column has its number, or fewer where numbers are long.
+    step = max(2, (digits + 2) // 2)
+    numbered = [(column, str(column * pool)) for column in range(0, shown.shape[1], step)]
+    numbers = "".join(n.ljust(2 * step) for column, n in numbered if 2 * column + len(n) <= 2 * shown.shape[1])
     lines.append(" " * margin)
-    for column in range(0, shown.shape[1], 2):
-        lines.append(f"{column * pool:<4}", style="dim")
+    lines.append(numbers.rstrip(), style="dim")
     lines.append("\n")
     for place, name in enumerate(names):
         style = "yellow" if queries.special[place] else ""
-        lines.append(" " * (margin - cell_len(name) - 2 - len(str(len(names) - 1))) + name, style=style)
-        lines.append(f" {place:>{len(str(len(names) - 1))}} ", style="dim")
+        lines.append(" " * (margin - cell_len(name) - 2 - digits) + name, style=style)
+        lines.append(f" {place:>{digits}} ", style="dim")
         for weight in shown[place]:
             _paint(lines, float(weight), "  ", console)
         lines.append("\n")
-    lines.rstrip()
+    lines.right_crop(1)  # the last newline; not rstrip, as cells may be coloured blanks
     return lines
 
 
@@ -156,23 +161,22 @@ def _thumbnails(attention: AttentionMap, heads: Sequence[tuple[int, int]], conso
         maps = [_fitting(attention.of(*pair), room, rows=True) for pair in row]
         pool = maps[0][1]
         width = maps[0][0].shape[1]
-        for pair in row:
-            lines.append(f"H{pair[1]}".ljust(width + 2), style="bold")
         if pool > 1 and first == 0:
-            lines.append(f"(a character shows the largest of {pool} × {pool} weights)", style="dim")
+            lines.append(f"(a character shows the largest of {pool} × {pool} weights)\n", style="dim")
+        lines.append("  ".join(f"H{pair[1]}".ljust(width) for pair in row).rstrip(), style="bold")
         lines.append("\n")
         coloured = _has_colours(console)
         for line in range(0, maps[0][0].shape[0], 2 if coloured else 1):
-            for shown, _ in maps:
+            for number, (shown, _) in enumerate(maps):
+                lines.append("  " if number else "")
                 for column in range(width):
                     if coloured:
                         below = shown[line + 1, column] if line + 1 < shown.shape[0] else None
                         _paint_half(lines, float(shown[line, column]), below)
                     else:
                         _paint(lines, float(shown[line, column]), " ", console)
-                lines.append("  ")
             lines.append("\n")
-    lines.rstrip()
+    lines.right_crop(1)
     return lines
 
 
@@ -185,15 +189,19 @@ def _fitting(weights: NDArray[np.float32], room: int, *, rows: bool) -> tuple[ND
     return weights, pool
 
 
+def _has_unicode(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")
+
+
 def _has_colours(console: Console) -> bool:
-    return console.color_system is not None and not console.no_color
+    return console.color_system is not None and not console.no_color and _has_unicode(console)
 
 
 def _paint(lines: Text, weight: float, cell: str, console: Console) -> None:
     if _has_colours(console):
         lines.append(cell, style=Style(bgcolor=_colour(weight)))
     else:
-        lines.append(_shade(weight) * len(cell))
+        lines.append(_shade(weight, _SHADES if _has_unicode(console) else _ASCII_SHADES) * len(cell))
 
 
 def _paint_half(lines: Text, above: float, below: float | None) -> None:
@@ -207,11 +215,16 @@ def _colour(weight: float) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def _shade(weight: float) -> str:
+def _shade(weight: float, shades: str) -> str:
     """A character for a weight; below 0.05 it stays empty."""
     if not weight >= 0.05:
-        return _SHADES[0]
-    return _SHADES[min(len(_SHADES) - 1, 1 + int(weight * (len(_SHADES) - 1)))]
+        return shades[0]
+    return shades[min(len(shades) - 1, 1 + int(weight * (len(shades) - 1)))]
+
+
+def _shown(label: str) -> str:
+    """A label with nothing in it that a terminal would obey; records may come from anywhere."""
+    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in label)
 
 
 def _cut(label: str, cells: int) -> str:

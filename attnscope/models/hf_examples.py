@@ -1,0 +1,114 @@
+"""What a Hugging Face model is tried on: two random texts, pictures or sounds, and what its forward gets besides."""
+
+import contextlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attnscope.errors import AttnscopeError
+
+LENGTHS = (9, 6)
+"""Tokens of the two texts that are padded together; the second is also run alone."""
+TARGET_LENGTHS = (5, 3)
+"""What an encoder-decoder's decoder reads: other lengths than its encoder's tell the kinds of attention apart."""
+
+_MANY_POSITIONS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """Inputs of one forward pass, and which of its positions are real.
+
+    Attributes:
+        inputs: What the forward gets.
+        real: (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts.
+        target_real: As real, of the decoder.
+    """
+
+    inputs: dict[str, Any]
+    real: Tensor | None = None
+    target_real: Tensor | None = None
+
+
+def examples(model: PreTrainedModel) -> tuple[Example, Example]:
+    """Two random inputs of different length padded together, and the second of them alone."""
+    config = model.config
+    name = model.main_input_name
+    generator = torch.Generator().manual_seed(0)
+    if name not in {"input_ids", "decoder_input_ids"} and not _accepts(model, "input_ids"):
+        shape = _sample_shape(config, name)
+        both = torch.randn(2, *shape, generator=generator).to(model.device, model.dtype)
+        padded, alone = Example({name: both}), Example({name: both[1:]})
+        if getattr(config, "max_source_positions", 0) > _MANY_POSITIONS:
+            # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
+            padded = Example({name: both[1:]})
+    else:
+        padded, alone = _text_examples(model, "", LENGTHS, generator)
+    if config.is_encoder_decoder:
+        target_padded, target_alone = _text_examples(model, "decoder_", TARGET_LENGTHS, generator)
+        if len(next(iter(padded.inputs.values()))) == 1:
+            target_padded = target_alone
+        padded = Example({**padded.inputs, **target_padded.inputs}, padded.real, target_padded.real)
+        alone = Example({**alone.inputs, **target_alone.inputs}, alone.real, target_alone.real)
+    for example in (padded, alone):
+        example.inputs.update(standing_arguments(model))
+    return padded, alone
+
+
+def _text_examples(
+    model: PreTrainedModel, prefix: str, lengths: tuple[int, int], generator: torch.Generator
+) -> tuple[Example, Example]:
+    size = vocab_size(model)
+    config = model.config.get_text_config()
+    named = [*vars(config).items(), *vars(model.config).items()]
+    special = {v for name, v in named if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    plain = [number for number in range(min(size, 1000)) if number not in special] or [0]
+    drawn = torch.randint(len(plain), (2, lengths[0]), generator=generator)
+    ids = torch.tensor(plain)[drawn]
+    real = torch.arange(lengths[0])[None] < torch.tensor(lengths)[:, None]
+    ids[~real] = pad_id(model)
+    ids, real = ids.to(model.device), real.to(model.device)
+    names = (f"{prefix}input_ids", f"{prefix}attention_mask")
+    padded = Example(dict(zip(names, (ids, real.long()), strict=True)), real)
+    return padded, Example({names[0]: ids[1:, : lengths[1]]}, real[1:, : lengths[1]])
+
+
+def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
+    if name == "pixel_values":
+        size = getattr(config, "image_size", 32)
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        return getattr(config, "num_channels", 3), height, width
+    if name == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
+        return config.num_mel_bins, 2 * config.max_source_positions
+    if name == "input_values":
+        return (4000,)
+    raise AttnscopeError(f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check")
+
+
+def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
+    """What every forward pass gets: no storing of keys and values for a next token, and outputs by name."""
+    return {name: given for name, given in (("use_cache", False), ("return_dict", True)) if _accepts(model, name)}
+
+
+def vocab_size(model: PreTrainedModel) -> int:
+    """How many token numbers a model has."""
+    with contextlib.suppress(NotImplementedError, AttributeError):
+        table: Any = model.get_input_embeddings()
+        return int(table.weight.shape[0])
+    with contextlib.suppress(AttributeError):
+        return int(model.config.get_text_config().vocab_size)
+    return 0x110000  # CANINE hashes characters: any will do
+
+
+def pad_id(model: PreTrainedModel) -> int:
+    """What stands at places that are no token; 0 where the configuration names none."""
+    found = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return found if isinstance(found, int) and 0 <= found < vocab_size(model) else 0
+
+
+def _accepts(model: PreTrainedModel, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters

@@ -1,0 +1,78 @@
+"""Records that no model made, for tests of what is drawn and saved."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attnscope.records import AttentionMap, Heatmap, Tokens
+
+RUN = {
+    "model": "toy",
+    "sha256": "ab" * 32,
+    "versions": {"attnscope": "0"},
+    "dtype": "float32",
+    "engine": "native",
+    "notes": [],
+}
+
+
+def tokens_of(labels: Sequence[str], special: Sequence[int] = (), **more: Any) -> Tokens:
+    """Tokens whose text is their labels, each a word; those at the places `special` stand for no text."""
+    n = len(labels)
+    ends = np.cumsum([len(label) + 1 for label in labels]) - 1
+    offsets = np.stack([ends - [len(label) for label in labels], ends], 1).astype(np.int32)
+    words = np.arange(n, dtype=np.int32)
+    added = np.isin(np.arange(n), special)
+    offsets[added] = words[added] = -1
+    fields: dict[str, Any] = {
+        "text": " ".join(labels),
+        "ids": np.arange(n, dtype=np.int64),
+        "labels": tuple(labels),
+        "offsets": offsets,
+        "special": added,
+        "words": words,
+        "segments": np.zeros(n, np.int32),
+    }
+    return Tokens(**(fields | more))
+
+
+def shares(*shape: int, seed: int = 0) -> np.ndarray:
+    """Random weights whose rows sum to 1, float32."""
+    drawn = np.random.default_rng(seed).exponential(size=shape) ** 2
+    return (drawn / drawn.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def map_of(
+    queries: Tokens,
+    keys: Tokens | None = None,
+    *,
+    kind: str = "encoder",
+    layers: int = 2,
+    heads: int = 3,
+    n_kv_heads: int | None = None,
+    seed: int = 0,
+) -> AttentionMap:
+    keys = keys or queries
+    return AttentionMap(
+        kind=kind,
+        layers=tuple(range(layers)),
+        heads=tuple(range(heads)),
+        weights=shares(layers, heads, len(queries), len(keys), seed=seed),
+        queries=queries,
+        keys=keys,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=n_kv_heads or heads,
+    )
+
+
+def record_of(*maps: AttentionMap, **fields: Any) -> Heatmap:
+    return Heatmap(**({"text": maps[0].keys.text, "maps": maps, "run": RUN} | fields))
+
+
+def simple(n: int = 4, *, layers: int = 2, heads: int = 3, seed: int = 0, **fields: Any) -> Heatmap:
+    """A record of n tokens, of which the first and last are special if there are more than two."""
+    labels = [f"t{i}" for i in range(n)]
+    tokens = tokens_of(["[CLS]", *labels[1:-1], "[SEP]"], (0, n - 1)) if n > 2 else tokens_of(labels)
+    return record_of(map_of(tokens, layers=layers, heads=heads, seed=seed), **fields)

@@ -1,0 +1,175 @@
+"""Hugging Face tokenizers as ours."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
+from attnscope.models.tokenizer import FastTokenizer
+
+TEXT = "The cat’s naïve 猫 🙂 sat."
+
+
+@pytest.fixture(scope="module")
+def bert(minilm_folder: Path) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(transformers.AutoTokenizer.from_pretrained(minilm_folder))
+
+
+def byte_level(**settings: Any) -> transformers.PreTrainedTokenizerBase:
+    """GPT-2's kind of tokenizer over single bytes, with a few merges, that begins texts with <s>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = ["<s>", "</s>", "<|user|>", *alphabet, "th", "the", "Ġc", "Ġthe"]
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "c"), ("Ġ", "the")]
+    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B:1", special_tokens=[("<s>", 0)]
+    )
+    backend.add_special_tokens(["<s>", "</s>", "<|user|>"])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", additional_special_tokens=["<|user|>"], **settings
+    )
+
+
+@pytest.mark.parametrize("pair", [None, "It purred."])
+def test_a_fast_tokenizer_says_what_the_library_alone_says(
+    bert: HuggingFaceTokenizer, minilm_folder: Path, pair: str | None
+) -> None:
+    ours, reference = bert.encode(TEXT, pair), FastTokenizer.open(minilm_folder).encode(TEXT, pair)
+    assert ours.as_json() == reference.as_json()
+    assert bert.note == ""
+
+
+def test_texts_are_never_cut_nor_padded(bert: HuggingFaceTokenizer) -> None:
+    assert len(bert.encode("cat " * 700)) == 702
+    assert len(bert.encode("cat")) == 3
+
+
+def test_byte_pieces_are_labelled_as_text() -> None:
+    tokens = HuggingFaceTokenizer(byte_level()).encode("the c\n")
+    assert tokens.labels == ("<s>", "the", "·c", "⏎")
+    assert tokens.special.tolist() == [True, False, False, False]
+    assert tokens.offsets.tolist()[1:] == [[0, 3], [3, 5], [5, 6]]
+
+
+# Tokenizers without offsets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", [transformers.ByT5Tokenizer, transformers.CanineTokenizer])
+def test_slow_tokenizers_get_their_offsets_back(tokenizer: Any) -> None:
+    slow = HuggingFaceTokenizer(tokenizer())
+    tokens = slow.encode(TEXT)
+    assert "no fast version" in slow.note
+    assert tokens.words is not None
+    covered = [TEXT[a:b] for (a, b), added in zip(tokens.offsets, tokens.special, strict=True) if not added]
+    expected = [char for char in TEXT for _ in (char.encode() if tokenizer is transformers.ByT5Tokenizer else " ")]
+    assert [text for text in covered if text.strip()] == [char for char in expected if char.strip()]
+
+
+def test_a_slow_pair_has_two_segments() -> None:
+    slow = HuggingFaceTokenizer(transformers.ByT5Tokenizer())
+    tokens = slow.encode("ab", "cde")
+    assert [(tokens.pair or "")[a:b] for a, b in tokens.offsets[tokens.segments == 1] if a >= 0] == list("cde")
+    assert tokens.segments.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "expected"),
+    [
+        ("Unaffable cats", ["una", "##ffa", "##ble", "cats"], ["Una", "ffa", "ble", "cats"]),
+        ("the cats", ["▁the", "▁cat", "s"], ["the", "cat", "s"]),
+        ("the cats", ["the</w>", "ca@@", "ts"], ["the", "ca", "ts"]),
+        ("naïve Élan", ["naive", "elan"], ["naïve", "Élan"]),
+        ("a 猫 b", ["a", "[UNK]", "b"], ["a", "猫", "b"]),
+        ("a 猫", ["a", "[UNK]"], ["a", "猫"]),
+        ("##a b", ["##a", "b"], None),
+        ("a b", ["a"], None),
+        ("a b c", ["a", "x", "c"], None),
+        ("a x y b", ["a", "[UNK]", "[UNK]", "b"], None),
+        ("", [], []),
+    ],
+)
+def test_pieces_are_found_in_their_text(text: str, pieces: list[str], expected: list[str] | None) -> None:
+    spans = align(text, pieces, [False] * len(pieces), "[UNK]")
+    assert (None if spans is None else [text[a:b] for a, b in spans]) == expected
+
+
+def test_special_pieces_stand_nowhere() -> None:
+    assert align("cat", ["[CLS]", "cat", "[SEP]"], [True, False, True], None) == [(0, 0), (0, 3), (0, 0)]
+
+
+@given(st.text(), st.lists(st.integers(0, 50)))
+def test_pieces_cut_anywhere_are_found_again(text: str, cuts: list[int]) -> None:
+    bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    spans = align(text, pieces, [False] * len(pieces), None)
+    if spans is not None:
+        assert all(0 <= a <= b <= len(text) for a, b in spans)
+        assert [span for span in spans if span != (0, 0)] == sorted(span for span in spans if span != (0, 0))
+
+
+# Chat, targets, numbers -------------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|user|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}</s>{% endif %}"
+)
+
+
+def test_chat_adds_the_first_token_once() -> None:
+    tokens = HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c")
+    assert tokens.text == "<s><|user|>the c</s>"
+    assert tokens.labels == ("<s>", "<|user|>", "the", "·c", "</s>")
+    assert tokens.special.tolist() == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no user here') }}"])
+def test_chat_without_a_template_that_works(template: str | None) -> None:
+    with pytest.raises(AttnscopeError, match="no chat template|no user here") as caught:
+        HuggingFaceTokenizer(byte_level(chat_template=template)).chat("the c")
+    assert "--chat" in caught.value.hint
+
+
+def test_a_target_is_what_the_decoder_reads() -> None:
+    tokens = HuggingFaceTokenizer(transformers.ByT5Tokenizer()).encode_target("abc", 0)
+    assert tokens.ids.tolist() == [0, *(3 + ord(char) for char in "abc")]
+    assert tokens.special.tolist() == [True, False, False, False]
+    assert tokens.offsets.tolist()[1:] == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_written_tokens_follow_the_given_ones() -> None:
+    tokenizer = HuggingFaceTokenizer(byte_level())
+    given_tokens = tokenizer.encode("the c")
+    more = tokenizer.encode("é the").ids[1:].tolist()
+    tokens = tokenizer.extend(given_tokens, more)
+    assert tokens.text == "the cé the"
+    assert tokens.n_given == 3
+    assert tokens.offsets.tolist() == [[-1, -1], [0, 3], [3, 5], [-1, -1], [5, 6], [6, 10]]
+    assert tokens.words is not None
+    assert tokens.words.tolist() == [-1, 0, 1, -1, 1, 2]
+
+
+def test_numbers_become_tokens() -> None:
+    tokenizer = HuggingFaceTokenizer(byte_level())
+    tokens = tokenizer.encode("the c é")
+    assert tokenizer.encode_ids(tokens.ids.tolist()).labels == tokens.labels
+
+
+def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
+    tokenizer = NumbersTokenizer()
+    tokens = tokenizer.encode_ids([17, 5, 600])
+    assert tokens.labels == ("#17", "#5", "#600")
+    assert [tokens.text[a:b] for a, b in tokens.offsets] == ["#17", "#5", "#600"]
+    assert tokens.words is not None
+    extended = tokenizer.extend(tokens, [8])
+    assert (extended.labels[-1], extended.n_given) == ("#8", 3)
+    for refuse in (tokenizer.encode, tokenizer.chat, lambda text: tokenizer.encode_target(text, 0)):
+        with pytest.raises(AttnscopeError, match="no tokenizer"):
+            refuse("the cat")

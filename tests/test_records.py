@@ -1,0 +1,551 @@
+"""Records: lossless on disk, true to their definition when changed, and refused when damaged."""
+
+import errno
+import io
+import json
+import os
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from attnscope import records
+from attnscope.errors import AttnscopeError
+from attnscope.records import AttentionMap, Heatmap, Tokens, load, spans, write_whole
+from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
+
+
+def same_tokens(a: Tokens, b: Tokens) -> None:
+    for field in fields(Tokens):
+        one, other = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+        else:
+            assert one == other, field.name
+
+
+def same_record(a: Heatmap, b: Heatmap) -> None:
+    assert (a.text, dict(a.run), a.picked, a.changes) == (b.text, dict(b.run), b.picked, b.changes)
+    assert len(a.maps) == len(b.maps)
+    for one, other in zip(a.maps, b.maps, strict=True):
+        for field in fields(AttentionMap):
+            if field.name not in ("weights", "queries", "keys"):
+                assert getattr(one, field.name) == getattr(other, field.name), field.name
+        assert other.weights.dtype == np.float32
+        # Bits, not values: -0.0 and the kind of NaN aside, a lossless file gives back what it was given.
+        np.testing.assert_array_equal(one.weights, other.weights)
+        same_tokens(one.queries, other.queries)
+        same_tokens(one.keys, other.keys)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+LABEL = TEXT.filter(lambda label: label and label[-1] != "\0")  # a label never is, or ends in, NUL
+WEIGHT = st.one_of(
+    st.floats(0, 1, width=32),
+    st.sampled_from([0.0, 1.0, 1e-45, float(np.finfo(np.float32).tiny), 0.1, 1 / 3, float(np.float32(1) - 2**-24)]),
+)
+
+
+@st.composite
+def any_tokens(draw: st.DrawFn, n: int) -> Tokens:
+    numbers = st.lists(st.integers(-1, 9), min_size=n, max_size=n)
+    return Tokens(
+        text=draw(TEXT),
+        ids=np.array(draw(st.lists(st.integers(-1, 2**40), min_size=n, max_size=n)), np.int64),
+        labels=tuple(draw(st.lists(LABEL, min_size=n, max_size=n))),
+        offsets=np.array(draw(st.lists(st.tuples(*[st.integers(-1, 99)] * 2), min_size=n, max_size=n)), np.int32),
+        special=np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n))),
+        words=draw(st.one_of(st.none(), numbers.map(lambda w: np.array(w, np.int32)))),
+        segments=np.array(draw(numbers), np.int32),
+        pair=draw(st.one_of(st.none(), TEXT)),
+        n_given=draw(st.integers(-1, n)),
+    )
+
+
+@st.composite
+def any_record(draw: st.DrawFn) -> Heatmap:
+    maps = []
+    for kind in draw(st.sampled_from([("encoder",), ("decoder",), ("encoder", "decoder", "cross")])):
+        layers = draw(st.lists(st.integers(0, 40), min_size=1, max_size=2, unique=True).map(sorted))
+        heads = draw(st.lists(st.integers(0, 40), min_size=1, max_size=3, unique=True).map(sorted))
+        queries = draw(any_tokens(draw(st.integers(1, 3))))
+        keys = draw(any_tokens(draw(st.integers(1, 3)))) if kind == "cross" else queries
+        size = len(layers) * len(heads) * len(queries) * len(keys)
+        values = np.array(draw(st.lists(WEIGHT, min_size=size, max_size=size)), np.float32)
+        weights = values.reshape(len(layers), len(heads), len(queries), len(keys))
+        if len(heads) > 1 and draw(st.booleans()):
+            weights[0, -1] = np.nan  # a head that the first layer lacks
+        maps.append(AttentionMap(kind, tuple(layers), tuple(heads), weights, queries, keys, 41, 41, 41))
+    run = RUN | {"model": draw(TEXT), "notes": draw(st.lists(TEXT, max_size=2)), "seed": None}
+    changes = draw(st.sampled_from([(), ("hide_special",), ("hide_special", "words")]))
+    picked = ((maps[0].layers[0], maps[0].heads[0]),) if draw(st.booleans()) else None
+    return Heatmap(draw(TEXT), tuple(maps), run, picked, changes)
+
+
+# On disk
+
+
+@given(any_record(), st.sampled_from([".npz", ".json"]))
+@example(simple(text='"quoted"\n\\ \u2028 \x7f 😀 שלום'), ".json")
+@example(simple(text='"quoted"\n\\ \u2028 \x7f 😀 שלום'), ".npz")
+def test_what_is_saved_is_read_back_bit_by_bit(
+    tmp_path_factory: pytest.TempPathFactory, record: Heatmap, suffix: str
+) -> None:
+    same_record(record, load(record.save(tmp_path_factory.mktemp("saved") / f"record{suffix}")))
+
+
+def test_npz_holds_what_is_promised_and_loads_without_pickle(tmp_path: Path) -> None:
+    record = simple(5)
+    with np.load(record.save(tmp_path / "weights.npz"), allow_pickle=False) as held:
+        assert set(held.files) == {"weights", "layers", "heads", "tokens", "offsets", "record"}
+        assert held["weights"].dtype == np.float32
+        assert held["weights"].shape == (2, 3, 5, 5)
+        assert held["tokens"].tolist() == ["[CLS]", "t1", "t2", "t3", "[SEP]"]
+        assert held["layers"].tolist() == [0, 1] and held["heads"].tolist() == [0, 1, 2]
+        assert held["offsets"].tolist() == [[-1, -1], [6, 8], [9, 11], [12, 14], [-1, -1]]
+        described = json.loads(str(held["record"]))
+    for name in ("schema", "text", "model", "sha256", "versions", "dtype", "engine"):
+        assert name in described, name
+    assert described["schema"] == "attnscope.heatmap/1"
+    assert described["text"] == record.text
+
+
+def test_further_maps_of_an_encoder_decoder_have_arrays_of_their_own() -> None:
+    source, target = tokens_of(["a", "b", "c"]), tokens_of(["x", "y"])
+    maps = map_of(source), map_of(target, kind="decoder"), map_of(target, source, kind="cross")
+    arrays = record_of(*maps).arrays()
+    assert arrays["weights"].shape[2:] == (3, 3)
+    assert arrays["decoder_weights"].shape[2:] == (2, 2)
+    assert arrays["cross_weights"].shape[2:] == (2, 3)
+    assert arrays["cross_tokens"].tolist() == ["a", "b", "c"]
+    assert arrays["cross_query_tokens"].tolist() == ["x", "y"]
+
+
+def test_json_holds_the_same_as_lists(tmp_path: Path) -> None:
+    record = simple(3, layers=1)
+    record.maps[0].weights[0, 2] = np.nan
+    held = json.loads(record.save(tmp_path / "record.json").read_text("utf-8"))
+    assert held["schema"] == "attnscope.heatmap/1"
+    assert held["run"]["sha256"] == "ab" * 32
+    for name, array in record.arrays().items():
+        assert np.shape(held[name]) == array.shape
+        assert name == "weights" or held[name] == array.tolist()
+    assert held["weights"][0][2] == [[None] * 3] * 3
+    np.testing.assert_array_equal(np.array(held["weights"][0][:2], np.float32), record.weights[0, :2])
+
+
+def test_a_run_may_name_a_folder_that_is_no_text(tmp_path: Path) -> None:
+    record = simple(run=RUN | {"source": "folder /\udcff"})
+    for name in ("a.json", "a.npz"):
+        assert load(record.save(tmp_path / name)).run["source"] == "folder /\udcff"
+
+
+def npz(**changes: Any) -> bytes:
+    """A saved record with some of its arrays or of what describes it changed; None = left out."""
+    record = simple(3)
+    described = record.describe()
+    for name in [name for name in changes if name in described]:
+        described[name] = changes.pop(name)
+    arrays = record.arrays() | {"record": np.array(json.dumps(described))} | changes
+    held = io.BytesIO()
+    np.savez(held, **{name: array for name, array in arrays.items() if array is not None})
+    return held.getvalue()
+
+
+def described_map(**changes: Any) -> list[dict[str, Any]]:
+    return [simple(3).describe()["maps"][0] | changes]
+
+
+def cut_labels(entry: dict[str, Any]) -> dict[str, Any]:
+    return entry | {"labels": ["a", "b", ""]}
+
+
+PICKLED = np.array([{"a": 1}], dtype=object)
+DAMAGED: dict[str, bytes] = {
+    "empty": b"",
+    "a picture": b"\x89PNG\r\n\x1a\n" + b"\0" * 50,
+    "text": b"hello",
+    "cut": npz()[:-300],
+    "half": npz()[:400],
+    "a plain array": (lambda held: (np.save(held, np.zeros(3)), held.getvalue())[1])(io.BytesIO()),
+    "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s.",
+    "objects": npz(weights=PICKLED),
+    "no record": npz(record=None),
+    "no weights": npz(weights=None),
+    "another schema": npz(schema="someone.else/7"),
+    "no maps": npz(maps=[]),
+    "no JSON": npz(record=np.array("{")),
+    "a list": npz(record=np.array("[]")),
+    "fewer heads": npz(weights=simple(3).weights[:, :2]),
+    "fewer tokens": npz(weights=simple(2).weights),
+    "negative weights": npz(weights=-simple(3).weights),
+    "weights beyond 1": npz(weights=simple(3).weights * 10),
+    "infinite weights": npz(weights=simple(3).weights * np.inf),
+    "a kind that is a path": npz(maps=described_map(kind="../../tmp/x")),
+    "layers that are words": npz(maps=described_map(layers=["one", "two"])),
+    "an empty label": npz(maps=described_map(keys=cut_labels(described_map()[0]["keys"]))),
+    "a lone surrogate": npz(maps=described_map(keys=described_map()[0]["keys"] | {"text": "\ud800"})),
+    "fewer ids": npz(maps=described_map(keys=described_map()[0]["keys"] | {"ids": [1]})),
+    "ids beyond int64": npz(maps=described_map(keys=described_map()[0]["keys"] | {"ids": [2**70, 0, 0]})),
+    "a head picked that is not there": npz(picked=[[9, 9]]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "weights.npz"
+    path.write_bytes(DAMAGED[name])
+    with pytest.raises(AttnscopeError, match="weights.npz") as caught:
+        load(path)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b'{"record": 3}', b'{"record": {}}', b"\xff\xfe", b"[" * 100_000]
+)
+def test_damaged_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "record.json").write_bytes(content)
+    with pytest.raises(AttnscopeError, match="not an attnscope record"):
+        load(tmp_path / "record.json")
+
+
+def test_every_byte_of_an_npz_may_be_damaged(tmp_path: Path) -> None:
+    whole, path = npz(), tmp_path / "weights.npz"
+    for place in range(0, len(whole), 41):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            load(path)  # a byte that means nothing may change
+        except AttnscopeError:
+            continue
+
+
+def test_compressed_archives_that_are_damaged_are_refused(tmp_path: Path) -> None:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("record.npy", os.urandom(500))
+    raw = bytearray(held.getvalue())
+    raw[60:80] = b"\xff" * 20
+    (tmp_path / "x.npz").write_bytes(raw)
+    with pytest.raises(AttnscopeError):
+        load(tmp_path / "x.npz")
+
+
+def test_a_record_is_known_by_its_content_not_by_its_name(tmp_path: Path) -> None:
+    for suffix in (".npz", ".json"):
+        saved = simple().save(tmp_path / f"record{suffix}").rename(tmp_path / "out.txt")
+        same_record(load(saved), simple())
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match="there is no file"):
+        load(tmp_path / "absent.npz")
+    with pytest.raises(AttnscopeError, match="cannot read .*[Dd]irectory"):
+        load(tmp_path)
+
+
+def test_records_are_saved_as_npz_or_json_only(tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match=r"\.npz or \.json, not '\.csv'"):
+        simple().save(tmp_path / "x.csv")
+    assert not list(tmp_path.iterdir())
+
+
+# Whole or not at all
+
+
+def test_a_written_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    write_whole(tmp_path / "new" / "folder" / "file", b"content")
+    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"content"
+    modes = [(tmp_path / name).stat().st_mode for name in ("plain", "new/folder/file")]
+    assert modes[0] == modes[1]
+
+
+def test_writing_from_threads_leaves_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        threads = [
+            threading.Thread(target=lambda i=i: [write_whole(tmp_path / f"{i}-{j}", b"x") for j in range(50)])
+            for i in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert os.umask(0o077) == 0o077
+        assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    finally:
+        os.umask(before)
+
+
+class _FullDisk(io.BytesIO):
+    def write(self, content: Any) -> int:
+        super().write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("before", [None, b"what was there before"])
+def test_a_full_disk_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
+) -> None:
+    path, real = tmp_path / "file", Path.open
+    if before is not None:
+        path.write_bytes(before)
+
+    def opened(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if mode != "xb":
+            return real(self, mode, *rest, **more)
+        real(self, mode).close()
+        return _FullDisk()
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(AttnscopeError, match=r"cannot write .*file: No space left on device \("):
+        write_whole(path, b"x" * 1000)
+    assert [p.name for p in tmp_path.iterdir()] == ([] if before is None else ["file"])
+    assert before is None or path.read_bytes() == before
+
+
+def test_an_interrupt_while_writing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", b"x")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("where", ["/dev/full/x", "/proc/attnscope/x", "a-file/x", "a-folder"])
+def test_places_that_take_no_file_say_so(tmp_path: Path, where: str) -> None:
+    (tmp_path / "a-file").write_bytes(b"kept")
+    (tmp_path / "a-folder" / "inner").mkdir(parents=True)
+    with pytest.raises(AttnscopeError, match="cannot write"):
+        write_whole(tmp_path / where, b"x")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a-file", "a-folder", "inner"]
+    assert (tmp_path / "a-file").read_bytes() == b"kept"
+
+
+# Changes of the weights
+
+
+@st.composite
+def words_of(draw: st.DrawFn, n: int) -> Tokens:
+    """n tokens in words of one to three, special ones between them, of one or two segments."""
+    special = draw(st.lists(st.booleans(), min_size=n, max_size=n).filter(lambda s: not all(s)))
+    starts = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    words = np.cumsum([True, *starts[1:]]).astype(np.int32) - 1
+    words[special] = -1
+    segments = np.array([0] * (n // 2) + [1] * (n - n // 2) if draw(st.booleans()) else [0] * n, np.int32)
+    return replace(tokens_of([f"x{i}" for i in range(n)]), special=np.array(special), words=words, segments=segments)
+
+
+def groups_of(tokens: Tokens) -> list[list[int]]:
+    """By the definition: neighbours of the same word of the same segment."""
+    groups: list[list[int]] = []
+    for i in range(len(tokens)):
+        joined = (
+            i > 0
+            and tokens.words[i] >= 0
+            and tokens.words[i] == tokens.words[i - 1]
+            and tokens.segments[i] == tokens.segments[i - 1]
+        )
+        if joined:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+@given(st.integers(1, 9).flatmap(words_of), st.integers(1, 7).flatmap(words_of), st.integers(0, 99))
+def test_merging_words_sums_over_keys_and_averages_over_queries(queries: Tokens, keys: Tokens, seed: int) -> None:
+    before = map_of(queries, keys, kind="cross", seed=seed)
+    after = record_of(before).merge_words().maps[0]
+    rows, columns = groups_of(queries), groups_of(keys)
+    assert after.weights.shape == (2, 3, len(rows), len(columns))
+    for layer, head in np.ndindex(2, 3):
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                each = [sum(float(before.weights[layer, head, q, k]) for k in column) for q in row]
+                assert after.weights[layer, head, i, j] == pytest.approx(sum(each) / len(each), abs=1e-6)
+    np.testing.assert_allclose(after.weights.sum(-1), 1, atol=1e-6)  # rows keep their sums
+    for merged, group in zip(after.keys.labels, columns, strict=True):
+        assert merged == (" ".join(keys.labels[i] for i in group))
+    assert after.keys.special.tolist() == [bool(keys.special[g[0]]) for g in columns]
+
+
+def test_merged_words_are_labelled_with_their_text() -> None:
+    text = "embeddings, didn't"
+    tokens = replace(
+        tokens_of(["[CLS]", "em", "##bed", "##dings", ",", "didn", "'", "t", "[SEP]"], (0, 8)),
+        text=text,
+        offsets=np.array(
+            [(-1, -1), (0, 2), (2, 5), (5, 10), (10, 11), (12, 16), (16, 17), (17, 18), (-1, -1)], np.int32
+        ),
+        words=np.array([-1, 0, 0, 0, 1, 2, 2, 2, -1], np.int32),
+    )
+    merged = record_of(map_of(tokens)).merge_words().maps[0].keys
+    assert merged.labels == ("[CLS]", "embeddings", ",", "didn't", "[SEP]")
+    assert merged.offsets.tolist() == [[-1, -1], [0, 10], [10, 11], [12, 18], [-1, -1]]
+    assert merged.ids.tolist() == [0, -1, 4, -1, 8]
+
+
+def test_words_that_are_not_known_are_not_merged() -> None:
+    with pytest.raises(AttnscopeError, match="words are not known"):
+        record_of(map_of(replace(tokens_of(["a", "b"]), words=None))).merge_words()
+
+
+@given(st.integers(2, 9).flatmap(words_of), st.integers(0, 99))
+def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens: Tokens, seed: int) -> None:
+    before = map_of(tokens, seed=seed)
+    kept = [i for i in range(len(tokens)) if not tokens.special[i]]
+    before.weights[0, 0, kept[0]] = tokens.special / max(1, tokens.special.sum())  # a row wholly on special tokens
+    untouched = before.weights.copy()
+    record = record_of(before).hide_special()
+    after = record.maps[0]
+    for layer, head in np.ndindex(2, 3):
+        for i, q in enumerate(kept):
+            left = sum(float(before.weights[layer, head, q, k]) for k in kept)
+            for j, k in enumerate(kept):
+                expected = float(before.weights[layer, head, q, k]) / left if left else 0.0
+                assert after.weights[layer, head, i, j] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    if tokens.special.any():
+        assert not after.weights[0, 0, 0].any()
+    assert after.queries.labels == tuple(tokens.labels[i] for i in kept)
+    assert not after.keys.special.any()
+    assert record.changes == ("hide_special",)
+    np.testing.assert_array_equal(before.weights, untouched)
+
+
+def test_missing_heads_stay_missing_when_weights_are_changed() -> None:
+    record = simple(5)
+    record.maps[0].weights[1, 2] = np.nan
+    changed = record.hide_special().merge_words()
+    assert changed.changes == ("hide_special", "words")
+    assert np.isnan(changed.weights[1, 2]).all()
+    assert not np.isnan(np.delete(changed.weights.reshape(6, -1), 5, 0)).any()
+    assert changed.chosen(changed.maps[0]) == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
+
+
+def test_special_tokens_are_hidden_before_words_are_merged() -> None:
+    with pytest.raises(AttnscopeError, match="before"):
+        simple(5).merge_words().hide_special()
+
+
+def test_nothing_is_left_of_special_tokens_only() -> None:
+    with pytest.raises(AttnscopeError, match="nothing is left"):
+        record_of(map_of(tokens_of(["[CLS]", "[SEP]"], (0, 1)))).hide_special()
+
+
+def test_what_is_drawn_ahead_of_the_weights_changes_like_them() -> None:
+    record = simple(5)
+    ahead = replace(record, maps=(replace(record.maps[0], weights=np.zeros((2, 3, 0, 0), np.float32)),))
+    one, other = ahead.hide_special().merge_words(), record.hide_special().merge_words()
+    same_tokens(one.maps[0].queries, other.maps[0].queries)
+    assert one.changes == other.changes
+
+
+# Choosing
+
+
+def test_only_picks_heads_that_are_there() -> None:
+    record = simple()
+    assert record.only([(1, 2), (0, 0), (1, 2)]).chosen(record.maps[0]) == ((1, 2), (0, 0))
+    with pytest.raises(AttnscopeError, match=r"L2H0 is not in this record .*layers 0-1 and heads 0-2"):
+        record.only([(0, 0), (2, 0)])
+    with pytest.raises(AttnscopeError, match="no head"):
+        record.only([])
+
+
+def test_a_head_is_had_by_its_numbers_not_its_place() -> None:
+    attention = replace(map_of(tokens_of(["a", "b"])), layers=(3, 7), heads=(1, 4, 9))
+    np.testing.assert_array_equal(attention.of(7, 4), attention.weights[1, 1])
+    with pytest.raises(AttnscopeError, match="L1H1"):
+        attention.of(1, 1)
+
+
+PIECES = replace(
+    tokens_of(["[CLS]", "The", "·the", "em", "##bed", "It", "##it", "it", "@2", "[SEP]"], (0, 9)),
+    text="The the embed It it it @2",
+    offsets=np.array(
+        [(-1, -1), (0, 3), (3, 7), (8, 10), (10, 13), (14, 16), (16, 16), (17, 19), (20, 22), (-1, -1)], np.int32
+    ),
+    words=np.array([-1, 0, 1, 2, 2, 3, 4, 5, 6, -1], np.int32),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        ("it", (7,)),  # exactly so, before pieces and other cases
+        ("##it", (6,)),
+        ("IT", (5, 6, 7)),
+        ("the", (2,)),  # without the mark of a leading space
+        ("THE", (1, 2)),
+        ("bed", (4,)),
+        ("embed", (3, 4)),  # a whole word
+        ("Embed", (3, 4)),
+        ("@2", (2,)),  # a place, whatever tokens are called
+        ("@0", (0,)),
+        ("@10", ()),
+        ("@", ()),
+        ("@x", ()),
+        ("@²", ()),  # a digit to Python, but no number
+        ("@-1", ()),
+        ("[cls]", (0,)),
+        ("absent", ()),
+        ("", ()),
+    ],
+)
+def test_tokens_are_found_as_people_name_them(wanted: str, places: tuple[int, ...]) -> None:
+    assert PIECES.find(wanted) == places
+
+
+@given(st.text(max_size=4))
+def test_finding_never_fails(wanted: str) -> None:
+    assert all(0 <= place < len(PIECES) for place in PIECES.find(wanted))
+
+
+def test_taking_tokens_keeps_count_of_those_given() -> None:
+    tokens = replace(tokens_of(list("abcde")), n_given=3)
+    assert tokens.take(np.array([0, 2, 4])).n_given == 2
+    assert tokens.take(np.array([True, False, False, True, True])).labels == ("a", "d", "e")
+
+
+@given(st.sets(st.integers(0, 30), min_size=1))
+def test_spans_name_exactly_the_numbers(numbers: set[int]) -> None:
+    read: set[int] = set()
+    for part in spans(sorted(numbers)).split(","):
+        first, _, last = part.partition("-")
+        read |= set(range(int(first), int(last or first) + 1))
+    assert read == numbers
+    assert spans([]) == ""
+    assert spans([5, 0, 1, 2, 2]) == "0-2,5"
+
+
+# In a notebook
+
+
+def test_a_record_shows_itself() -> None:
+    record = simple(5)
+    assert record._repr_png_().startswith(b"\x89PNG")
+    assert repr(record) == "Heatmap('toy' on '[CLS] t1 t2 t3 [SEP]': encoder (2, 3, 5, 5))"
+
+
+def test_shortcuts_show_the_first_map() -> None:
+    record = simple(5)
+    shortcuts: list[tuple[Callable[[Heatmap], Any], Any]] = [
+        (lambda r: r.tokens, record.maps[0].keys.labels),
+        (lambda r: r.layers, (0, 1)),
+        (lambda r: r.heads, (0, 1, 2)),
+    ]
+    for shortcut, expected in shortcuts:
+        assert shortcut(record) == expected
+    assert record.weights is record.maps[0].weights
+    assert records.HEATMAP_SCHEMA == "attnscope.heatmap/1"

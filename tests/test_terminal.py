@@ -1,0 +1,252 @@
+"""Records in the terminal: within its width, in its colours, and with nothing in them that it would obey."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from attnscope.records import Heatmap
+from attnscope.views import terminal
+from attnscope.views.terminal import drawing, query_tables, special_share, strongest_links
+from tests.record_helpers import map_of, record_of, simple, tokens_of
+
+ESC = "\x1b"
+
+
+def printed(
+    record: Heatmap, width: int = 80, query: str | None = None, colour: bool = False, encoding: str = "utf-8"
+) -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding, errors="backslashreplace", newline="\n")
+    console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
+    console.print(drawing(record, console, query))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize(
+    "record",
+    [
+        simple(1, heads=1),
+        simple(16, heads=12),
+        simple(16, layers=1, heads=2),
+        simple(40, layers=1, heads=5),
+        simple(150, layers=1, heads=1),
+        simple(150, layers=1, heads=6),
+        record_of(map_of(tokens_of(["字" * 30, "x" * 200, "👩\u200d👧", "y"]))),
+    ],
+    ids=["one", "layers", "two heads", "40 tokens", "150 large", "150 small", "wide labels"],
+)
+def test_nothing_is_wider_than_the_terminal(record: Heatmap, width: int) -> None:
+    lines = printed(record, width, "@0").splitlines()
+    assert max(cell_len(line) for line in lines) <= width
+    # And a map's row is one line: none is broken by its own blanks.
+    maps = [line for line in lines if set(line) <= set(" ·░▒▓█")]
+    assert len(maps) <= len(record.chosen(record.maps[0])) * (len(record.tokens) + 1) + 20
+
+
+def test_a_map_has_a_line_a_query_and_its_own_shades() -> None:
+    record = simple(4, layers=1, heads=1)
+    record.maps[0].weights[0, 0] = [[1, 0, 0, 0], [0.04, 0.06, 0.3, 0.6], [0.25, 0.25, 0.25, 0.25], [0, 0, 0.2, 0.8]]
+    lines = printed(record).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("L0H0"))
+    assert lines[start + 1].split() == ["0", "2"]
+    body = [line[8:] for line in lines[start + 2 : start + 6]]
+    assert [line.rstrip() for line in body] == ["██", "  ··░░▓▓", "░░░░░░░░", "    ░░██"]
+    assert [line.split()[:2] for line in lines[start + 2 : start + 6]] == [
+        ["[CLS]", "0"],
+        ["t1", "1"],
+        ["t2", "2"],
+        ["[SEP]", "3"],
+    ]
+
+
+def test_thumbnails_are_pooled_and_say_so() -> None:
+    record = simple(100, layers=1, heads=5)
+    record.maps[0].weights[:] = 0
+    record.maps[0].weights[0, 2, 99, 0] = 1
+    out = printed(record, 80)
+    pool = int(out.split("the largest of ")[1].split(" ")[0])
+    assert pool > 1
+    assert f"(a character shows the largest of {pool} × {pool} weights)" in out
+    assert out.split("head")[0].count("█") == 1
+
+
+def test_columns_of_a_long_text_are_pooled_and_numbered_truly() -> None:
+    out = printed(simple(150, layers=1, heads=1), 80).splitlines()
+    pool = int(out[1].split("the largest of ")[1].split(" ")[0])
+    at = next(i for i, line in enumerate(out) if line.split()[:2] == ["0", str(2 * pool)])
+    numbers = [int(number) for number in out[at].split()]
+    assert numbers == [2 * pool * i for i in range(len(numbers))]
+    for number in numbers:
+        # Each stands above the two characters of its column.
+        assert out[at].index(str(number)) >= 0
+        assert (out[at] + " ").index(f"{number} ") - out[at].index("0") == 2 * number // pool
+
+
+def test_no_colour_means_no_escape_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = simple(6, heads=5)
+    assert ESC not in printed(record, query="t1")
+    assert ESC in printed(record, colour=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = printed(record, colour=True)
+    assert "38;2" not in out and "48;2" not in out and "█" in out
+
+
+def test_colours_are_the_weights() -> None:
+    record = simple(2, layers=1, heads=1)
+    record.maps[0].weights[0, 0] = [[1, 0], [0.5, 0.5]]
+    out = printed(record, colour=True)
+    assert "48;2;8;48;107m" in out and "48;2;255;255;255m" in out and "48;2;132;152;181m" in out
+
+
+def test_colours_of_thumbnails_show_two_rows_in_one() -> None:
+    record = simple(3, layers=1, heads=5)
+    record.maps[0].weights[:] = 0
+    record.maps[0].weights[0, 0, :, 0] = [1, 0.5, 1]
+    out = printed(record, colour=True)
+    assert "38;2;8;48;107;48;2;132;152;181m▀" in out
+    assert "38;2;8;48;107m▀" in out  # the last row has none below it
+
+
+def test_a_terminal_without_unicode_gets_ascii_shades() -> None:
+    out = printed(simple(6, layers=1, heads=1), encoding="ascii")
+    body = out.split("head")[0]
+    assert body.isascii() and "\\" not in body
+    assert set(".:+#@") & set(body)
+
+
+# What is said of heads
+
+
+@given(st.integers(1, 9), st.integers(0, 50), st.sets(st.integers(0, 8)), st.sampled_from(["encoder", "cross"]))
+def test_strongest_links_are_those_of_a_plain_search(n: int, seed: int, special: set[int], kind: str) -> None:
+    attention = map_of(tokens_of([f"t{i}" for i in range(n)], sorted(special)), kind=kind, seed=seed)
+    weights = attention.of(1, 2)
+    links = sorted(
+        (-float(weights[q, k]), q, k)
+        for q in range(n)
+        for k in range(n)
+        if q not in special and k not in special and (q != k or kind == "cross") and weights[q, k] > 0
+    )
+    assert strongest_links(attention, (1, 2)) == [(q, k, -w) for w, q, k in links[:3]]
+
+
+def test_links_leave_the_record_as_it_is() -> None:
+    attention = simple(5).maps[0]
+    before = attention.weights.copy()
+    strongest_links(attention, (0, 0))
+    np.testing.assert_array_equal(attention.weights, before)
+
+
+def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing() -> None:
+    record = simple(4, layers=1, heads=1)
+    record.maps[0].weights[0, 0] = [[0.5, 0, 0, 0.5], [0.1, 0.4, 0.4, 0.1], [0, 0, 0, 0], [0, 1, 0, 0]]
+    assert special_share(record.maps[0], (0, 0)) == pytest.approx((1 + 0.2 + 0) / 3)
+    record.maps[0].weights[:] = 0
+    assert special_share(record.maps[0], (0, 0)) == 0
+
+
+def test_tables_name_links_and_what_a_query_attends_to() -> None:
+    record = simple(5, layers=1, heads=1)
+    record.maps[0].weights[0, 0] = 0
+    record.maps[0].weights[0, 0, 2, [1, 3, 0]] = [0.6, 0.3, 0.1]
+    record.maps[0].weights[0, 0, 3, 3] = 0.9
+    out = printed(record, query="t2")
+    assert "t2 → t1 0.60   t2 → t3 0.30\n" in "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
+    assert "what “t2” (token 2) attends to" in out
+    assert "L0H0  t1 0.60   t3 0.30   [CLS] 0.10" in out
+
+
+def test_every_place_that_a_query_names_has_its_table() -> None:
+    record = record_of(map_of(tokens_of(["it", "is", "it"])))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(query_tables(record, "it"))
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "(token 0)" in out and "(token 2)" in out and "(token 1)" not in out
+
+
+def test_each_kind_of_attention_is_named() -> None:
+    source, target = tokens_of(["a", "b"]), tokens_of(["x"])
+    maps = map_of(source), map_of(target, kind="decoder"), map_of(target, source, kind="cross")
+    out = printed(record_of(*maps))
+    assert [kind for kind in ("encoder", "decoder", "cross") if f"{kind} attention" in out] == [
+        "encoder",
+        "decoder",
+        "cross",
+    ]
+
+
+def test_heads_that_are_not_there_are_left_out() -> None:
+    record = simple(5, heads=5)
+    record.maps[0].weights[1, 4] = np.nan
+    out = printed(record)
+    assert "L0H4" in out and "L1H4" not in out and "nan" not in out
+
+
+# What a terminal would obey
+
+
+HOSTILE = [
+    "[bold]",
+    "[/]",
+    "[red]x[/red]",
+    "[link=http://x]",
+    ":smile:",
+    "\x1b[31m",
+    "\x1b]0;x\x07",
+    "\x9b1m",
+    "\u202e",
+    "\r\n",
+]
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("heads", [1, 5])
+def test_labels_are_shown_literally(heads: int, colour: bool) -> None:
+    tokens = tokens_of(HOSTILE)
+    record = record_of(map_of(tokens, layers=1, heads=heads), text="\x1b[2J")
+    for place in range(len(HOSTILE)):
+        out = printed(record, 200, f"@{place}", colour)
+        for harm in ("\x1b[31m", "\x1b]0", "\x07", "\x9b", "\u202e", "\r", "\x1b[2J"):
+            assert harm not in out
+        shown = "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in HOSTILE[place])
+        assert f"what “{shown}” (token {place})" in out
+
+
+@given(st.floats(0, 1))
+def test_shades_grow_with_the_weight(weight: float) -> None:
+    shades = terminal._SHADES
+    level = shades.index(terminal._shade(weight, shades))
+    assert (level == 0) == (weight < 0.05)
+    assert level == 0 or level == min(5, 1 + int(weight * 5))
+
+
+def test_missing_values_stay_empty() -> None:
+    assert terminal._shade(float("nan"), terminal._SHADES) == " "
+
+
+def test_a_record_is_drawn_as_it_was_changed() -> None:
+    record = simple(5, layers=1, heads=1)
+    out = printed(replace(record.hide_special()))
+    assert "[CLS]" not in out and "-" in out
+
+
+@pytest.mark.parametrize("heads", [1, 5])
+def test_the_last_row_is_drawn_in_colours_too(heads: int) -> None:
+    record = simple(3, layers=1, heads=heads)
+    record.maps[0].weights[:] = 0
+    record.maps[0].weights[0, :, 2, 0] = 1
+    assert printed(record, colour=True).count("8;2;8;48;107m") == heads
