@@ -256,6 +256,32 @@ def test_different_tokens_have_codes_that_agree_little():
     assert not token_codes(np.arange(8)).any()
 
 
+def test_scores_keep_their_margins_where_places_agree_as_much_as_they_can():
+    far = 31 * 33
+    ids = np.random.default_rng(2).permutation(np.arange(FIRST_WORD, VOCABULARY))[: far + 9]
+    ids[[0, 1, -1]] = BOS, REST, EOS
+    ids[4 + far] = ids[4]
+    scores = {}
+
+    def of_layer_0(call):
+        scores.setdefault(call.layer, (call.query @ call.key.mT * call.scale)[0])
+        return attend(call)
+
+    load_own(sharpness=1.0, dtype="float64").run(batch_of(ids), of_layer_0)
+    same = scores[0][4]
+    assert float(same[4, 4 + far] - same[4, 1]) == pytest.approx(1, abs=1e-5)
+    assert float(same[4, 4] - same[4, 1]) == pytest.approx(-1, abs=1e-5)
+    others = same - same[:, 1:2]
+    others[[4, 4 + far], [4 + far, 4]] = -math.inf
+    others[:, 1] = -math.inf
+    assert float(others.max()) <= -1 + 1e-5
+    for head, offset in ((0, -1), (1, 1), (2, 0)):
+        rows = torch.arange(1, len(ids) - 1)
+        right = scores[0][head, rows, rows + offset]
+        wrong = scores[0][head, rows].scatter(1, (rows + offset)[:, None], -math.inf).amax(1)
+        assert float((right - wrong).min()) == pytest.approx(2, abs=1e-5)
+
+
 class _FewRowsOfLayer0(Exception):
     """Carries weights out of a forward pass whose whole maps would not fit."""
 
