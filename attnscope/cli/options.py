@@ -1,14 +1,20 @@
 """Options that mean the same in every command, and how their values are read."""
 
+import contextlib
 import re
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnscope.studies.heads import Progress as Done
+    from attnscope.studies.heads import Report
 
 _NUMBERS = re.compile(r"\d+(-\d+)?")
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
@@ -52,6 +58,29 @@ def say(notes: Iterable[str], quiet: bool) -> None:
     if not quiet:
         for note in notes:
             print(f"note: {one_line(note)}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> "Iterator[Report | None]":
+    """A progress bar on stderr with tokens, tokens a second and the time left; only on a terminal."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    started = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def report(done: "Done") -> None:
+            rate = done.n_tokens / max(1e-9, time.monotonic() - started)
+            total = None if done.share is None else 1.0
+            told = f"{done.n_texts:,} texts, {done.n_tokens:,} tokens, {rate:,.0f} tokens/s"
+            bar.update(task, description=told, total=total, completed=done.share or 0.0)
+
+        yield report
 
 
 def one_line(message: str) -> str:

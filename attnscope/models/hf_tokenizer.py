@@ -39,6 +39,12 @@ class HuggingFaceTokenizer:
         )
         self.type_ids = self._odd_type_ids()
 
+    def ordinary_ids(self) -> list[int]:
+        """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
+        special = set(self._backend.all_special_ids)
+        known = self._backend.get_vocab().items()
+        return sorted(number for piece, number in known if number not in special and "unused" not in piece)
+
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
         if self._backend.is_fast:

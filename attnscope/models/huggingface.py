@@ -5,6 +5,7 @@ was never trained. Whether its attention is seen truly, hf_survey finds out.
 """
 
 import contextlib
+import copy
 import hashlib
 import importlib.util
 import inspect
@@ -179,6 +180,21 @@ class HuggingFaceModel:
         while len(written) > 1 and written[-1] in ends:
             written.pop()
         return self.tokenizer.extend(self.tokenizer.encode_ids(written[:1]), written[1:])
+
+    def static_embeddings(self, ids: Tensor) -> Tensor:
+        """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
+        found: Tensor = self._base.get_input_embeddings()(ids.to(self._base.device))
+        return found
+
+    def untrained(self, seed: int) -> "HuggingFaceModel":
+        """The same architecture with random weights, as transformers draws them before training."""
+        with torch.random.fork_rng(devices=[]), _quiet():
+            torch.manual_seed(seed)
+            twin = type(self._base)(copy.deepcopy(self._base.config)).to(self._base.dtype).to(self._base.device)
+            twin.train(False).requires_grad_(False)
+            notes = [f"random weights, seed {seed}"]
+            name = f"{self.info.name} untrained"
+            return _assemble(twin, self.tokenizer, name, "memory", "", check=False, notes=notes)
 
     # What a forward gets ----------------------------------------------------------------------------------------
 

@@ -198,3 +198,12 @@ class Trained(Protocol):
     def untrained(self, seed: int) -> Model:
         """The same architecture with random weights."""
         ...
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """A tokenizer whose ordinary tokens are known."""
+
+    def ordinary_ids(self) -> list[int]:
+        """The numbers of all tokens that stand for text: no special ones, none that are kept unused."""
+        ...

@@ -3,12 +3,13 @@
 Knows no transformers. Which families it reads, and what they call their tensors, stands in layouts.py.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -81,6 +82,30 @@ class NativeModel:
         self._check(ids, segments)
         output: Tensor = self._network(ids, mask, segments, probe)
         return output
+
+    def static_embeddings(self, ids: Tensor) -> Tensor:
+        """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
+        found: Tensor = self._network.word(ids)
+        return found
+
+    def output_projections(self) -> dict[tuple[str, int], Tensor]:
+        """W_O by (kind, layer), each (d_model, d_model)."""
+        return {("encoder", number): weight for number, weight in enumerate(self._network.output_weights())}
+
+    def untrained(self, seed: int) -> "NativeModel":
+        """The same architecture with random weights, drawn as BERT draws them before training (sigma 0.02)."""
+        network = copy.deepcopy(self._network)
+        chance = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in network.named_parameters():
+                if weight.ndim > 1:
+                    weight.copy_(torch.randn(weight.shape, generator=chance) * 0.02)
+                else:
+                    weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        info = replace(
+            self.info, name=f"{self.info.name} untrained", sha256="", notes=(f"random weights, seed {seed}",)
+        )
+        return NativeModel(info, cast(FastTokenizer, self.tokenizer), self._encoder, network)
 
     def _check(self, ids: Tensor, segments: Tensor | None) -> None:
         if ids.shape[1] > self._encoder.max_tokens:
@@ -249,6 +274,10 @@ class _Network(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, mask, probe)
         return hidden
+
+    def output_weights(self) -> list[Tensor]:
+        """W_O of each layer."""
+        return [cast(Tensor, layer.attention.out_proj.weight) for layer in cast(list[_Layer], self.layers)]
 
     def _positions(self, ids: Tensor) -> Tensor:
         if self._padding_id is None:

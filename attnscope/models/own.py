@@ -45,12 +45,13 @@ Source: ours. Induction circuit: Elhage et al. 2021; Olsson et al. 2022. Reed-Mu
 chapter 13.
 """
 
+import copy
 import hashlib
 import math
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
@@ -362,6 +363,10 @@ class OwnTokenizer:
     name = "words and punctuation marks, hashed to 4,194,304 numbers"
     vocab_size = VOCABULARY
 
+    def ordinary_ids(self) -> list[int]:
+        """Numbers of words, one in a thousand of them: all would be millions."""
+        return list(range(FIRST_WORD, VOCABULARY, 997))
+
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
         rows = [_added(BOS, 0), _added(REST, 0), *_spelled(text, 0)]
@@ -466,13 +471,14 @@ class OwnModel:
     Args:
         info: What is known of it.
         layers: Its attention, layer by layer.
+        variant: Which one it is.
     """
 
-    def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]") -> None:
+    def __init__(self, info: OwnInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
         self.info = info
         self.tokenizer: Tokenizer = OwnTokenizer()
         self._layers = layers
-        self._looks_back = VARIANTS[info.name].looks_back
+        self._variant = variant
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """Runs a batch with the probe at the seam of every attention.
@@ -500,7 +506,7 @@ class OwnModel:
             mask = None
         self._check(ids)
         hidden = self._embedded(ids, mask)
-        for layer, looks_back in zip(self._layers, self._looks_back, strict=True):
+        for layer, looks_back in zip(self._layers, self._variant.looks_back, strict=True):
             written, _ = layer(hidden, key_padding_mask=mask, is_causal=looks_back, probe=probe)
             hidden = hidden + written
         return hidden
@@ -510,6 +516,26 @@ class OwnModel:
         import torch
 
         return torch.from_numpy(token_codes(ids.cpu().numpy())).to(ids.device)
+
+    def output_projections(self) -> "dict[tuple[str, int], Tensor]":
+        """W_O by (kind, layer), each (d_model, d_model)."""
+        return {(self._variant.kind, number): layer.out_proj.weight for number, layer in enumerate(self._layers)}
+
+    def untrained(self, seed: int) -> "OwnModel":
+        """The same architecture with random weights, drawn as MultiHeadAttention draws them (Glorot and Bengio 2010)."""
+        import torch
+
+        chance = torch.Generator().manual_seed(seed)
+        layers = copy.deepcopy(self._layers)
+        with torch.no_grad():
+            for layer in layers:
+                for weight in layer.parameters():
+                    weight.copy_((torch.rand(weight.shape, generator=chance) * 2 - 1) * math.sqrt(3 / D_MODEL))
+        note = f"Weights are random, seed {seed}."
+        info = replace(
+            self.info, name=f"{self.info.name} untrained", source="random", sha256="", notes=(note,), heads=()
+        )
+        return OwnModel(info, layers, self._variant)
 
     def _embedded(self, ids: "Tensor", mask: "Tensor | None") -> "Tensor":
         import torch
@@ -584,4 +610,4 @@ def load_own(
         }
         layer.load_state_dict(state, assign=True)
         layers.append(layer.eval().requires_grad_(False))
-    return OwnModel(info, layers)
+    return OwnModel(info, layers, VARIANTS[source.name])

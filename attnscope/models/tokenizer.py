@@ -37,6 +37,12 @@ class FastTokenizer:
         self._backend = backend
         self._style = _style(backend)
 
+    def ordinary_ids(self) -> list[int]:
+        """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
+        added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        known = self._backend.get_vocab().items()
+        return sorted(number for piece, number in known if number not in added and not piece.startswith("[unused"))
+
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
         """Loads a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json.

@@ -30,6 +30,8 @@ from attnscope.studies.roles import FEWEST_TEXTS, LEVEL, RULES, judged, threshol
 from attnscope.studies.tally import OFFSETS, Tally, pair_hits, tallies_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnscope.core.measures import SumsOf, TextFacts
 
 Report = Callable[["Progress"], None]
@@ -69,7 +71,7 @@ class HeadsOptions:
 
 def heads(
     model: Model,
-    corpus: Corpus | Sequence[str],
+    corpus: Corpus | Sequence[str] | Sequence[CorpusText],
     options: HeadsOptions | None = None,
     report: Report | None = None,
 ) -> Findings:
@@ -212,12 +214,12 @@ def merged(parts: Sequence[Findings]) -> Findings:
 class _Study:
     """One model on one corpus, block by block."""
 
-    def __init__(self, model: Model, frequencies: NDArray[np.float64], options: HeadsOptions) -> None:
+    def __init__(self, model: Model, frequencies: _Frequencies, options: HeadsOptions) -> None:
         self.model, self.options = model, options
         self.tallies: dict[str, Tally] = {}
         self.n_texts = self.n_tokens = self.n_chunked = 0
-        self._log_frequency = frequencies
-        self._projections = model.output_projections() if isinstance(model, Projects) else None
+        self._frequencies = frequencies
+        self._projections = _factors(model)
 
     def run(self, texts: Corpus | Sequence[CorpusText], report: Report | None) -> bool:
         """Goes through a corpus; False if it was interrupted."""
@@ -284,7 +286,7 @@ class _Study:
             self.model.run(
                 Batch(facts.ids.to(device), None if whole else facts.real.to(device), segments.to(device)), probe
             )
-        return probe.sums
+        return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
 
     def _facts(self, tokens: Sequence[Tokens]) -> TextFacts:
         import torch
@@ -296,7 +298,7 @@ class _Study:
         ids = _padded([t.ids for t in tokens])
         special = _padded([t.special for t in tokens])
         opening = special & (np.cumsum(~special, axis=1) == 0)
-        frequency = self._log_frequency[ids]
+        frequency = self._frequencies.of(ids)
         ordinary = np.where(real & ~special, frequency, np.inf)
         rarest = np.where(np.isfinite(ordinary).any(1), ordinary.argmin(1), -1)
         embeddings = None
@@ -365,18 +367,42 @@ def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
     return np.array(marks, np.bool_) & ~tokens.special
 
 
-def _log_frequencies(model: Model, texts: Corpus | Sequence[CorpusText], options: HeadsOptions) -> NDArray[np.float64]:
+def _factors(model: Model) -> dict[tuple[Any, int], Tensor] | None:
+    """What the measures need of the output projections, worked out once for all batches."""
+    from attnscope.core.measures import output_factor
+
+    if not isinstance(model, Projects):
+        return None
+    n_heads = model.info.n_heads[0]
+    return {place: output_factor(weight, n_heads) for place, weight in model.output_projections().items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Frequencies:
+    """The log frequency of each token, and of one that was never counted."""
+
+    table: NDArray[np.float64]
+    unseen: float
+
+    def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        known = ids < len(self.table)
+        return np.where(known, self.table[np.where(known, ids, 0)], self.unseen)
+
+
+def _log_frequencies(model: Model, texts: Corpus | Sequence[CorpusText], options: HeadsOptions) -> _Frequencies:
     """The log frequency of every token, from the whole corpus whatever the shard, or from a file."""
     encode = model.tokenizer.encode
     counts = (
         count_tokens(texts, encode) if options.frequencies is None else read_frequencies(options.frequencies, encode)
     )
-    largest = max(len(counts.counts), model.info.n_vocabulary)
-    return counts.log_frequency(largest)
+    n_known = max(1, len(counts.counts))
+    # Of the vocabulary only the part up to the largest number that was seen is known here.
+    return _Frequencies(counts.log_frequency(n_known), -math.log(counts.total + n_known))
 
 
-def _listed(texts: Sequence[str]) -> tuple[CorpusText, ...]:
-    found = tuple(CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(t for t in texts if t.strip()))
+def _listed(texts: Sequence[str] | Sequence[CorpusText]) -> tuple[CorpusText, ...]:
+    kept = [text for text in texts if not isinstance(text, str) or text.strip()]
+    found = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
     if not found:
         raise AttnscopeError("there is no text to study", "give at least one text with words in it")
     return found

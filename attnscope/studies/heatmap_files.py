@@ -73,7 +73,7 @@ def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOption
     with contextlib.ExitStack() as stack:
         drawing: DrawingProcess | None = None
         if wanted.formats:
-            _require_writable(wanted.out or DEFAULT_HOME)
+            require_writable(wanted.out or DEFAULT_HOME)
         if any(name in FIGURE_FORMATS for name in wanted.formats):
             drawing = stack.enter_context(DrawingProcess())
             foreseen = _foreseen(source, prompt, wanted, loading)
@@ -136,7 +136,7 @@ def _folder_name(record: Heatmap, wanted: Wanted) -> str:
     return f"{slug(str(record.run['model']))}-{slug(record.text)}-{mark}"
 
 
-def _require_writable(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
     """Finds out before the model runs for minutes that nothing can be written; leaves no trace."""
     hint = "choose another folder with --out, or make room there"
     made: list[Path] = []

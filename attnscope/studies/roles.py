@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from attnscope.core.running import benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.findings import Estimate, Head, Role
-from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
+from attnscope.studies.tally import PAIR_MEASURES, Tally
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
@@ -37,12 +37,15 @@ class Rule:
         measures: The measures of which one must be above the threshold, whole or `_active`.
         threshold: The threshold.
         beats_uniform: Whether the measure must be above its value under uniform attention too.
+        least_defined: For what share of the queries the measure must be defined at least. A separator at the end of a
+            text is hidden from all but itself in a causal layer: that says nothing about a head.
     """
 
     what: str
     measures: tuple[str, ...]
     threshold: float
     beats_uniform: bool = True
+    least_defined: float = 0.0
 
 
 RULES: dict[str, Rule] = {
@@ -53,7 +56,7 @@ RULES: dict[str, Rule] = {
     "induction": Rule("attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4),
     "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
     "first_token": Rule("rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3),
-    "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5),
+    "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
     "similar_token": Rule("attends to tokens of similar meaning", ("similar_token",), 0.2),
@@ -131,6 +134,8 @@ class _Judged:
         for name, rule in RULES.items():
             for measure in (m for base in rule.measures for m in (base, f"{base}_active") if m in self.tally.names):
                 column = self.column(measure)
+                if rule.least_defined and self._share_defined(column) < rule.least_defined:
+                    continue
                 baseline = np.full((self.n_layers, self.n_heads), -math.inf)
                 if rule.beats_uniform:
                     baseline = np.fmax(baseline, self.uniform[..., column])
@@ -200,6 +205,13 @@ class _Judged:
             made.append(Head(*name, tuple(ordered), resting, measures))
         return made
 
+    def _share_defined(self, column: int) -> float:
+        """For what share of the queries a measure is defined; 1 for an `_active` one, whose count is a mass."""
+        if self.tally.names[column].endswith("_active") or "resting" not in self.tally.names:
+            return 1.0
+        every = self.counts[..., self.column("resting")].sum()
+        return float(self.counts[..., column].sum() / every) if every else 0.0
+
     def _active_share(self) -> Floats:
         if "resting" not in self.tally.names:
             return np.zeros((self.n_layers, self.n_heads))
@@ -210,9 +222,3 @@ class _Judged:
         shares = self.tally.pairs.ratio()
         best = np.max(np.where(np.isnan(shares), -math.inf, shares), axis=1)
         return {name: float(best[row]) for row, name in enumerate(PAIR_MEASURES) if math.isfinite(best[row])}
-
-
-def best_offset(tally: Tally) -> NDArray[np.int64]:
-    """The offset at which each head has its largest weight most often, in tokens, (layer, head)."""
-    shares = tally.offsets.ratio()
-    return np.array(OFFSETS)[np.where(np.isnan(shares), -1.0, shares).argmax(-1)]

@@ -1,0 +1,145 @@
+"""From files of text to findings about heads, and from findings to files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnscope import findings as records
+from attnscope import models
+from attnscope.corpus import Corpus, CorpusText, repeat_probe
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.findings import Findings
+from attnscope.models.model import Model, Vocabulary
+from attnscope.studies.heads import HeadsOptions, Report, heads, merged
+from attnscope.studies.heatmap_files import LoadOptions, require_writable
+from attnscope.studies.roles import thresholds_from
+from attnscope.views.figures import FIGURE_FORMATS
+
+FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
+PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
+RECORD = "heads"
+
+
+@dataclass(frozen=True)
+class StudyOrder:
+    """What the command line asks for; see `attnscope heads --help`."""
+
+    text: str | None
+    files: tuple[str, ...]
+    split: str
+    field: str
+    probe: str | None
+    thresholds: tuple[str, ...]
+    chunk: int | None
+    stride: int | None
+    frequencies: Path | None
+    control: str | None
+    shard: str
+    out: Path | None
+    formats: str
+
+
+def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | None) -> tuple[Findings, list[Path]]:
+    """Loads a model, studies its heads on what was asked for, and writes the files.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend.
+    """
+    formats = formats_from(order.formats)
+    options = HeadsOptions(
+        thresholds=thresholds_from(order.thresholds),
+        chunk=order.chunk,
+        stride=order.stride,
+        shard=_shard(order.shard),
+        frequencies=order.frequencies,
+        control=_is_untrained(order.control),
+    )
+    given = [order.text is not None, bool(order.files), order.probe is not None]
+    if sum(given) != 1:
+        raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
+    corpus = _corpus(order)
+    if order.out is not None:
+        require_writable(order.out)
+    model = models.load(
+        spec,
+        engine=loading.engine,
+        device=loading.device,
+        dtype=loading.dtype,
+        check=loading.check,
+        allow_pickle=loading.allow_pickle,
+        trust_remote_code=loading.trust_remote_code,
+    )
+    found = heads(model, corpus if corpus is not None else _probe(model), options, report)
+    return found, [] if order.out is None else write(found, order.out, formats)
+
+
+def merge_files(parts: Sequence[Path], out: Path, formats: str) -> tuple[Findings, list[Path]]:
+    """Merges the records of shards, and writes the whole.
+
+    Raises:
+        AttnscopeError: A part is no record, or they do not belong together.
+    """
+    wanted = formats_from(formats)
+    whole = merged([records.load(part / f"{RECORD}.npz" if part.is_dir() else part) for part in parts])
+    return whole, write(whole, out, wanted)
+
+
+def write(found: Findings, out: Path, formats: Sequence[str]) -> list[Path]:
+    """Writes findings into a folder, figures first; each file whole or not at all."""
+    figures = [name for name in formats if name in FIGURE_FORMATS]
+    paths: list[Path] = []
+    if figures:
+        from attnscope.views.heads_figures import draw
+
+        paths += draw(found, out, figures)
+    return paths + [found.save(out / f"{RECORD}.{name}") for name in formats if name not in FIGURE_FORMATS]
+
+
+def formats_from(given: str) -> tuple[str, ...]:
+    """The formats in a list such as `npz,csv,png`.
+
+    Raises:
+        UsageError: There is no such format.
+    """
+    names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
+    for name in names:
+        if name not in FORMATS:
+            raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(FORMATS)}")
+    return names
+
+
+def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
+    if order.probe is not None:
+        if order.probe != "repeat":
+            raise UsageError(f"there is no probe {order.probe!r}", "there is: repeat")
+        return None
+    if order.files or order.text == "-":
+        return Corpus(order.files or ["-"], split=order.split, field=order.field)  # type: ignore[arg-type]
+    return [order.text or ""]
+
+
+def _probe(model: Model) -> list[CorpusText]:
+    """Repeated random tokens of the model's own vocabulary, between its special tokens."""
+    if not isinstance(model.tokenizer, Vocabulary):
+        raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "give texts instead of --probe")
+    example = model.tokenizer.encode("a")
+    first = int(np.flatnonzero(~example.special)[0])
+    last = int(np.flatnonzero(~example.special)[-1])
+    ends = example.ids[:first].tolist(), example.ids[last + 1 :].tolist()
+    ordinary = model.tokenizer.ordinary_ids()
+    return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED, before=ends[0], after=ends[1]))
+
+
+def _shard(given: str) -> tuple[int, int]:
+    number, _, of = given.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UsageError(f"there is no shard {given!r}", "shards are 1/8 to 8/8")
+    return int(number), int(of)
+
+
+def _is_untrained(control: str | None) -> bool:
+    if control not in (None, "untrained"):
+        raise UsageError(f"there is no control {control!r}", "there is: untrained")
+    return control is not None
