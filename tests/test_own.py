@@ -437,6 +437,26 @@ def test_what_is_known_of_it():
     assert json.loads(json.dumps(info.as_json()))["heads"]["L0H1"] == "the next token"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_its_output_projections_and_an_untrained_twin(name):
+    kind = own_info(name).kinds[0]
+    projections = model(name).output_projections()
+    assert list(projections) == [(kind, 0), (kind, 1)]
+    # Head 1 of layer 1 writes the first 64 of its 168 numbers into its slot, as they are.
+    columns = slice(168, 168 + 64)
+    torch.testing.assert_close(projections[kind, 1][written_slot(1, 1), columns], torch.eye(64))
+    assert projections[kind, 1].sum() == 7 * 64
+
+    ids = OwnTokenizer().encode("the cat sat on the mat").ids
+    before = weights_of(model(name), batch_of(ids))[0]
+    twin, again, other = (weights_of(model(name).untrained(seed), batch_of(ids))[0] for seed in (3, 3, 4))
+    np.testing.assert_array_equal(twin, again)
+    assert np.abs(twin - other).max() > 1e-3
+    np.testing.assert_array_equal(weights_of(model(name), batch_of(ids))[0], before)
+    assert model(name).untrained(3).info.sha256 == ""
+    assert model(name).info.heads
+
+
 def test_a_heatmap_of_it():
     record = heatmap(model(), "the cat sat on the mat, the cat slept.", pick=[(0, 4), (1, 1)])
     assert record.run["sha256"] == SHA256["own"]

@@ -519,10 +519,11 @@ class OwnModel:
 
     def output_projections(self) -> "dict[tuple[str, int], Tensor]":
         """W_O by (kind, layer), each (d_model, d_model)."""
-        return {(self._variant.kind, number): layer.out_proj.weight for number, layer in enumerate(self._layers)}
+        weights = [layer.get_parameter("out_proj.weight") for layer in self._layers]
+        return {(self._variant.kind, number): weight for number, weight in enumerate(weights)}
 
     def untrained(self, seed: int) -> "OwnModel":
-        """The same architecture with random weights, drawn as MultiHeadAttention draws them (Glorot and Bengio 2010)."""
+        """The same architecture with random weights, drawn as MultiHeadAttention draws them."""
         import torch
 
         chance = torch.Generator().manual_seed(seed)
