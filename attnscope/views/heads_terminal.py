@@ -24,7 +24,7 @@ from attnscope.views.heads_summary import UNCLASSIFIED, Mark, ink_on, interval, 
 _MORE = "+"
 _MOST_NAMED = 24
 _MOST_WITH_INTERVALS = 2
-_TITLE_CELLS = 14
+_TITLE_CELLS = 22
 _NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)
 
 
@@ -63,21 +63,19 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
     columns, left_out = _fitting(_columns(findings, marks), console.width)
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for column in columns:
+        wraps = column.name in ("role", "also")
         shown.add_column(
-            column.title,
-            justify=column.justify,
-            no_wrap=column.name not in ("role", "also"),
-            overflow="fold",
-            min_width=column.width,
+            column.title, justify=column.justify, no_wrap=not wraps, overflow="fold", min_width=column.width
         )
     for count in found:
         rows = _having(findings, count.role)
         for place, (head, role) in enumerate(rows[:most]):
-            shown.add_row(*(column.cell(head, role) if place or column.name != "role" else
-                            _role_name(count.role, marks) for column in columns))  # fmt: skip
+            cells = [column.cell(head, role) for column in columns]
+            if place == 0:
+                cells[0] = _role_name(count.role, marks)
+            shown.add_row(*cells)
         if len(rows) > most:
-            more = Text(f"and {len(rows) - most} more", style="dim")
-            shown.add_row(*(more if column.name == "role" else Text() for column in columns))
+            shown.add_row(Text(f"and {len(rows) - most} more", style="dim"))
     parts: list[RenderableType] = [shown, Text()] if found else []
     parts.append(_unclassified(findings))
     if found:
@@ -317,6 +315,6 @@ def _unclassified(findings: Findings) -> Text:
 def _explanation(findings: Findings, roles: Sequence[str]) -> str:
     needed = ", ".join(f"{label(role)} {number(findings.role_facts(role).threshold)}" for role in roles)
     return (
-        "rests: attention on special tokens and the first; share: how much of the attention the value speaks of, all or "
-        f"what does not rest; a role needs more than its baseline and than: {needed}"
+        "rests: attention on special tokens and the first; share: how much of the attention the value speaks of, all "
+        f"or what does not rest; a role needs more than its baseline and than: {needed}"
     )
