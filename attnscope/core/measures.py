@@ -1,0 +1,772 @@
+"""The catalogue of head measures, what they must know of a text, and their definition on dense weights.
+
+Every measure is a sum and a count for each text and head, never a mean: padding, batches, shards and merges then stay
+exact, and a value is sum / count over whatever was added up. Two rules hold for all:
+
+* Queries that are padding, or that may attend to nothing, count 0. A query for which a measure makes no sense counts 0
+  too: for a measure of the mass on certain keys, one that may attend to none of them (no previous token, no token like
+  it elsewhere, no punctuation before it).
+* `<name>_active` is the same without the keys on which trained heads rest (special tokens and the first): the sum over
+  the other keys, divided by all the mass that is on them. Both are sums, so a value is again sum / count.
+
+This module knows no models and no tokenizers. `core.sums` computes the same without dense weights.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+How = Literal["columns", "gather", "tile"]
+"""Linear in the weights with a column by key; single weights by place; or what needs all weights of a query at once."""
+
+REACH = 8
+"""Offsets up to this many tokens before and after the query are candidates for a positional head."""
+
+OFFSETS = tuple(range(-REACH, REACH + 1))
+"""Key minus query, in tokens."""
+
+WINDOW = 3
+"""Tokens before and after the query that `window` takes in."""
+
+SINK_THRESHOLD = 0.3
+"""Mean attention to the first token above which a head is an attention sink on a text (Gu et al. 2024)."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One head measure.
+
+    Attributes:
+        name: What results and records call it; its unit is part of the name where it has one.
+        what: What a large value says, in one line.
+        formula: What is added up for one query q (or as said), in terms of weights A, keys k and tokens x.
+        unit: Of the value: "share" of attention or of queries, "nats", "tokens", or what the model's vectors have.
+        low: Smallest possible value.
+        high: Largest possible value.
+        source: The publication that the definition is from, or "ours".
+        how: How `core.sums` computes it.
+        has_active: Whether there is also `<name>_active`.
+        needs_places: Whether queries and keys must be of one text, so that it is undefined in cross attention.
+    """
+
+    name: str
+    what: str
+    formula: str
+    unit: str
+    low: float
+    high: float
+    source: str
+    how: How
+    has_active: bool = False
+    needs_places: bool = False
+
+
+_CLARK = "Clark et al. 2019, section 3"
+_VOITA = "Voita et al. 2019, section 4"
+_KOBAYASHI = "Kobayashi et al. 2020, section 2"
+_INF = math.inf
+
+MEASURES: dict[str, Measure] = {
+    measure.name: measure
+    for measure in (
+        Measure("resting", "rests on special tokens or the first one",
+                "sum of A_qk over k special or first", "share", 0, 1, "ours; " + _CLARK, "columns"),
+        Measure("entropy_nats", "spreads over many keys",
+                "- sum over k of A_qk ln A_qk", "nats", 0, _INF, _CLARK + ".3", "columns"),
+        Measure("relative_entropy", "spreads evenly over the keys that the mask allows",
+                "entropy_nats_q / ln n_q, n_q >= 2 keys allowed", "share", 0, 1, "ours", "columns"),
+        Measure("max_weight", "is confident: puts much on a single key",
+                "max of A_qk over k but the text's final special token", "share", 0, 1, _VOITA, "tile"),
+        Measure("previous_token", "attends to the token before",
+                "A[q, q-1]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+        Measure("self_token", "attends to the token itself",
+                "A[q, q]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+        Measure("next_token", "attends to the token after",
+                "A[q, q+1]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+        Measure("window", "attends within three tokens",
+                "sum of A_qk over |q - k| <= 3", "share", 0, 1, "ours", "gather", True, True),
+        Measure("positional", "has its largest weight at one fixed offset",
+                "1 if k = q + o has the largest A_qk (1/t if t share it), o the head's most frequent of -8 to 8",
+                "share", 0, 1, _VOITA + ".1", "tile", False, True),
+        Measure("distance_tokens", "attends far away",
+                "sum over k of A_qk |k - q|", "tokens", 0, _INF, "Vig and Belinkov 2019, section 4.2", "tile",
+                True, True),
+        Measure("signed_distance_tokens", "attends ahead (positive) or back (negative)",
+                "sum over k of A_qk (k - q)", "tokens", -_INF, _INF, "ours", "columns", True, True),
+        Measure("rms_distance_tokens", "attends far away, the farthest counting most",
+                "square root of the sum over k of A_qk (k - q)^2", "tokens", 0, _INF, "ours", "tile", False, True),
+        Measure("first_token", "attends to the text's first token",
+                "A[q, first]", "share", 0, 1, "Xiao et al. 2024, section 3.1", "columns"),
+        Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2", "columns"),
+        Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2", "columns"),
+        Measure("special", "attends to special tokens",
+                "sum of A_qk over k special", "share", 0, 1, "Kovaleva et al. 2019, section 4.1", "columns"),
+        Measure("punctuation", "attends to punctuation",
+                "sum of A_qk over k punctuation", "share", 0, 1, _CLARK + ".2", "columns", True),
+        Measure("same_token", "attends to the same token elsewhere in the text",
+                "sum of A_qk over k != q with x_k = x_q", "share", 0, 1, "ours", "gather", True, True),
+        Measure("induction", "attends to what followed the same token before",
+                "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q", "share", 0, 1,
+                "Olsson et al. 2022, section 2", "gather", True, True),
+        Measure("similar_token", "attends to tokens of similar static embedding, more than uniform attention does",
+                "sum over k of (A_qk - 1/n_q) cos(e_q, e_k), k allowed", "cosine", -2, 2, "ours", "tile", True, True),
+        Measure("rarest_token", "has its largest weight on the text's rarest token",
+                "1 if k = rarest has the largest A_qk (1/t if t share it)", "share", 0, 1, _VOITA + ".3", "tile"),
+        Measure("rarity", "attends to rare tokens",
+                "- sum over k of A_qk ln frequency(x_k)", "nats", 0, _INF, "ours", "columns", True),
+        Measure("sink", "is an attention sink on a text, which counts 1 if so",
+                "1 if the text's mean of A[q, first] > 0.3", "share of texts", 0, 1,
+                "Gu et al. 2024, section 3.1", "columns"),
+        Measure("received", "gives much of all its attention to one key of a text",
+                "max over k of the sum over q of A_qk, each text counting its queries", "share", 0, 1, "ours", "tile"),
+        Measure("value_weighted", "reads large value vectors",
+                "sum over k of A_qk |v_k|", "norm of values", 0, _INF, _KOBAYASHI, "columns", True),
+        Measure("norm_weighted", "writes large vectors to its output",
+                "sum over k of A_qk |W_O v_k|", "norm of outputs", 0, _INF, _KOBAYASHI, "columns", True),
+    )
+}  # fmt: skip
+"""All head measures by name."""
+
+FROM_OFFSETS = "positional"
+"""The measure that has no sum of its own: which offset counts is known once the whole corpus has been seen."""
+
+
+def measure_names(chosen: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names of the sums that measures need, `…_active` after each, in the catalogue's order; `positional` has none.
+
+    Args:
+        chosen: Names in MEASURES, or None for all of them.
+
+    Raises:
+        ValueError: A name is unknown.
+    """
+    wanted = set(MEASURES if chosen is None else chosen)
+    unknown = sorted(wanted - set(MEASURES))
+    if unknown:
+        raise ValueError(f"there is no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
+    names: list[str] = []
+    for name, measure in MEASURES.items():
+        if name in wanted and name != FROM_OFFSETS:
+            names += [name, f"{name}_active"] if measure.has_active else [name]
+    return tuple(names)
+
+
+# What measures must know of texts ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TextFacts:
+    """What measures must know of a padded batch of texts. What is None leaves its measures undefined (count 0).
+
+    Attributes:
+        real: (batch, token), bool; True = a token, False = padding.
+        special: (batch, token), bool: tokens that the tokenizer added, such as [CLS], <s>.
+        ids: (batch, token), int64: the tokenizer's numbers, by which tokens are the same.
+        cls: (batch, token), bool: the opening special token.
+        sep: (batch, token), bool: separating and closing special tokens.
+        punctuation: (batch, token), bool.
+        log_frequency: (batch, token), float, finite: natural log of each token's relative frequency in the corpus.
+        embeddings: (batch, token, d), float: each token's static embedding (the input layer's row), of length 1.
+        rarest: (batch,), int64: where the text's rarest token lies; -1 = there is none.
+
+    Raises:
+        ValueError: Shapes do not fit together, or a log frequency is not finite.
+        TypeError: A mask is not boolean.
+    """
+
+    real: Tensor
+    special: Tensor
+    ids: Tensor
+    cls: Tensor | None = None
+    sep: Tensor | None = None
+    punctuation: Tensor | None = None
+    log_frequency: Tensor | None = None
+    embeddings: Tensor | None = None
+    rarest: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.real.shape
+        if len(shape) != 2:
+            raise ValueError(f"facts of texts are (batch, token); got {tuple(shape)}")
+        for name in (field.name for field in fields(self)):
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            expected = shape[:1] if name == "rarest" else shape
+            if tensor.shape[: len(expected)] != expected or tensor.ndim != len(expected) + (name == "embeddings"):
+                raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(shape)}")
+            if name in ("real", "special", "cls", "sep", "punctuation") and tensor.dtype != torch.bool:
+                raise TypeError(f"{name} must be boolean; got {tensor.dtype}")
+        if self.log_frequency is not None and not bool(self.log_frequency[self.real].isfinite().all()):
+            raise ValueError("log_frequency must be finite: a token that was never counted has no frequency of 0")
+
+    @property
+    def first(self) -> Tensor:
+        """(batch, token), bool: the first real token of each text."""
+        return self.real & (self.real.cumsum(1) == 1)
+
+    @property
+    def resting(self) -> Tensor:
+        """(batch, token), bool: special tokens and the first, on which most trained heads rest."""
+        return (self.special & self.real) | self.first
+
+    @property
+    def final_special(self) -> Tensor:
+        """(batch,), int64: where the text ends, if it ends with a special token ([SEP], </s>); else -1."""
+        places = torch.arange(self.real.shape[1], device=self.real.device)
+        last = torch.where(self.real, places, -1).amax(1) if self.real.shape[1] else self.real.sum(1) - 1
+        ends = (self.special & (places == last[:, None])).any(1)
+        return last.masked_fill(~ends, -1)
+
+    def part(self, texts: slice) -> "TextFacts":
+        """The facts of some of the texts."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return TextFacts(**{name: None if tensor is None else tensor[texts] for name, tensor in given.items()})
+
+
+def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What each key is worth to the measures that ask for the key alone.
+
+    Args:
+        keys: The texts.
+        dtype: Of the result.
+
+    Returns:
+        Name -> (batch, key); `active` is 1 for keys that nobody rests on. Padding is worth 0. Measures whose facts are
+        missing are not there.
+    """
+    real, active = keys.real, keys.real & ~keys.resting
+    columns: dict[str, Tensor] = {"resting": keys.resting, "active": active, "first_token": keys.first}
+    columns["special"] = keys.special & real
+    for name in ("cls", "sep", "punctuation"):
+        given = getattr(keys, name)
+        if given is not None:
+            columns[name] = given & real
+    if keys.punctuation is not None:
+        columns["punctuation_active"] = keys.punctuation & active
+    found = {name: column.to(dtype) for name, column in columns.items()}
+    if keys.log_frequency is not None:
+        rarity = torch.where(real, -keys.log_frequency, 0.0).to(dtype)
+        found |= {"rarity": rarity, "rarity_active": rarity * found["active"]}
+    return found
+
+
+def pair_targets(facts: TextFacts, queries: slice, keys: slice) -> tuple[Tensor, Tensor]:
+    """Which keys are the same token as the query, elsewhere, and which followed it before.
+
+    Args:
+        facts: The texts.
+        queries: A range of queries.
+        keys: A range of keys.
+
+    Returns:
+        `same`: k != q, x_k = x_q; and `induction`: k - 1 < q, x_(k-1) = x_q, k != q; both (batch, query, key), bool,
+        and False for padding.
+    """
+    device = facts.ids.device
+    q = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    k = torch.arange(keys.start, keys.stop, device=device)
+    # Tokens are never negative: padding is like nothing.
+    of_query = torch.where(facts.real, facts.ids, -1)[:, queries, None]
+    of_key = torch.where(facts.real, facts.ids, -2)
+    same = (of_query == of_key[:, None, keys]) & (q != k)
+    before = torch.cat([torch.full_like(of_key[:, :1], -2), of_key[:, :-1]], 1)
+    followed = (of_query == before[:, None, keys]) & (k < q) & facts.real[:, None, keys]
+    return same, followed
+
+
+# The definition on dense weights ----------------------------------------------------------------------------------
+
+
+Sum = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class SumsOf:
+    """The measures of one layer on one batch, as sums and counts.
+
+    Attributes:
+        names: What the first axis of the sums holds (`measure_names`).
+        sum: (measure, batch, head), float64.
+        count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
+        uniform_sum: The same under uniform attention over the keys that the mask allows.
+        uniform_count: Its count; differs from `count` for `…_active` alone.
+        offset_sum: (offset, batch, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
+            the largest weight each counts 1/t.
+        offset_count: Queries that may attend to a key at the offset.
+        offset_uniform: The sum under uniform attention, where all allowed keys share the largest weight.
+    """
+
+    names: tuple[str, ...]
+    sum: Sum
+    count: Sum
+    uniform_sum: Sum
+    uniform_count: Sum
+    offset_sum: Sum
+    offset_count: Sum
+    offset_uniform: Sum
+
+    def value(self, name: str) -> Sum:
+        """Pooled over the batch: sum / count, (head,); NaN where nothing was counted."""
+        return self._ratio(self.sum, self.count, name)
+
+    def uniform(self, name: str) -> Sum:
+        """The value under uniform attention, (head,); NaN where nothing was counted."""
+        return self._ratio(self.uniform_sum, self.uniform_count, name)
+
+    def _ratio(self, sums: Sum, counts: Sum, name: str) -> Sum:
+        i = self.names.index(name)
+        total, count = sums[i].sum(0), counts[i].sum(0)
+        return np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+
+
+Rows = dict[str, Tensor]
+"""Name -> a number for each query, (batch, head, query)."""
+
+
+def linear_rows(weights: Tensor, keys: TextFacts, queries: slice, key_range: slice, *, own_text: bool) -> Rows:
+    """What is linear in the weights, query by query.
+
+    Args:
+        weights: Of some queries on some keys, (batch, head, query, key).
+        keys: The texts of the keys.
+        queries: Which queries these are.
+        key_range: Which keys these are.
+        own_text: Whether the queries are tokens of the same texts.
+
+    Returns:
+        Name -> (batch, head, query), for the measures and their `_active`; `active`, the mass on keys that nobody rests
+        on; and `mass`, on all keys. similar_token is not yet less what uniform attention has.
+    """
+    columns = key_columns(keys, weights.dtype)
+    table = torch.stack(list(columns.values()), -1)[:, None, key_range]
+    rows: Rows = dict(zip(columns, (weights @ table).unbind(-1), strict=True))
+    rows["mass"] = weights.sum(-1)
+    if not own_text:
+        return rows
+    device = weights.device
+    q = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    k = torch.arange(key_range.start, key_range.stop, device=device)
+    offset = (k - q).to(weights.dtype)
+    same, followed = pair_targets(keys, queries, key_range)
+    pairs: dict[str, Tensor] = {
+        "previous_token": offset == -1,
+        "self_token": offset == 0,
+        "next_token": offset == 1,
+        "window": offset.abs() <= WINDOW,
+        "distance_tokens": offset.abs(),
+        "signed_distance_tokens": offset,
+        "same_token": same[:, None],
+        "induction": followed[:, None],
+    }
+    if keys.embeddings is not None:
+        directions = keys.embeddings.to(weights.dtype)
+        pairs["similar_token"] = (directions[:, queries] @ directions[:, key_range].mT)[:, None]
+    off_rest = columns["active"][:, None, None, key_range]
+    for name, worth in pairs.items():
+        weighted = weights * worth
+        rows[name] = weighted.sum(-1)
+        rows[f"{name}_active"] = (weighted * off_rest).sum(-1)
+    rows["rms_distance_tokens"] = (weights * offset.square()).sum(-1).sqrt()
+    return rows
+
+
+_SETS = frozenset(
+    {"first_token", "cls", "sep", "special", "punctuation", "previous_token", "self_token", "next_token", "window"}
+    | {"same_token", "induction"}
+)
+"""Measures of the mass on certain keys: undefined for a query that may attend to none of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What holds for some queries whatever the head's weights are: what is counted, and uniform attention.
+
+    Attributes:
+        counted: (batch, mask head, query), bool: real queries that may attend to something.
+        n_allowed: Likewise: how many keys the query may attend to.
+        defined: Name -> likewise, bool: whether the measure, or its `_active`, counts the query.
+        uniform: Name -> likewise: the measure's value under uniform attention; 0 where it is undefined.
+        band: (batch, mask head, query, offset), bool: whether the query may attend to its key at the offset.
+    """
+
+    counted: Tensor
+    n_allowed: Tensor
+    defined: dict[str, Tensor]
+    uniform: Rows
+    band: Tensor
+
+
+def ground(
+    allowed: Tensor, keys: TextFacts, query_real: Tensor, queries: slice, key_range: slice, *, own_text: bool,
+    dtype: torch.dtype = torch.float64,
+) -> Ground:  # fmt: skip
+    """Works out for some queries what does not depend on the head.
+
+    Args:
+        allowed: Which key each may attend to, (batch, mask head, query, key), bool; mask head is 1 if all share it.
+        keys: The texts of the keys.
+        query_real: Which of the queries are tokens, (batch, query).
+        queries: Which queries these are.
+        key_range: Which keys these are; queries may attend to no others.
+        own_text: Whether queries and keys are of one text.
+        dtype: Precision of uniform values.
+    """
+    may = allowed.to(dtype)
+    n_allowed = may.sum(-1)
+    counted = (n_allowed > 0) & query_real[:, None]
+    share = 1 / n_allowed.clamp(min=1)
+    uniform = linear_rows(may * share[..., None], keys, queries, key_range, own_text=own_text)
+    some_active = counted & (uniform["active"] > 0)
+    defined = {}
+    for name, row in uniform.items():
+        base = name.removesuffix("_active")
+        basis = counted if base == name else some_active
+        defined[name] = basis & (row > 0) if base in _SETS else basis
+    uniform["entropy_nats"] = n_allowed.clamp(min=1).log()
+    uniform["relative_entropy"] = torch.ones_like(share)
+    uniform["max_weight"] = share
+    uniform["rarest_token"] = share
+    defined["entropy_nats"] = counted
+    defined["relative_entropy"] = counted & (n_allowed >= 2)
+    defined["max_weight"] = counted & (n_allowed > at_key(allowed, keys.final_special, key_range).to(dtype))
+    if keys.rarest is not None:
+        defined["rarest_token"] = counted & at_key(allowed, keys.rarest, key_range)
+    for name in ("value_weighted", "norm_weighted"):
+        defined[name], defined[f"{name}_active"] = counted, some_active
+    band = at_offsets(allowed, queries, key_range) & counted[..., None]
+    if not own_text:
+        band = torch.zeros_like(band)
+    if "similar_token" in uniform:
+        # Less uniform's own: what is left to subtract from the heads stands here, uniform attention itself has 0.
+        active = uniform["active"].clamp(min=torch.finfo(dtype).tiny)
+        uniform["similar_token_active"] = uniform["similar_token_active"] / active
+    return Ground(counted, n_allowed, defined, uniform, band)
+
+
+def at_key(rows: Tensor, places: Tensor, key_range: slice) -> Tensor:
+    """What rows have at one key of each text: (batch, head, query) of (batch, head, query, key); 0 where it is -1."""
+    index = places - key_range.start
+    inside = (places >= 0) & (index >= 0) & (index < rows.shape[3])
+    if rows.shape[3] == 0:
+        return rows.new_zeros(rows.shape[:3])
+    index = index.clamp(0, rows.shape[3] - 1)[:, None, None, None].expand(-1, rows.shape[1], rows.shape[2], 1)
+    found = rows.gather(-1, index).squeeze(-1)
+    return found * inside[:, None, None].to(rows.dtype) if rows.dtype != torch.bool else found & inside[:, None, None]
+
+
+def at_offsets(rows: Tensor, queries: slice, key_range: slice) -> Tensor:
+    """What rows have at each of OFFSETS from the query: (batch, head, query, offset); 0 beyond the keys."""
+    device = rows.device
+    if rows.shape[3] == 0:
+        return rows.new_zeros(*rows.shape[:3], len(OFFSETS))
+    index = torch.arange(queries.start, queries.stop, device=device)[:, None] + torch.tensor(OFFSETS, device=device)
+    index = index - key_range.start
+    inside = (index >= 0) & (index < rows.shape[3])
+    found = rows.gather(-1, index.clamp(0, rows.shape[3] - 1).expand(*rows.shape[:2], -1, -1))
+    return found & inside if rows.dtype == torch.bool else found * inside
+
+
+def output_factor(weight: Tensor, n_heads: int) -> Tensor:
+    """Makes the output projection small, so that norms behind it cost little: |W_O v| = |R v|, W_O = Q R.
+
+    Args:
+        weight: The output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value).
+        n_heads: How many heads' outputs it joins.
+
+    Returns:
+        R of each head, (n_heads, at most d_value, d_value), in the weight's precision.
+
+    Raises:
+        ValueError: The width is not a multiple of the heads.
+    """
+    if weight.ndim != 2 or weight.shape[1] % n_heads:
+        raise ValueError(f"an output projection of {n_heads} heads is (d_model, heads * d_value); got {weight.shape}")
+    by_head = weight.detach().double().reshape(weight.shape[0], n_heads, -1).transpose(0, 1)
+    return torch.linalg.qr(by_head, mode="r").R.to(weight.dtype)
+
+
+def value_norms(values: Tensor, n_heads: int, factor: Tensor | None = None) -> Tensor:
+    """|v_k|, or |W_O v_k| of each head.
+
+    Args:
+        values: (batch, n_kv_heads, key, d_value).
+        n_heads: How many query heads there are.
+        factor: What `output_factor` made of the output projection; None = plain norms.
+
+    Returns:
+        (batch, n_heads, key).
+    """
+    group = n_heads // values.shape[1]
+    if factor is None:
+        return values.norm(dim=-1).repeat_interleave(group, 1)
+    wide = values.repeat_interleave(group, 1) if group > 1 else values
+    return (wide @ factor.to(values.dtype).mT).norm(dim=-1)
+
+
+class Totals:
+    """Adds up one layer's measures text by text, and assembles SumsOf. Shared by both roads.
+
+    Args:
+        names: Which sums are wanted.
+        batch: How many texts.
+        n_heads: How many heads.
+    """
+
+    def __init__(self, names: tuple[str, ...], batch: int, n_heads: int) -> None:
+        self.names = names
+        shape = (len(names), batch, n_heads)
+        self.sum, self.count = np.zeros(shape), np.zeros(shape)
+        offsets = (len(OFFSETS), batch, n_heads)
+        self.offset_sum, self.offset_count = np.zeros(offsets), np.zeros(offsets)
+        self._place = {name: i for i, name in enumerate(names)}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._place
+
+    def add(self, name: str, texts: slice, sums: Tensor | None, counts: Tensor | None = None) -> None:
+        """Adds sums and counts of some texts, each (text, head or 1); what nobody asked for is passed over."""
+        i = self._place.get(name)
+        if i is None:
+            return
+        if sums is not None:
+            self.sum[i, texts] += sums.detach().to("cpu", torch.float64).numpy()
+        if counts is not None:
+            self.count[i, texts] += counts.detach().to("cpu", torch.float64).numpy()
+
+    def add_offsets(self, texts: slice, sums: Tensor, counts: Tensor) -> None:
+        """Adds the counts of largest weights by offset, each (text, head or 1, offset)."""
+        self.offset_sum[:, texts] += sums.detach().to("cpu", torch.float64).permute(2, 0, 1).numpy()
+        self.offset_count[:, texts] += counts.detach().to("cpu", torch.float64).permute(2, 0, 1).numpy()
+
+    def finish_keys(self, received: Tensor, counted: Tensor, keys: TextFacts, norms: dict[str, Tensor]) -> None:
+        """Adds what follows from the mass that each key received.
+
+        Args:
+            received: (batch, head, key).
+            counted: How many queries were counted, (batch, head or 1).
+            keys: The texts of the keys.
+            norms: Measure -> the norm of each value, (batch, head, key).
+        """
+        whole = slice(0, self.sum.shape[1])
+        if received.shape[2]:
+            self.add("received", whole, received.amax(-1), counted.expand(received.shape[:2]))
+        off_rest = (keys.real & ~keys.resting)[:, None].to(received.dtype)
+        for name, norm in norms.items():
+            self.add(name, whole, (received * norm).sum(-1))
+            self.add(f"{name}_active", whole, (received * norm * off_rest).sum(-1))
+
+    def finish_sinks(self) -> None:
+        """Adds which texts a head is a sink on, from what first_token came to."""
+        if "sink" in self:
+            i, first = self._place["sink"], self._place["first_token"]
+            self.sum[i] = self.sum[first] > SINK_THRESHOLD * self.count[first]
+            self.count[i] = self.count[first] > 0
+
+    def clear(self, name: str) -> None:
+        """Makes a measure undefined, and its `_active`."""
+        for i in (self._place.get(name), self._place.get(f"{name}_active")):
+            if i is not None:
+                self.sum[i] = self.count[i] = 0.0
+
+    def copy(self) -> "Totals":
+        """The same sums, to be added to apart."""
+        other = Totals(self.names, self.sum.shape[1], self.sum.shape[2])
+        other.sum[:], other.count[:] = self.sum, self.count
+        other.offset_sum[:], other.offset_count[:] = self.offset_sum, self.offset_count
+        return other
+
+    def take_counts(self, uniform: "Totals") -> None:
+        """Takes over the counts of everything but the `_active` measures, which no weights enter."""
+        for name, i in self._place.items():
+            if not name.endswith("_active"):
+                self.count[i] = uniform.count[i]
+
+    def widen(self, n_heads: int) -> None:
+        """Repeats sums that all heads share."""
+        for name in ("sum", "count", "offset_sum", "offset_count"):
+            given = getattr(self, name)
+            setattr(self, name, np.repeat(given, n_heads // given.shape[2], axis=2))
+
+
+def joined(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
+    """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
+    keep = [heads.names.index(name) for name in names]
+    return SumsOf(
+        names=names,
+        sum=heads.sum[keep],
+        count=heads.count[keep],
+        uniform_sum=uniform.sum[keep],
+        uniform_count=uniform.count[keep],
+        offset_sum=heads.offset_sum,
+        offset_count=heads.offset_count,
+        offset_uniform=uniform.offset_sum,
+    )
+
+
+def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:
+    """`measure_names`, and what these need to be computed: a sink is told by first_token."""
+    chosen = None if measures is None else set(measures)
+    names = measure_names(chosen)
+    return measure_names(chosen | {"first_token"}) if chosen is not None and "sink" in names else names
+
+
+def add_rows(totals: Totals, texts: slice, rows: Rows, given: Ground) -> None:
+    """Adds up measures that are known query by query.
+
+    Args:
+        totals: What to add to.
+        texts: Which texts the rows are of.
+        rows: Name -> (text, head, query); `active` among them.
+        given: What the mask and the texts say of these queries.
+    """
+    for name, defined in given.defined.items():
+        if name not in totals:
+            continue
+        counts = defined.to(given.n_allowed.dtype)
+        row = rows.get(name)
+        sums = None if row is None else (row * counts).sum(-1)
+        totals.add(name, texts, sums, (counts * rows["active"] if name.endswith("_active") else counts).sum(-1))
+
+
+def add_uniform(totals: Totals, texts: slice, given: Ground) -> Tensor:
+    """Adds what uniform attention has on some queries; returns the defined queries' `share` at each offset."""
+    rows = given.uniform | {
+        name: torch.zeros_like(row) for name, row in given.uniform.items() if name.startswith("similar_token")
+    }
+    add_rows(totals, texts, rows, given)
+    band = given.band.to(given.n_allowed.dtype)
+    share = 1 / given.n_allowed.clamp(min=1)
+    totals.add_offsets(texts, (band * share[..., None]).sum(2), band.sum(2))
+    return band
+
+
+def measures_of_weights(
+    weights: Tensor,
+    keys: TextFacts,
+    queries: TextFacts | None = None,
+    *,
+    allowed: Tensor | None = None,
+    values: Tensor | None = None,
+    factor: Tensor | None = None,
+    measures: Iterable[str] | None = None,
+) -> SumsOf:
+    """All measures of one layer from its dense weights: their definition, and the road for models that only have these.
+
+    Computed in float64, one text at a time, as MEASURES states them. A few arrays as large as a text's weights.
+
+    Args:
+        weights: (batch, head, query, key), any precision.
+        keys: The texts that the keys are of.
+        queries: In cross attention the texts that the queries are of; None = the same. Measures that compare places
+            are undefined in cross attention.
+        allowed: Which query may attend to which key, boolean, broadcastable to (batch, head, query, key). None = where
+            any head puts weight: right but for weights so small that they are 0 in every head.
+        values: (batch, kv_head, key, d_value), for value_weighted; None leaves it undefined.
+        factor: `output_factor` of the layer, for norm_weighted; None leaves it undefined.
+        measures: Which of MEASURES; None = all.
+
+    Returns:
+        Sums and counts by text and head.
+
+    Raises:
+        ValueError: Shapes do not fit together, or a measure is unknown.
+    """
+    own_text = queries is None
+    of_queries = keys if queries is None else queries
+    batch, n_heads, n_queries, n_keys = weights.shape
+    if keys.real.shape != (batch, n_keys) or of_queries.real.shape != (batch, n_queries):
+        raise ValueError(
+            f"weights {tuple(weights.shape)} are not of texts of {tuple(of_queries.real.shape)} queries and "
+            f"{tuple(keys.real.shape)} keys"
+        )
+    names = internal_names(measures)
+    everything = (slice(0, n_queries), slice(0, n_keys))
+    may = (weights > 0).any(1, keepdim=True) if allowed is None else allowed
+    may = may[(None,) * (4 - may.ndim)].expand(batch, -1, n_queries, n_keys)
+    totals, uniform = Totals(names, batch, n_heads), Totals(names, batch, may.shape[1])
+    received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=weights.device)
+    evenly = torch.zeros(batch, may.shape[1], n_keys, dtype=torch.float64, device=weights.device)
+    counted = torch.zeros(batch, may.shape[1], dtype=torch.float64, device=weights.device)
+    for t in range(batch):
+        texts = slice(t, t + 1)
+        text = keys.part(texts)
+        part = weights[texts].double()
+        given = ground(may[texts], text, of_queries.real[texts], *everything, own_text=own_text)
+        band = add_uniform(uniform, texts, given)
+        rows = linear_rows(part, text, *everything, own_text=own_text)
+        rows |= _rows_of_weights(part, text, given, rows)
+        add_rows(totals, texts, rows, given)
+        largest = part.amax(-1, keepdim=True) if n_keys else part.sum(-1, keepdim=True)
+        hits = (at_offsets(part, *everything) == largest) / (part == largest).sum(-1, keepdim=True).clamp(min=1)
+        totals.add_offsets(texts, (hits * band).sum(2), band.sum(2))
+        is_counted = given.counted.double()
+        received[texts] = (part * is_counted[..., None]).sum(2)
+        evenly[texts] = (may[texts] * (is_counted / given.n_allowed.clamp(min=1))[..., None]).sum(2)
+        counted[texts] = is_counted.sum(-1)
+    finish(totals, uniform, keys, received, evenly, counted, values, factor)
+    return joined(totals, uniform, measure_names(measures))
+
+
+def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Rows) -> Rows:
+    """What is not linear in the weights, query by query, and similar_token less what uniform attention has."""
+    whole = slice(0, weights.shape[3])
+    entropy = torch.special.entr(weights).sum(-1)
+    ends = torch.arange(weights.shape[3], device=weights.device) == keys.final_special[:, None, None, None]
+    padded = torch.nn.functional.pad(weights, (0, 1))  # a row of no keys has no largest one
+    largest = padded.amax(-1)
+    ties = (weights == largest[..., None]).sum(-1).clamp(min=1)
+    rows = {
+        "entropy_nats": entropy,
+        "relative_entropy": entropy / given.n_allowed.clamp(min=2).log(),
+        "max_weight": torch.nn.functional.pad(weights.masked_fill(ends, 0.0), (0, 1)).amax(-1),
+    }
+    if keys.rarest is not None:
+        rows["rarest_token"] = (at_key(weights, keys.rarest, whole) == largest) / ties
+    if "similar_token" in linear:
+        for name, mass in (("similar_token", "mass"), ("similar_token_active", "active")):
+            rows[name] = linear[name] - linear[mass] * given.uniform[name]
+    return rows
+
+
+def finish(
+    totals: Totals,
+    uniform: Totals,
+    keys: TextFacts,
+    received: Tensor,
+    evenly: Tensor,
+    counted: Tensor,
+    values: Tensor | None,
+    factor: Tensor | None,
+) -> None:
+    """Adds what needs all queries of a text: received mass, the norms behind it, and sinks.
+
+    Args:
+        totals: Of the heads.
+        uniform: Of uniform attention.
+        keys: The texts of the keys.
+        received: The mass that each key received, (batch, head, key).
+        evenly: Likewise under uniform attention, (batch, mask head, key).
+        counted: How many queries were counted, (batch, mask head).
+        values: (batch, kv_head, key, d_value), or None.
+        factor: `output_factor`, or None.
+    """
+    n_heads = received.shape[1]
+    norms: dict[str, Tensor] = {}
+    if values is not None:
+        norms["value_weighted"] = value_norms(values, n_heads).to(received.dtype)
+        if factor is not None:
+            norms["norm_weighted"] = value_norms(values, n_heads, factor).to(received.dtype)
+    # Uniform attention reads each head's own values, so its heads are no longer one for all.
+    uniform.widen(n_heads)
+    for part, mass in ((totals, received), (uniform, evenly.expand(-1, n_heads, -1))):
+        part.finish_keys(mass, counted, keys, norms)
+        for name in {"value_weighted", "norm_weighted"} - set(norms):
+            part.clear(name)
+        part.finish_sinks()

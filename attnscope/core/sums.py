@@ -1,0 +1,480 @@
+"""Sums: the probe that measures every head without keeping a map.
+
+One pass of the tile kernel (core.wide) serves the model its output and all measures at once. What a tile gives:
+
+* Sums over queries of whatever asks for the key alone need only the mass that each key received: A'w, one product.
+* Functions of query and key (distance, likeness) are one dot product of a head's tile with the function's.
+* Previous, next, same token, induction are single weights, read where they are.
+* Row maxima, entropies and root-mean-squares take a pass each over weights that lie in the cache.
+
+What depends on the texts and the mask alone is worked out once and serves all layers.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnscope.core.attention import AttentionCall, Kind
+from attnscope.core.measures import (
+    REACH,
+    WINDOW,
+    Ground,
+    SumsOf,
+    TextFacts,
+    Totals,
+    add_uniform,
+    at_key,
+    finish,
+    ground,
+    internal_names,
+    joined,
+    key_columns,
+    measure_names,
+    output_factor,
+    pair_targets,
+)
+from attnscope.core.wide import Block, Tile, blocks, tiles, times_values
+
+KEPT_NUMBERS = 16_000_000
+"""Numbers by query and key that may be kept from layer to layer (64 MB); beyond, they are worked out anew."""
+
+SHORT_LIST = 8
+"""Pairs of tokens are read one by one while they are at most one in so many of a tile."""
+
+
+class Sums:
+    """Adds up head measures of every layer, in memory that grows with the length of the texts alone.
+
+    One forward pass on one batch: make a new one for the next batch. No gradient flows through its output.
+
+    Args:
+        facts: What is known of the texts; in an encoder-decoder, of what the encoder reads.
+        measures: Which of core.measures.MEASURES; None = all.
+        query_facts: In an encoder-decoder: what is known of what the decoder reads.
+        output_projections: (kind, layer) -> the weight of its output projection as torch.nn.Linear stores it, (d_model,
+            n_heads * d_value), or what `core.measures.output_factor` made of it (n_heads, d, d_value), which spares the
+            time; layers that are not there leave norm_weighted undefined.
+
+    Attributes:
+        sums: Kind -> layer -> sums and counts by measure, text and head. In the order in which they came.
+
+    Raises:
+        ValueError: A measure is unknown.
+    """
+
+    def __init__(
+        self,
+        facts: TextFacts,
+        measures: Iterable[str] | None = None,
+        *,
+        query_facts: TextFacts | None = None,
+        output_projections: Mapping[tuple[Kind, int], Tensor] | None = None,
+    ) -> None:
+        chosen = None if measures is None else tuple(measures)
+        self.names = measure_names(chosen)
+        self.sums: dict[Kind, dict[int, SumsOf]] = {}
+        self._internal = internal_names(chosen)
+        self._offsets = chosen is None or "positional" in chosen
+        self._facts, self._query_facts = facts, query_facts
+        self._projections = dict(output_projections or {})
+        self._plans: dict[object, tuple[_Plan, Tensor | None]] = {}
+
+    @torch.no_grad()
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention and adds up its measures.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values, without gradient.
+
+        Raises:
+            RuntimeError: The layer of this kind has been here already.
+            ValueError: The call's shapes are not those of the texts.
+        """
+        layers = self.sums.setdefault(call.kind, {})
+        if call.layer in layers:
+            raise RuntimeError(
+                f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Sums probe"
+            )
+        plan = self._plan(call)
+        run = _Run(call, plan, self._internal)
+        for tile, place in zip(tiles(call, plan.blocks), plan.places, strict=True):
+            run.add(tile, place)
+        totals, uniform = run.finish(self._factor(call))
+        layers[call.layer] = joined(totals, uniform, self.names)
+        return run.output.to(call.value.dtype)
+
+    def _texts(self, kind: Kind) -> tuple[TextFacts, TextFacts | None]:
+        """The texts of keys, and of queries where they are others."""
+        if kind == "encoder" or self._query_facts is None:
+            return self._facts, (self._facts if kind == "cross" else None)
+        return (self._query_facts, None) if kind == "decoder" else (self._facts, self._query_facts)
+
+    def _plan(self, call: AttentionCall) -> "_Plan":
+        keys, queries = self._texts(call.kind)
+        of_queries = keys if queries is None else queries
+        batch, _, n_queries, _ = call.query.shape
+        if of_queries.real.shape != (batch, n_queries) or keys.real.shape != (batch, call.key.shape[2]):
+            raise ValueError(
+                f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {call.key.shape[2]} "
+                f"keys; the facts are of {tuple(of_queries.real.shape)} queries and {tuple(keys.real.shape)} keys"
+            )
+        mask = call.mask
+        # Most models hand every layer the same mask; some make a new view of the same memory each time.
+        seen = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask._version)
+        name = (seen, call.is_causal, call.n_heads, queries is None, call.query.shape[2], call.key.shape[2])
+        if name not in self._plans:
+            plan = _Plan(call, keys, of_queries, self._internal, own_text=queries is None, offsets=self._offsets)
+            self._plans[name] = plan, mask  # held, so that its address stays its own
+        return self._plans[name][0]
+
+    def _factor(self, call: AttentionCall) -> Tensor | None:
+        given = self._projections.get((call.kind, call.layer))
+        if given is None or given.ndim == 3:
+            return given
+        return output_factor(given, call.n_heads)
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """What one block's queries and keys are, whatever the head.
+
+    Attributes:
+        real: Queries that are tokens, (text, query).
+        all_real: Whether all are.
+        counted: As Ground's, as numbers; likewise defined.
+        inverse_log: 1 / ln n_q where relative_entropy is defined, (text, mask head, query).
+        active_names: Names of `_active` measures that are defined query by query.
+        active_defined: Which queries they count, (text, mask head, query, name).
+        similar: similar_token under uniform attention and its `_active`, (text, mask head, query) each.
+        band_index: Where in a tile's row each offset lies, (query, offset), within the keys.
+        band: Which offsets a query may attend to, (text, mask head, query, offset); band_active: off resting keys.
+        pairs: Same token and induction, both without and with resting keys' columns left out, as (places in the tile,
+            (pair, 4) worths) for one text with few; None otherwise.
+        functions: (text, query * key, function) of a block of several texts; None for one text.
+        cosine: Cosines of static embeddings, (query, key), of a block of one text, where they may be kept.
+        off_rest: 1 for keys that nobody rests on, (text, key).
+        final: Where each text ends in a special token, (text,), by key of the tile; None if none does.
+        rarest: Where the rarest token lies, (text,), or None.
+    """
+
+    real: Tensor
+    all_real: bool
+    counted: Tensor
+    defined: dict[str, Tensor]
+    inverse_log: Tensor
+    active_names: tuple[str, ...]
+    active_defined: Tensor
+    similar: tuple[Tensor, Tensor] | None
+    band_index: Tensor
+    band: Tensor
+    band_active: Tensor
+    pairs: tuple[Tensor, Tensor] | None
+    functions: Tensor | None
+    cosine: Tensor | None
+    off_rest: Tensor
+    final: Tensor | None
+    rarest: Tensor | None
+
+
+_FUNCTIONS = ("distance_tokens", "similar_token", "same_token", "induction")
+"""Measures that are a function of query and key, each followed by its `_active` wherever they stand in a row."""
+
+
+class _Plan:
+    """What the texts and one mask determine: tiles, uniform attention, counts, lists of like tokens."""
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        keys: TextFacts,
+        queries: TextFacts,
+        names: tuple[str, ...],
+        *,
+        own_text: bool,
+        offsets: bool,
+    ) -> None:
+        batch, _, n_queries, _ = call.query.shape
+        n_keys = call.key.shape[2]
+        self.keys, self.own_text, self.offsets = keys, own_text, offsets
+        self.dtype = torch.promote_types(call.query.dtype, torch.float32)
+        self.device = call.query.device
+        mask_heads = 1 if call.mask is None or call.mask.ndim < 3 else call.mask.shape[-3]
+        self.uniform = Totals(names, batch, mask_heads)
+        self.evenly = torch.zeros(batch, mask_heads, n_keys, dtype=torch.float64, device=self.device)
+        self.counted = torch.zeros(batch, mask_heads, dtype=torch.float64, device=self.device)
+        self.columns = key_columns(keys, torch.float64)
+        self.off_rest = self.columns["active"].to(self.dtype)
+        self.blocks = blocks(call)
+        kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else 2 * len(_FUNCTIONS))
+        self.keeps = kept <= KEPT_NUMBERS
+        self.places = [self._place(block, mask_heads, queries.real) for block in self.blocks]
+
+    def _place(self, block: Block, mask_heads: int, query_real: Tensor) -> _Place:
+        facts = self.keys.part(block.texts)
+        real = query_real[block.texts, block.queries]
+        allowed = block.allowed(self.device)
+        n_texts, n_queries, n_keys = block.shape
+        if allowed is None:
+            allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        allowed = allowed.expand(n_texts, mask_heads, n_queries, n_keys)
+        given = ground(allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype)
+        band = add_uniform(self.uniform, block.texts, given)
+        counted = given.counted.to(self.dtype)
+        share = counted / given.n_allowed.clamp(min=1)
+        self.evenly[block.texts, :, block.keys] += (share.unsqueeze(2) @ allowed.to(self.dtype)).squeeze(2)
+        self.counted[block.texts] += counted.sum(-1)
+        defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
+        active = tuple(name for name in defined if name.endswith("_active"))
+        off_rest = self.off_rest[block.texts, block.keys]
+        index = torch.arange(block.queries.start, block.queries.stop, device=self.device)[:, None]
+        index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
+        index = index.clamp(0, max(n_keys - 1, 0))
+        pairs, functions, cosine = self._functions(block, facts, real, off_rest)
+        final, rarest = facts.final_special, facts.rarest
+        return _Place(
+            real=real.to(self.dtype),
+            all_real=bool(real.all()),
+            counted=counted,
+            defined=defined,
+            inverse_log=defined["relative_entropy"] / given.n_allowed.clamp(min=2).log(),
+            active_names=active,
+            active_defined=torch.stack([defined[name] for name in active], -1),
+            similar=self._similar(given),
+            band_index=index,
+            band=band,
+            band_active=band * off_rest[:, index].unsqueeze(1) if n_keys else band,
+            pairs=pairs,
+            functions=functions,
+            cosine=cosine,
+            off_rest=off_rest,
+            final=final if bool((final >= 0).any()) else None,
+            rarest=rarest,
+        )
+
+    def _similar(self, given: Ground) -> tuple[Tensor, Tensor] | None:
+        if "similar_token" not in given.uniform:
+            return None
+        name = "similar_token"
+        return (
+            given.uniform[name] * given.defined[name],
+            given.uniform[f"{name}_active"] * given.defined[f"{name}_active"],
+        )
+
+    def _functions(
+        self, block: Block, facts: TextFacts, real: Tensor, off_rest: Tensor
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None, Tensor | None]:
+        """Like tokens as a short list, all functions as one array, or cosines alone: see _Place."""
+        if not self.own_text:
+            return None, None, None
+        if block.shape[0] > 1:
+            functions = self.function_values(block, facts, real, off_rest)
+            return None, functions.flatten(1, 2) if self.keeps else None, None
+        same, followed = (pair & real[..., None] for pair in pair_targets(facts, block.queries, block.keys))
+        places = (same | followed).flatten().nonzero().squeeze(-1)
+        pairs = None
+        if len(places) * SHORT_LIST <= same.numel():
+            worth = torch.stack([same.flatten()[places], followed.flatten()[places]], -1).to(self.dtype)
+            off = off_rest[0, places % max(block.shape[2], 1)][:, None]
+            pairs = places, torch.cat([worth, worth * off], -1)
+        cosine = self.cosines(block, facts)[0] if facts.embeddings is not None and self.keeps else None
+        return pairs, None, cosine
+
+    def cosines(self, block: Block, facts: TextFacts) -> Tensor:
+        """Cosines of static embeddings, (text, query, key)."""
+        assert facts.embeddings is not None
+        directions = facts.embeddings.to(self.dtype)
+        return directions[:, block.queries] @ directions[:, block.keys].mT
+
+    def offsets_of(self, block: Block) -> Tensor:
+        """Key minus query, (query, key)."""
+        q = torch.arange(block.queries.start, block.queries.stop, device=self.device, dtype=self.dtype)
+        k = torch.arange(block.keys.start, block.keys.stop, device=self.device, dtype=self.dtype)
+        return k - q[:, None]
+
+    def function_values(self, block: Block, facts: TextFacts, real: Tensor, off_rest: Tensor) -> Tensor:
+        """_FUNCTIONS without and with resting keys left out, (text, query, key, 2 * function); 0 for padded queries."""
+        same, followed = pair_targets(facts, block.queries, block.keys)
+        distance = self.offsets_of(block).abs().expand(same.shape)
+        similar = torch.zeros_like(distance) if facts.embeddings is None else self.cosines(block, facts)
+        whole = torch.stack([distance, similar, same.to(self.dtype), followed.to(self.dtype)], -1)
+        whole = whole * real[..., None, None]
+        return torch.cat([whole, whole * off_rest[:, None, :, None]], -1)
+
+
+class _Run:
+    """One attention call's sums, tile by tile."""
+
+    def __init__(self, call: AttentionCall, plan: _Plan, names: tuple[str, ...]) -> None:
+        batch, n_heads, n_queries, _ = call.query.shape
+        n_keys, d_value = call.value.shape[2:]
+        self._call, self._plan = call, plan
+        self._values = call.value.to(plan.dtype)
+        # Laid out as the model reads it next: heads side by side in each query's row.
+        rows = torch.zeros(batch, n_queries, n_heads, d_value, dtype=plan.dtype, device=plan.device)
+        self.output = rows.transpose(1, 2)
+        self._totals = Totals(names, batch, n_heads)
+        self._received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=plan.device)
+        # Sum over queries of q times the mass, and of q times the active mass: what signed distances count from.
+        self._from = torch.zeros(2, batch, n_heads, dtype=torch.float64, device=plan.device)
+        places = {"previous_token", "self_token", "next_token", "window"} & set(names)
+        self._wants = {
+            "entropy": bool({"entropy_nats", "relative_entropy"} & set(names)),
+            "ties": (plan.offsets and plan.own_text) or "rarest_token" in names,
+            "band": plan.own_text and (plan.offsets or bool(places)),
+            "functions": plan.own_text and bool(set(_FUNCTIONS) & set(names)),
+            "active": any(name.endswith("_active") for name in names),
+        }
+
+    def add(self, tile: Tile, place: _Place) -> None:
+        """Adds one tile; spends its scores."""
+        block, weights = tile.block, tile.weights
+        if not weights.numel():
+            return
+        self.output[block.texts, :, block.queries] = times_values(weights, self._values[block.texts, :, block.keys])
+        n_texts, n_heads, n_queries, n_keys = weights.shape
+        rows = place.real[:, None, None].expand(n_texts, n_heads, 1, n_queries).reshape(-1, 1, n_queries)
+        received = torch.bmm(rows, weights.view(-1, n_queries, n_keys))
+        self._received[block.texts, :, block.keys] += received.view(n_texts, n_heads, n_keys)
+        self._add_shares_of_mass(tile, place)
+        if self._wants["functions"]:
+            self._add_functions(tile, place)
+        largest = self._largest(weights, place, block)
+        log_sum_exp = tile.log_sum_exp(largest)
+        if self._wants["entropy"]:
+            entropies = tile.entropies(log_sum_exp)
+            self._totals.add("entropy_nats", block.texts, (entropies * place.counted).sum(-1))
+            self._totals.add("relative_entropy", block.texts, (entropies * place.inverse_log).sum(-1))
+        scratch = tile.scores
+        if "rms_distance_tokens" in self._totals and self._plan.own_text:
+            squares = self._plan.offsets_of(block).square_()
+            spread = torch.mul(weights, squares, out=scratch).sum(-1).sqrt_()
+            self._totals.add("rms_distance_tokens", block.texts, (spread * place.counted).sum(-1))
+        if self._wants["ties"]:
+            ties = torch.eq(weights, largest.unsqueeze(-1), out=scratch).sum(-1)
+            self._add_places_of_the_largest(tile, place, largest, ties)
+        elif self._wants["band"]:
+            self._add_places_of_the_largest(tile, place, largest, None)
+
+    def _add_shares_of_mass(self, tile: Tile, place: _Place) -> None:
+        """Mass off resting keys by query: what the `_active` measures count, and what distances count from."""
+        texts, weights = tile.block.texts, tile.weights
+        first = tile.block.queries.start
+        q = torch.arange(first, tile.block.queries.stop, device=weights.device, dtype=weights.dtype)
+        mass = place.counted if self._call.sinks is None else weights.sum(-1) * place.counted
+        self._from[0, texts] += (mass * q).sum(-1)
+        if place.similar is not None:
+            uniform = place.similar[0] if self._call.sinks is None else weights.sum(-1) * place.similar[0]
+            self._totals.add("similar_token", texts, -uniform.sum(-1))
+        if not self._wants["active"]:
+            return
+        active = _times_columns(weights, place.off_rest)
+        self._from[1, texts] += (active * place.counted * q).sum(-1)
+        counts = (active.unsqueeze(-2) @ place.active_defined).squeeze(-2)
+        for i, name in enumerate(place.active_names):
+            self._totals.add(name, texts, None, counts[..., i])
+        if place.similar is not None:
+            self._totals.add("similar_token_active", texts, -(active * place.similar[1]).sum(-1))
+
+    def _add_functions(self, tile: Tile, place: _Place) -> None:
+        block, weights, plan = tile.block, tile.weights, self._plan
+        n_texts, n_heads, n_queries, n_keys = weights.shape
+        flat = weights.view(n_texts, n_heads, n_queries * n_keys)
+        if n_texts > 1:
+            functions = place.functions
+            if functions is None:
+                facts = plan.keys.part(block.texts)
+                functions = plan.function_values(block, facts, place.real, place.off_rest).flatten(1, 2)
+            sums = torch.bmm(flat, functions)
+            for i, name in enumerate((*_FUNCTIONS, *(f"{name}_active" for name in _FUNCTIONS))):
+                if plan.keys.embeddings is not None or not name.startswith("similar_token"):
+                    self._totals.add(name, block.texts, sums[..., i])
+            return
+        heads = flat[0]
+        functions_by_name: dict[str, Tensor] = {"distance_tokens": plan.offsets_of(block).abs_()}
+        if plan.keys.embeddings is not None and "similar_token" in self._totals:
+            cosine = place.cosine
+            functions_by_name["similar_token"] = (
+                plan.cosines(block, plan.keys.part(block.texts))[0] if cosine is None else cosine
+            )
+        if place.pairs is None:
+            same, followed = pair_targets(plan.keys.part(block.texts), block.queries, block.keys)
+            functions_by_name["same_token"] = same[0].to(weights.dtype)
+            functions_by_name["induction"] = followed[0].to(weights.dtype)
+        else:
+            at, worth = place.pairs
+            sums = heads.index_select(1, at) @ worth
+            for i, name in enumerate(("same_token", "induction", "same_token_active", "induction_active")):
+                self._totals.add(name, block.texts, sums[None, :, i])
+        for name, function in functions_by_name.items():
+            worth = function if place.all_real else function * place.real[0, :, None]
+            self._totals.add(name, block.texts, torch.mv(heads, worth.flatten())[None])
+            worth = worth * place.off_rest
+            self._totals.add(f"{name}_active", block.texts, torch.mv(heads, worth.flatten())[None])
+
+    def _largest(self, weights: Tensor, place: _Place, block: Block) -> Tensor:
+        """The largest weight of each query, (text, head, query); adds up max_weight, which leaves the end out."""
+        if place.final is None:
+            largest = weights.amax(-1)
+            without = largest
+        else:
+            at_end = at_key(weights, place.final, block.keys)
+            index = place.final - block.keys.start
+            inside = (index >= 0) & (index < weights.shape[3])
+            index = index.clamp(0, weights.shape[3] - 1)[:, None, None, None].expand(*weights.shape[:3], 1)
+            there = weights.gather(-1, index)
+            weights.scatter_(-1, index, there.masked_fill(inside[:, None, None, None], 0.0))
+            without = weights.amax(-1)
+            weights.scatter_(-1, index, there)
+            largest = torch.maximum(without, at_end)
+        self._totals.add("max_weight", block.texts, (without * place.defined["max_weight"]).sum(-1))
+        return largest
+
+    def _add_places_of_the_largest(self, tile: Tile, place: _Place, largest: Tensor, ties: Tensor | None) -> None:
+        """Weights at the offsets; and where the largest is: at an offset, on the rarest token."""
+        texts, weights = tile.block.texts, tile.weights
+        shared = None if ties is None else ties.clamp_(min=1).reciprocal_()
+        if place.rarest is not None and shared is not None and "rarest_token" in self._totals:
+            hits = at_key(weights, place.rarest, tile.block.keys) == largest
+            self._totals.add("rarest_token", texts, (hits * shared * place.defined["rarest_token"]).sum(-1))
+        if not self._wants["band"]:
+            return
+        band = weights.gather(-1, place.band_index.expand(*weights.shape[:2], -1, -1))
+        if self._plan.offsets and shared is not None:
+            hits = torch.eq(band, largest.unsqueeze(-1)) * shared.unsqueeze(-1)
+            self._totals.add_offsets(texts, (hits * place.band).sum(2), place.band.sum(2))
+        for ending, valid in (("", place.band), ("_active", place.band_active)):
+            sums = (band * valid).sum(2)
+            for name, offset in (("previous_token", -1), ("self_token", 0), ("next_token", 1)):
+                self._totals.add(name + ending, texts, sums[..., offset + REACH])
+            near = slice(REACH - WINDOW, REACH + WINDOW + 1)
+            self._totals.add(f"window{ending}", texts, sums[..., near].sum(-1))
+
+    def finish(self, factor: Tensor | None) -> tuple[Totals, Totals]:
+        """Adds what follows from the mass that keys received, and the counts; returns heads' and uniform totals."""
+        plan, totals = self._plan, self._totals
+        whole = slice(0, self._received.shape[0])
+        for name, column in plan.columns.items():
+            totals.add(name, whole, (self._received @ column.unsqueeze(-1)).squeeze(-1))
+        if plan.own_text:
+            places = torch.arange(self._received.shape[2], device=plan.device, dtype=torch.float64)
+            totals.add("signed_distance_tokens", whole, self._received @ places - self._from[0])
+            active = plan.columns["active"] * places
+            signed = (self._received @ active.unsqueeze(-1)).squeeze(-1) - self._from[1]
+            totals.add("signed_distance_tokens_active", whole, signed)
+        uniform = plan.uniform.copy()
+        # Other counts than those of `_active` are no matter of the head: uniform attention's are everybody's.
+        totals.take_counts(uniform)
+        finish(totals, uniform, plan.keys, self._received, plan.evenly, plan.counted, self._call.value, factor)
+        return totals, uniform
+
+
+def _times_columns(weights: Tensor, column: Tensor) -> Tensor:
+    """Sum over keys of weights times a number a key, (text, head, query)."""
+    if weights.shape[0] == 1:
+        return torch.mv(weights.view(-1, weights.shape[3]), column[0]).view(weights.shape[:3])
+    return (weights * column[:, None, None]).sum(-1)

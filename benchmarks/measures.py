@@ -1,0 +1,208 @@
+"""All head measures on minilm: the Sums probe against the plain forward, and against dense weights, in turn.
+
+For texts of about 500 tokens and of about 25: seconds of the plain scaled-dot-product forward, of the same with every
+measure on, and of batched eager attention with the same measures from its dense weights. The last line is JSON.
+
+usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2]
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from attnscope.core.attention import attend
+from attnscope.core.measures import MEASURES, OFFSETS, TextFacts, output_factor
+from attnscope.core.sums import Sums
+from attnscope.models import load
+from attnscope.models.model import Batch
+
+SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
+N_HEADS = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=40_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--without-dense", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = load("minilm", engine="native")
+    ids, punctuation = story(model, options.tokens)
+    network = model._network
+    factors = {
+        ("encoder", i): output_factor(layer.attention.out_proj.weight, N_HEADS) for i, layer in enumerate(network.layers)
+    }
+    table = torch.nn.functional.normalize(network.word.weight, dim=-1)
+    result = {"benchmark": "measures", "tokens": options.tokens, "threads": options.threads, "measures": len(MEASURES)}
+    for length, per_batch in ((500, 16), (25, 160)):
+        batches = cut(ids, punctuation, length, per_batch, table)
+        times = race(model, batches, factors, options.runs, dense=not options.without_dense)
+        result[f"texts_of_{length}"] = summary(times, length)
+    print(json.dumps(result))
+
+
+def story(model, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Alice over and over, as token numbers, and which of them are punctuation."""
+    pieces = [model.tokenizer.encode(line) for line in SAMPLE.read_text("utf-8").splitlines() if line.strip()]
+    ids = np.concatenate([piece.ids[~piece.special] for piece in pieces])
+    marks = np.concatenate([
+        [not any(c.isalnum() for c in label) for label, added in zip(piece.labels, piece.special, strict=True) if not added]
+        for piece in pieces
+    ])  # fmt: skip
+    times = -(-n_tokens // len(ids))
+    return torch.tensor(np.tile(ids, times)), torch.tensor(np.tile(marks, times))
+
+
+def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> list[tuple[Batch, TextFacts]]:
+    """Texts of the length, or up to a tenth shorter, [CLS] and [SEP] included, sorted by length into batches."""
+    generator = torch.Generator().manual_seed(0)
+    texts, start = [], 0
+    while start < len(ids):
+        inner = length - 2 - int(torch.randint(0, length // 10 + 1, (1,), generator=generator))
+        texts.append((ids[start : start + inner], punctuation[start : start + inner]))
+        start += inner
+    texts.sort(key=lambda text: len(text[0]))
+    counts = torch.bincount(ids, minlength=len(table)).clamp(min=1)
+    log_frequency = (counts / len(ids)).log()
+    made = []
+    for first in range(0, len(texts), per_batch):
+        group = texts[first : first + per_batch]
+        n = max(len(text) for text, _ in group) + 2
+        padded, marks = torch.zeros(len(group), n, dtype=torch.int64), torch.zeros(len(group), n, dtype=torch.bool)
+        real = torch.zeros_like(marks)
+        for row, (text, mark) in enumerate(group):
+            padded[row, : len(text) + 2] = torch.cat([torch.tensor([101]), text, torch.tensor([102])])
+            marks[row, 1 : len(text) + 1] = mark
+            real[row, : len(text) + 2] = True
+        cls, sep = padded == 101, padded == 102
+        rarity = log_frequency[padded].masked_fill(~real | cls | sep, 0.0)
+        facts = TextFacts(
+            real=real, special=cls | sep, ids=padded, cls=cls, sep=sep, punctuation=marks,
+            log_frequency=rarity, embeddings=table[padded], rarest=rarity.argmin(1),
+        )  # fmt: skip
+        made.append((Batch(padded, real), facts))
+    return made
+
+
+def race(model, batches, factors, runs: int, *, dense: bool) -> dict[str, list[float]]:
+    def plain(batch: Batch, _: TextFacts) -> None:
+        model.run(batch, attend)
+
+    def measured(batch: Batch, facts: TextFacts) -> None:
+        model.run(batch, Sums(facts, output_projections=factors))
+
+    def from_weights(batch: Batch, facts: TextFacts) -> None:
+        model.run(batch, Dense(facts, factors))
+
+    rivals = {"plain": plain, "sums": measured} | ({"dense": from_weights} if dense else {})
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for run in range(runs + 1):  # the first round warms up and is not counted
+        for name in rivals:
+            times[name].append(0.0)
+        for batch, facts in batches:  # batch by batch in turn: who else uses the machine slows all alike
+            for name, forward in rivals.items():
+                started = time.perf_counter()
+                with torch.no_grad():
+                    forward(batch, facts)
+                times[name][run] += time.perf_counter() - started
+    return {name: elapsed[1:] for name, elapsed in times.items()}
+
+
+def summary(times: dict[str, list[float]], length: int) -> dict[str, float]:
+    found = {f"{name}_s": round(statistics.median(elapsed), 3) for name, elapsed in times.items()}
+    ratios = [ours / plain for ours, plain in zip(times["sums"], times["plain"], strict=True)]
+    found["sums_over_plain"] = round(statistics.median(ratios), 3)
+    found["sums_over_plain_of_fastest"] = round(min(times["sums"]) / min(times["plain"]), 3)
+    if "dense" in times:
+        gains = [dense / ours for ours, dense in zip(times["sums"], times["dense"], strict=True)]
+        found["dense_over_sums"] = round(statistics.median(gains), 3)
+    print(f"texts of {length}: {found}", flush=True)
+    return found
+
+
+class Dense:
+    """The rival: attention as transformers' eager one computes it, weights whole, and every measure from them.
+
+    What depends on the texts alone is worked out once a batch, and everything is batched.
+    """
+
+    def __init__(self, facts: TextFacts, factors) -> None:
+        self.facts, self.factors, self.shared = facts, factors, None
+        self.sums: dict[int, dict[str, torch.Tensor]] = {}
+
+    def prepare(self) -> dict[str, torch.Tensor]:
+        facts, n = self.facts, self.facts.real.shape[1]
+        real = facts.real.float()
+        place = torch.arange(n)
+        offset = (place - place[:, None]).float()
+        equal = (facts.ids[:, :, None] == facts.ids[:, None]) & facts.real[:, None] & facts.real[:, :, None]
+        same = equal & (place != place[:, None])
+        follow = torch.zeros_like(equal)
+        follow[:, :, 1:] = equal[:, :, :-1]
+        follow &= place < place[:, None]
+        off = real * ~facts.resting
+        columns = {
+            "resting": facts.resting.float(), "first_token": facts.first.float(), "cls": facts.cls.float(),
+            "sep": facts.sep.float(), "special": facts.special.float(), "punctuation": facts.punctuation.float(),
+            "rarity": -facts.log_frequency * real,
+        }  # fmt: skip
+        pairs = {
+            "previous_token": offset == -1, "self_token": offset == 0, "next_token": offset == 1,
+            "window": offset.abs() <= 3, "distance_tokens": offset.abs(), "signed_distance_tokens": offset,
+            "same_token": same, "induction": follow, "similar_token": facts.embeddings @ facts.embeddings.mT,
+        }  # fmt: skip
+        return {
+            "real": real, "off": off, "squares": offset.square(),
+            "bias": torch.where(facts.real, 0.0, torch.finfo(torch.float32).min)[:, None, None],
+            "columns": torch.stack(list(columns.values()), -1)[:, None],
+            "pairs": torch.stack([pair.float().expand(len(real), n, n) for pair in pairs.values()], -1),
+            "log": real.sum(1).log()[:, None],
+        }  # fmt: skip
+
+    def __call__(self, call) -> torch.Tensor:
+        if self.shared is None:
+            self.shared = self.prepare()
+        given, facts = self.shared, self.facts
+        weights = (call.query @ call.key.mT * call.scale + given["bias"]).softmax(-1)
+        output = weights @ call.value
+        real, off = given["real"][:, None], given["off"][:, None]
+        found: dict[str, torch.Tensor] = {}
+        entropy = torch.special.entr(weights).sum(-1)
+        found["entropy"] = (entropy * real).sum(-1)
+        found["relative"] = (entropy * real).sum(-1) / given["log"]
+        largest = weights.amax(-1)
+        ends = facts.final_special[:, None, None, None].expand(*weights.shape[:3], 1)
+        found["max_weight"] = (weights.scatter(-1, ends, 0.0).amax(-1) * real).sum(-1)
+        found["columns"] = ((weights @ given["columns"]) * real[..., None]).sum(2)
+        found["active"] = ((weights * off[:, :, None]).sum(-1) * real).sum(-1)
+        queries = weights * real[..., None]
+        # One by one: all at once take an array of ten times the weights.
+        for i, pair in enumerate(given["pairs"].unbind(-1)):
+            found[f"pair {i}"] = (queries * pair[:, None]).sum((-1, -2))
+            found[f"pair {i} active"] = (queries * (pair * given["off"][:, None])[:, None]).sum((-1, -2))
+        found["rms"] = (queries * given["squares"]).sum(-1).sqrt().sum(-1)
+        n = weights.shape[-1]
+        hits = queries == largest[..., None]
+        for o in OFFSETS:
+            if abs(o) < n:
+                found[f"offset {o}"] = hits.diagonal(o, -2, -1).sum(-1)
+        rarest = facts.rarest[:, None, None, None].expand(*weights.shape[:3], 1)
+        found["rarest"] = hits.gather(-1, rarest).sum((-1, -2))
+        received = queries.sum(2)
+        found["received"] = received.amax(-1)
+        found["values"] = (received * call.value.norm(dim=-1)).sum(-1)
+        norms = (call.value @ self.factors[call.kind, call.layer].mT).norm(dim=-1)
+        found["outputs"] = (received * norms).sum(-1)
+        self.sums[call.layer] = found
+        return output
+
+
+if __name__ == "__main__":
+    main()
