@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]
 """x, y, width, height in pixels."""
 
-_EMPTY = "#f3f3f3"
+_EMPTY, _UNKNOWN = "#f3f3f3", "#dcdcdc"
 _TRACK, _RESTING = "#ffffff", "#4d4d4d"
 _ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
 _LEFT_PX = 50  # for the layers' names
@@ -37,6 +37,7 @@ _TOP_PX = layout.MARGIN_PX + 62
 _KIND_PX = 54
 _HEAD_NAMES_PX = 26
 _FOOTER_GAP_PX = 26
+_UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
 
 def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
@@ -300,7 +301,7 @@ def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: flo
     needs = f"{printable(facts.measure)} ≥ {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
     heads = _heads(count.n_heads)
     if count.n_strongest < count.n_heads:
-        heads += f", strongest in {count.n_strongest}" if count.n_strongest else ", never the strongest"
+        heads += f", strongest in {count.n_strongest}" if count.n_strongest else ", never strongest"
     name = lettering.fit(label(count.role), layout.PANEL_TITLE_PX, room * 0.55)
     lines = (*lines, *([lettering.fit(needs, layout.CAPTION_PX, room)] if needs else []))
     return Entry(mark, name, heads, lines)
@@ -333,7 +334,7 @@ def _atlas_notes(findings: Findings) -> list[str]:
             f"a role is given where its value is above threshold and baseline at a false discovery rate of "
             f"{findings.options['level']:g}"
         )
-    return [*said, *heads_summary.notes(findings)]
+    return [*said, *heads_summary.role_notes(findings), *heads_summary.corpus_notes(findings)]
 
 
 # -- measures
@@ -348,12 +349,14 @@ class Scale:
         high: The value of the last colour: the largest of all heads and of uniform attention.
         cmap: Name of the colormap.
         uniform: Least and largest value under uniform attention; NaN where none is known.
+        known: Whether any value is defined; else there is nothing to scale.
     """
 
     low: float
     high: float
     cmap: str
     uniform: tuple[float, float]
+    known: bool
 
     def share(self, value: float) -> float:
         """How far along the colours a value is, 0 to 1."""
@@ -380,8 +383,8 @@ def scale_of(findings: Findings, measure: str) -> Scale:
     extent = max((abs(value) for value in (*values, *uniform)), default=0.0) or 1.0
     spread = (min(uniform), max(uniform)) if uniform else (math.nan, math.nan)
     if min((*values, *uniform), default=0.0) < 0:
-        return Scale(-extent, extent, _TWO_WAYS, spread)
-    return Scale(0.0, extent, _ONE_WAY, spread)
+        return Scale(-extent, extent, _TWO_WAYS, spread, bool(values))
+    return Scale(0.0, extent, _ONE_WAY, spread, bool(values))
 
 
 def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Canvas:
@@ -406,8 +409,8 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     said = [
         "rows: layers, columns: heads",
         "each map has its own colours, from 0 to the largest value of any head or of uniform attention",
-        "▲ uniform: the value of a head that attends to all keys that the mask allows alike",
-        *heads_summary.notes(findings),
+        *([_UNIFORM] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
+        *heads_summary.corpus_notes(findings),
     ]
     if _any_undefined(findings):
         said.append("grey: undefined")
@@ -428,7 +431,7 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
             for line_number, line in enumerate(meanings[name]):
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
             corner = (x + left, y + above)
-            page.map(corner, findings.grid(kind, name), (cell_w, cell_h), scale)
+            page.map(corner, findings, kind, name, (cell_w, cell_h), scale)
             page.sides(corner, shape, (cell_w, cell_h), size_px=11.0)
             bar = (x + left, corner[1] + shape[0] * cell_h + 12, shape[1] * cell_w, 9)
             page.scale(bar, scale, size_px=11.0, most=3)
@@ -458,12 +461,12 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
         and cell_h >= 44
         and any(measure in head.measures and math.isfinite(head.measures[measure].low) for head in findings.heads)
     )
-    said = ["▲ uniform: the value of a head that attends to all keys that the mask allows alike"]
+    said = [_UNIFORM] if math.isfinite(scale.uniform[0]) else []
     if intervals:
         said.append("small numbers: ± half the width of the 95% interval")
     if _any_undefined(findings, measure):
         said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
-    said += heads_summary.notes(findings)
+    said += heads_summary.corpus_notes(findings)
     footer = _wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bar_y + 72
     page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
@@ -475,7 +478,7 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     page.head(f"{_model(findings)} · {printable(measure)}{unit}", subtitle)
     for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
         corner = (layout.MARGIN_PX + _LEFT_PX, top)
-        page.map(corner, findings.grid(kind, measure), (cell_w, cell_h), scale)
+        page.map(corner, findings, kind, measure, (cell_w, cell_h), scale)
         page.sides(corner, shape, (cell_w, cell_h))
         if several:
             page.write(layout.MARGIN_PX, top - 48, f"{_kind(kind)} attention", 17, ha="left", weight="bold")
@@ -578,7 +581,6 @@ class _Page(Canvas):
                     codes.append(kinds)
             path = Outline(np.concatenate(vertices), np.concatenate(codes))
             self.axes.add_artist(PathPatch(path, facecolor=color, edgecolor="none", zorder=3))
-        self.written = [*getattr(self, "written", ()), *numbers]
 
     def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:
         """Frames on the edges of boxes."""
@@ -604,19 +606,31 @@ class _Page(Canvas):
             self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
 
     def map(
-        self, corner: tuple[float, float], values: NDArray[np.float64], cell: tuple[int, int], scale: Scale
+        self,
+        corner: tuple[float, float],
+        findings: Findings,
+        kind: str,
+        measure: str,
+        cell: tuple[int, int],
+        scale: Scale,
     ) -> None:
-        """Coloured cells, (layer, head)."""
+        """Coloured cells of the heads that there are, (layer, head); grey where the measure is undefined."""
         cmap = _colormap(scale)
         gap = 2 if min(cell) >= 24 else 1
         boxes, colors = [], []
-        for (layer, head), value in np.ndenumerate(values):
-            boxes.append((corner[0] + head * cell[0], corner[1] + layer * cell[1], cell[0] - gap, cell[1] - gap))
-            colors.append(_hex(cmap, scale.share(value)) if math.isfinite(value) else "#dcdcdc")
+        values = findings.grid(kind, measure)
+        for head in findings.heads:
+            if head.kind == kind:
+                value = float(values[head.layer, head.head])
+                left, top = corner[0] + head.head * cell[0], corner[1] + head.layer * cell[1]
+                boxes.append((left, top, cell[0] - gap, cell[1] - gap))
+                colors.append(_hex(cmap, scale.share(value)) if math.isfinite(value) else _UNKNOWN)
         self.fill(boxes, colors)
 
     def scale(self, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
         """The colour bar with its numbers."""
+        if not scale.known:
+            return
         x, y, width, height = bar
         self.image(bar, _colormap(scale), moving=False).set_data(np.linspace(0, 1, 256)[None])
         self.frames([bar])
@@ -631,7 +645,7 @@ class _Page(Canvas):
         """A triangle under the bar where uniform attention is, and its value beside the bar or below."""
         x, y, width, height = bar
         unit = f" {printable(unit)}" if unit else ""
-        if not math.isfinite(scale.uniform[0]):
+        if not (scale.known and math.isfinite(scale.uniform[0])):
             return
         middle = sum(scale.uniform) / 2
         at = x + width * scale.share(middle)
@@ -664,7 +678,7 @@ def _texts(findings: Findings) -> list[str]:
     measures = [t for n in findings.measure_names for t in (n, findings.measure_facts(n).what)]
     units = [findings.measure_facts(name).unit for name in findings.measure_names]
     glyphs = [mark.glyph + mark.glyph.lower() for mark in marks.values()]
-    said = [_model(findings), heads_summary.corpus_line(findings), *findings.kinds, *heads_summary.notes(findings)]
+    said = [_model(findings), heads_summary.corpus_line(findings), *findings.kinds, *heads_summary.role_notes(findings)]
     return [printable(text, 400) for text in (*roles, *measures, *units, *glyphs, *said)]
 
 
@@ -682,7 +696,11 @@ def _heads(n: int) -> str:
 
 def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
     names = findings.measure_names if measure is None else (measure,)
-    return any(not np.isfinite(findings.grid(kind, name)).all() for kind in findings.kinds for name in names)
+    return any(
+        name not in head.measures or not math.isfinite(head.measures[name].value)
+        for head in findings.heads
+        for name in names
+    )
 
 
 @lru_cache(maxsize=4096)

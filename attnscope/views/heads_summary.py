@@ -159,16 +159,11 @@ def corpus_line(findings: Findings) -> str:
     return ", ".join(parts) + (": " if parts and named else "") + ", ".join(named)
 
 
-def notes(findings: Findings) -> list[str]:
-    """What a reader must know about findings beside the heads: one sentence each."""
+def role_notes(findings: Findings) -> list[str]:
+    """What a reader of roles must know beside them: one sentence each."""
     said = []
     if any(role.tentative for head in findings.heads for role in head.roles):
         said.append("tentative (small letter): a role that rests on its value alone, as so few texts give no interval")
-    if findings.corpus.get("complete") is False:
-        said.append("it was stopped early: these are the texts up to there")
-    problems = findings.corpus.get("problems")
-    if isinstance(problems, Sequence) and problems:
-        said.append(f"left out: {len(problems)} {'source' if len(problems) == 1 else 'sources'} that could not be read")
     if findings.control:
         held = Counter(name for head in findings.control for name in {role.name for role in head.roles})
         found = [f"{n} {label(name)}" for name, n in held.most_common()]
@@ -176,4 +171,15 @@ def notes(findings: Findings) -> list[str]:
         found += [f"{n_none} unclassified"] if n_none else []
         control = f"untrained control (random weights, same texts), {len(findings.control)} heads"
         said.append(f"{control}: {', '.join(found)}")
+    return said
+
+
+def corpus_notes(findings: Findings) -> list[str]:
+    """What is amiss with the texts: one sentence each."""
+    said = []
+    if findings.corpus.get("complete") is False:
+        said.append("it was stopped early: these are the texts up to there")
+    problems = findings.corpus.get("problems")
+    if isinstance(problems, Sequence) and problems:
+        said.append(f"left out: {len(problems)} {'source' if len(problems) == 1 else 'sources'} that could not be read")
     return said

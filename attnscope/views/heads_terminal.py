@@ -82,7 +82,8 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
         parts.append(Text(_explanation(findings, [count.role for count in found]), style="dim"))
     if left_out:
         parts.append(Text(f"not shown in {console.width} columns: {', '.join(left_out)}", style="dim"))
-    said = [heads_summary.corpus_line(findings), *heads_summary.notes(findings)]
+    said = [heads_summary.corpus_line(findings), *heads_summary.role_notes(findings)]
+    said += heads_summary.corpus_notes(findings)
     parts += [Text(line, style="dim") for line in said if line]
     return Group(*parts)
 
@@ -204,7 +205,8 @@ def _legend(findings: Findings, marks: Mapping[str, Mark]) -> RenderableType:
         entry = _role_name(count.role, marks)
         entry.append(f" {count.n_heads}", style="bold")
         if count.n_strongest < count.n_heads:
-            entry.append(f", strongest in {count.n_strongest}", style="dim")
+            strongest = f"strongest in {count.n_strongest}" if count.n_strongest else "never strongest"
+            entry.append(f", {strongest}", style="dim")
         entries.append(entry)
     if n_none := len(heads_summary.unclassified(findings.heads)):
         entry = Text(f" {UNCLASSIFIED} ", style="dim")
@@ -277,7 +279,7 @@ def _fitting(columns: list[_Column], width: int) -> tuple[list[_Column], list[st
 def _having(findings: Findings, name: str) -> list[tuple[Head, Role]]:
     """The heads that have a role, the largest value first."""
     found = [(head, role) for head in findings.heads for role in head.roles if role.name == name]
-    return sorted(found, key=lambda pair: -pair[1].value)
+    return sorted(found, key=lambda pair: -pair[1].value if math.isfinite(pair[1].value) else math.inf)
 
 
 def _head_name(head: Head, findings: Findings) -> str:
