@@ -118,7 +118,7 @@ class MeasureFacts:
 
     Attributes:
         what: Its definition in a few words; empty if the record does not say.
-        unit: Such as "nats" or "tokens"; empty for a share or where the record does not say.
+        unit: Such as "nats", "tokens" or "share"; empty where the record does not say.
         low: Its least possible value; NaN where it has no bound or the record does not say.
         high: Its largest possible value.
     """
@@ -183,13 +183,15 @@ class Findings:
         )
 
     def measure_facts(self, measure: str) -> MeasureFacts:
-        """What the record says about a measure in `options`; of an `_active` one, what it says about the whole one."""
-        told = _told(self.options, "measures", measure)
+        """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""
+        told, beside = _told(self.options, "measures", measure), ""
         if not told and measure.endswith("_active"):
             told = _told(self.options, "measures", measure.removesuffix("_active"))
+            beside = " (of what does not rest)"
+        what = _words(told.get("what"))
         bounds = told.get("range")
         low, high = bounds if isinstance(bounds, Sequence) and len(bounds) == 2 else (None, None)
-        return MeasureFacts(_words(told.get("what")), _words(told.get("unit")), _bound(low), _bound(high))
+        return MeasureFacts(what and what + beside, _words(told.get("unit")), _bound(low), _bound(high))
 
     def as_json(self) -> dict[str, Any]:
         """All but the sums as plain JSON values; NaN and infinities become null."""

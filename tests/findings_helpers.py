@@ -29,17 +29,17 @@ ROLES = {
 # measure: (what, unit, least, largest, uniform's value)
 MEASURES: dict[str, tuple[str, str, float | None, float | None, float]] = {
     "entropy_nats": ("entropy of the attention weights", "nats", 0, None, 3.3),
-    "relative_entropy": ("entropy over ln of the keys that the mask allows", "", 0, 1, 1.0),
-    "max_weight": ("largest weight of a query, special tokens left out", "", 0, 1, 0.03),
+    "relative_entropy": ("entropy over ln of the keys that the mask allows", "share", 0, 1, 1.0),
+    "max_weight": ("largest weight of a query, special tokens left out", "share", 0, 1, 0.03),
     "distance_tokens": ("mean distance to the key", "tokens", 0, None, 11.4),
     "signed_distance_tokens": ("mean signed distance, negative = to the left", "tokens", None, None, 0.0),
     **{
-        name: (what, "", -1 if name == "similar_token" else 0, 1, uniform)
+        name: (what, "share", -1 if name == "similar_token" else 0, 1, uniform)
         for name, (_, uniform, what) in ROLES.items()
         if name not in ("diffuse", "sink", "delimiter", "rare")
     },
-    "previous_token_active": ("the same without the resting keys", "", 0, 1, 0.04),
-    "punctuation": ("mass on punctuation", "", 0, 1, 0.09),
+    "previous_token_active": ("the same without the resting keys", "share", 0, 1, 0.04),
+    "punctuation": ("mass on punctuation", "share", 0, 1, 0.09),
 }
 
 

@@ -157,7 +157,9 @@ def test_facts_come_from_the_options() -> None:
     assert record.measure_facts("entropy_nats").unit == "nats"
     assert record.measure_facts("entropy_nats").low == 0
     assert math.isnan(record.measure_facts("entropy_nats").high)
-    assert record.measure_facts("local_active") == record.measure_facts("local")
+    active = record.measure_facts("local_active")
+    assert active.what == "attends within 3 tokens (of what does not rest)"
+    assert (active.unit, active.low, active.high) == ("share", 0, 1)
     facts = record.role_facts("induction")
     assert (facts.measure, facts.threshold) == ("induction", 0.4)
     assert facts.what.startswith("attends to what followed")

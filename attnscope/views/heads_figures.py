@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.findings import Findings, Head
 from attnscope.records import write_whole
 from attnscope.views import heads_summary, layout
-from attnscope.views.canvas import FAINT, INK, Canvas, png
+from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, png
 from attnscope.views.figures import FIGURE_FORMATS
 from attnscope.views.heads_summary import Mark, ink_on, label, number, printable
 from attnscope.views.lettering import BASE_FAMILY, Lettering, lettering_for
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Box = tuple[float, float, float, float]
 """x, y, width, height in pixels."""
+
+Fashion = Literal["plain", "bold", "italic"]
 
 _EMPTY, _UNKNOWN = "#f3f3f3", "#dcdcdc"
 _TRACK, _RESTING = "#ffffff", "#4d4d4d"
@@ -63,10 +65,11 @@ def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png"
     if not findings.heads:
         raise AttnscopeError("these findings are about no heads", "so there is nothing to draw")
     written = []
-    for stem, page in pages(findings):
-        for wanted in formats:
-            content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-            written.append(write_whole(Path(folder) / f"{stem}.{wanted}", content))
+    with as_shipped():
+        for stem, page in pages(findings):
+            for wanted in formats:
+                content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
+                written.append(write_whole(Path(folder) / f"{stem}.{wanted}", content))
     return written
 
 
@@ -173,7 +176,12 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
         top = _TOP_PX + (_HEAD_NAMES_PX if beside else 0) if beside else bottom + 34
         columns = 1 if beside else max(1, (width - 2 * layout.MARGIN_PX) // 480)
         legend = _legend(findings, marks, (left, top, width - layout.MARGIN_PX - left), columns, lettering)
-        low = max([bottom, *(y + entry.height_px for _, y, entry in legend)])
+        lowest = max((y + entry.height_px for _, y, entry in legend), default=0.0)
+        if beside:
+            # Cells may grow as tall as the legend is, but stay broader than tall.
+            cell_h = max(cell_h, min(round(cell_w * 0.95), 100, int(lowest - _TOP_PX - around) // n_layers))
+            bottom = _TOP_PX + around + n_layers * cell_h
+        low = max(bottom, lowest)
         choices.append((width * low, beside, (cell_w, cell_h), width, low, legend))
     _, _, cell, width, low, legend = min(choices, key=lambda choice: choice[:2])
     tops, at = [], _TOP_PX
@@ -232,7 +240,7 @@ def _cell(head: Head, top: int, size: tuple[int, int], marks: Mapping[str, Mark]
 
 
 def _glyph_px(box: Box) -> float:
-    return min(box[3] * 0.36, 26.0)
+    return min(box[3] * 0.32, 26.0)
 
 
 def _further_px(box: Box) -> float:
@@ -244,25 +252,28 @@ def _draw_cells(page: _Page, cells: Sequence[Cell]) -> None:
     squares: list[tuple[Box, str]] = []
     tracks: list[Box] = []
     bars: list[Box] = []
+    numbers: list[Number] = []
     for cell in cells:
         x, y, width, height = cell.box
         pad, glyph_px, small = width * 0.07, _glyph_px(cell.box), _further_px(cell.box)
         if not cell.value:
-            page.write(x + width / 2, y + height * 0.45, cell.glyph, glyph_px * 1.4, ha="center", color=FAINT)
+            numbers.append(Number(x + width / 2, y + height * 0.42, cell.glyph, glyph_px * 1.4, cell.ink))
         else:
-            page.write(x + pad, y + height * 0.25, cell.glyph, glyph_px, ha="left", weight="bold", color=cell.ink)
-            slant: dict[str, Any] = {"style": "italic"} if cell.active else {}
+            left = x + pad + glyph_px * 0.39
+            numbers.append(Number(left, y + height * 0.25, cell.glyph, glyph_px, cell.ink, "bold"))
             size = min(height * 0.27, width * 0.27, 19.0)
-            page.write(x + width / 2, y + height * 0.61, cell.value, size, ha="center", color=cell.ink, **slant)
+            fashion: Fashion = "italic" if cell.active else "plain"
+            numbers.append(Number(x + width / 2, y + height * 0.6, cell.value, size, cell.ink, fashion))
         for place, (letter, mark) in enumerate(reversed(cell.further)):
             left, upper = x + width - pad - small - place * (small + 2), y + height * 0.25 - small / 2
             color = mark.color if mark else "#ffffff"
             squares.append(((left, upper, small, small), color))
-            page.write(left + small / 2, upper + small / 2, letter, small * 0.72, ha="center", color=ink_on(color))
+            numbers.append(Number(left + small / 2, upper + small / 2, letter, small * 0.72, ink_on(color)))
         if math.isfinite(cell.resting):
             track = (x + pad, y + height * 0.84, width - 2 * pad, max(3.0, height * 0.07))
             tracks.append(track)
             bars.append((*track[:2], track[2] * min(1.0, max(0.0, cell.resting)), track[3]))
+    page.numbers(numbers)
     page.fill(tracks, [_TRACK] * len(tracks))
     page.fill(bars, [_RESTING] * len(bars))
     page.outline(tracks, _RESTING, 0.7)
@@ -345,7 +356,8 @@ class Scale:
     """How a measure is coloured.
 
     Attributes:
-        low: The value of the first colour: 0, or minus `high` where values are negative.
+        low: The value of the first colour: 0, minus `high` where values are negative, or a round number below all
+            values where those are all far from 0.
         high: The value of the last colour: the largest of all heads and of uniform attention.
         cmap: Name of the colormap.
         uniform: Least and largest value under uniform attention; NaN where none is known.
@@ -371,8 +383,11 @@ class Scale:
     @property
     def ticks(self) -> tuple[float, ...]:
         """Round numbers on the scale."""
-        up = layout.nice_ticks(self.high)
-        return up if self.low == 0 else (*(-tick for tick in reversed(up[1:])), *up)
+        steps = layout.nice_ticks(self.high - max(self.low, 0.0))
+        if self.low < 0:
+            return (*(-tick for tick in reversed(steps[1:])), *steps)
+        first = math.ceil(self.low / steps[1] - 1e-9) * steps[1]
+        return tuple(round(first + step, 12) for step in steps if first + step <= self.high * 1.0001)
 
 
 def scale_of(findings: Findings, measure: str) -> Scale:
@@ -384,7 +399,11 @@ def scale_of(findings: Findings, measure: str) -> Scale:
     spread = (min(uniform), max(uniform)) if uniform else (math.nan, math.nan)
     if min((*values, *uniform), default=0.0) < 0:
         return Scale(-extent, extent, _TWO_WAYS, spread, bool(values))
-    return Scale(0.0, extent, _ONE_WAY, spread, bool(values))
+    least, low = min((*values, *uniform), default=0.0), 0.0
+    if least > extent / 2 and least < extent:
+        step = layout.nice_ticks(extent - least)[1]
+        low = max(0.0, math.floor(least / step) * step)
+    return Scale(low, extent, _ONE_WAY, spread, bool(values))
 
 
 def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Canvas:
@@ -399,7 +418,7 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
     pitch_x = (width - 2 * layout.MARGIN_PX + gap) // columns
     room = pitch_x - gap
-    meanings = {name: _two_lines(findings.measure_facts(name).what, room, lettering) for name in scales}
+    meanings = {name: _two_lines(_meaning(findings, name), room, lettering) for name in scales}
     above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 76
     at, tops = float(_TOP_PX), []
     for layers, _ in shapes:
@@ -408,7 +427,7 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
         at += -(-len(scales) // columns) * (above + layers * cell_h + below)
     said = [
         "rows: layers, columns: heads",
-        "each map has its own colours, from 0 to the largest value of any head or of uniform attention",
+        "each map has its own colours: the bar below it tells which",
         *([_UNIFORM] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
         *heads_summary.corpus_notes(findings),
     ]
@@ -425,7 +444,6 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
         for place, (name, scale) in enumerate(scales.items()):
             x = layout.MARGIN_PX + place % columns * pitch_x
             y = top + place // columns * (above + shape[0] * cell_h + below)
-            facts = findings.measure_facts(name)
             title = lettering.fit(printable(name), layout.PANEL_TITLE_PX, room * 0.88)
             page.write(x, y + 8, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
             for line_number, line in enumerate(meanings[name]):
@@ -435,7 +453,7 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
             page.sides(corner, shape, (cell_w, cell_h), size_px=11.0)
             bar = (x + left, corner[1] + shape[0] * cell_h + 12, shape[1] * cell_w, 9)
             page.scale(bar, scale, size_px=11.0, most=3)
-            page.uniform(bar, scale, size_px=11.0, room=(x, x + room), unit=facts.unit)
+            page.uniform(bar, scale, size_px=11.0, room=(x, x + room))
     page.foot(math.ceil(at), footer)
     return page
 
@@ -470,12 +488,10 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     footer = _wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bar_y + 72
     page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
-    facts = findings.measure_facts(measure)
-    unit = f" ({printable(facts.unit)})" if facts.unit else ""
-    meaning = printable(facts.what, 400)
+    meaning = printable(findings.measure_facts(measure).what, 400)
     corpus = heads_summary.corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
-    page.head(f"{_model(findings)} · {printable(measure)}{unit}", subtitle)
+    page.head(f"{_model(findings)} · {heads_summary.title_of(findings, measure)}", subtitle)
     for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
         corner = (layout.MARGIN_PX + _LEFT_PX, top)
         page.map(corner, findings, kind, measure, (cell_w, cell_h), scale)
@@ -485,26 +501,28 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     if numbers:
         lefts = layout.MARGIN_PX + _LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
-        page.numbers(_numbers(findings, measure, scale, corners, (cell_w, cell_h), intervals))
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals))
     bar = (layout.MARGIN_PX + _LEFT_PX, bar_y, 420, 14)
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
-    page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=(layout.MARGIN_PX, width), unit=facts.unit)
+    unit = heads_summary.unit_of(findings, measure)
+    page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=(layout.MARGIN_PX, width), unit=unit)
     page.foot(footer_y, footer)
     return page
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a cell: its middle, what it says, how large, and in which colour."""
+    """A number or letter in a cell: its middle, what it says, how large, in which colour and fashion."""
 
     x: float
     y: float
     text: str
     size_px: float
     color: str
+    fashion: Fashion = "plain"
 
 
-def _numbers(
+def numbers_of(
     findings: Findings,
     measure: str,
     scale: Scale,
@@ -540,7 +558,9 @@ def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
 
 
 class _Page(Canvas):
-    """A canvas with what pages about heads have in common."""
+    """A canvas with what pages about heads have in common; `drawn` are its numbers."""
+
+    drawn: tuple[Number, ...] = ()
 
     def head(self, title: str, subtitle: str) -> None:
         """Title and subtitle."""
@@ -568,7 +588,7 @@ class _Page(Canvas):
         self.axes.add_collection(placed, autolim=False)
 
     def numbers(self, numbers: Sequence[Number]) -> None:
-        """Numbers as outlines: a hundred times faster than a text each, and hundreds of them on a page are usual."""
+        """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path as Outline
 
@@ -576,11 +596,12 @@ class _Page(Canvas):
             vertices, codes = [], []
             for one in numbers:
                 if one.color == color:
-                    points, kinds = _outline(one.text)
+                    points, kinds = _outline(one.text, one.fashion)
                     vertices.append(points * (one.size_px / 100) + (one.x, one.y))
                     codes.append(kinds)
             path = Outline(np.concatenate(vertices), np.concatenate(codes))
             self.axes.add_artist(PathPatch(path, facecolor=color, edgecolor="none", zorder=3))
+        self.drawn = (*self.drawn, *numbers)
 
     def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:
         """Frames on the edges of boxes."""
@@ -636,32 +657,40 @@ class _Page(Canvas):
         self.frames([bar])
         ticks = scale.ticks
         if len(ticks) > most:
-            ticks = (scale.low, 0.0, scale.high) if scale.low else (0.0, scale.high)
+            ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
         for tick in ticks:
             at = x + width * scale.share(tick)
             self.write(at, y + height + size_px * 0.95, _tick(tick), size_px, ha="center", color=FAINT)
 
-    def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str) -> None:
-        """A triangle under the bar where uniform attention is, and its value beside the bar or below."""
+    def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
+        """Lines over the bar where uniform attention is, a triangle below them, and its value beside that."""
         x, y, width, height = bar
-        unit = f" {printable(unit)}" if unit else ""
+        unit = f" {unit}" if unit else ""
         if not (scale.known and math.isfinite(scale.uniform[0])):
             return
         middle = sum(scale.uniform) / 2
         at = x + width * scale.share(middle)
-        self.lines([[(at, y - 4), (at, y + height + 3)]], color=INK, width_px=1.5)
-        # The triangle stands under its line, the words at the side where there is room for them.
+        ends = {x + width * scale.share(value) for value in scale.uniform}
+        self.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
+        # The words stand at the side where there is room for them.
         words, down = f"uniform {scale.uniform_text}{unit}", y + height + size_px * 2.4
         self.write(at, down, "▲", size_px, ha="center", color=INK)
-        if at + size_px + self.lettering.width_px(words, size_px) * 1.04 <= room[1]:
+        wide = self.lettering.width_px(words, size_px) * 1.04
+        if at + size_px + wide <= room[1]:
             self.write(at + size_px * 0.7, down, words, size_px, ha="left", color=INK)
         else:
-            self.write(at - size_px * 0.7, down, words, size_px, ha="right", color=INK)
+            self.write(max(at - size_px * 0.7, room[0] + wide), down, words, size_px, ha="right", color=INK)
 
 
 def _wrapped(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
     """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
     return layout.wrapped(lettering.spell(text), room * 0.95, lettering.width_px)
+
+
+def _meaning(findings: Findings, measure: str) -> str:
+    """What a measure says, and in which unit if its name does not tell."""
+    what, unit = printable(findings.measure_facts(measure).what, 400), heads_summary.unit_of(findings, measure)
+    return f"{what} [{unit}]" if what and unit and unit not in measure else what
 
 
 def _two_lines(text: str, room: float, lettering: Lettering) -> list[str]:
@@ -704,12 +733,17 @@ def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _outline(text: str) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+def _outline(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    drawn = TextPath((0, 0), text, size=100, prop=FontProperties(family=BASE_FAMILY), usetex=False)
+    font = FontProperties(
+        family=BASE_FAMILY,
+        weight="bold" if fashion == "bold" else "normal",
+        style="italic" if fashion == "italic" else "normal",
+    )
+    drawn = TextPath((0, 0), text, size=100, prop=font, usetex=False)
     points = np.array(drawn.vertices, np.float64)
     middle = (points[:, 0].min() + points[:, 0].max()) / 2
     # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attnscope.findings import Findings, Head, Role
@@ -144,6 +144,18 @@ def ink_on(color: str) -> str:
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
 
 
+def unit_of(findings: Findings, measure: str) -> str:
+    """What a measure's values are in; nothing for shares, which need no unit."""
+    unit = printable(findings.measure_facts(measure).unit, 40)
+    return "" if unit == "share" else unit
+
+
+def title_of(findings: Findings, measure: str) -> str:
+    """A measure's name, and its unit where the name does not say it."""
+    unit = unit_of(findings, measure)
+    return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
+
+
 def corpus_line(findings: Findings) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"."""
     corpus = findings.corpus
@@ -152,8 +164,9 @@ def corpus_line(findings: Findings) -> str:
         for name, what in (("n_texts", "texts"), ("n_tokens", "tokens"))
         if isinstance(corpus.get(name), int)
     ]
-    sources = corpus.get("sources") or ()
-    named = [printable(source, 60) for source in (sources if isinstance(sources, Sequence) else ())[:3]]
+    given = corpus.get("sources")
+    sources = given if isinstance(given, list | tuple) else ()
+    named = [printable(source, 60) for source in sources[:3]]
     if len(sources) > len(named):
         named.append(f"and {len(sources) - len(named)} more")
     return ", ".join(parts) + (": " if parts and named else "") + ", ".join(named)
@@ -180,6 +193,6 @@ def corpus_notes(findings: Findings) -> list[str]:
     if findings.corpus.get("complete") is False:
         said.append("it was stopped early: these are the texts up to there")
     problems = findings.corpus.get("problems")
-    if isinstance(problems, Sequence) and problems:
+    if isinstance(problems, list | tuple) and problems:
         said.append(f"left out: {len(problems)} {'source' if len(problems) == 1 else 'sources'} that could not be read")
     return said

@@ -138,10 +138,7 @@ class _Measures:
         """Title, width and cells of each column."""
         columns = []
         for name in self.names:
-            unit = self.findings.measure_facts(name).unit
-            title = heads_summary.printable(name)
-            if unit and not name.endswith(f"_{unit}"):
-                title += f" ({heads_summary.printable(unit)})"
+            title = heads_summary.title_of(self.findings, name)
             estimates = [head.measures.get(name, _NOTHING) for head in self.findings.heads]
             cells = {title: [Text(number(one.value), style="cyan") for one in estimates]}
             if len(self.names) <= _MOST_WITH_INTERVALS:

@@ -1,0 +1,568 @@
+"""What the views of findings say: asserted on plain values, artists and text, never on pixels."""
+
+import io
+import itertools
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.text import Text as Written
+from rich.console import Console, RenderableType
+
+from attnscope.errors import AttnscopeError
+from attnscope.findings import Estimate, Findings, Head
+from attnscope.views import heads_figures, heads_summary, heads_terminal
+from attnscope.views.canvas import Canvas
+from attnscope.views.lettering import lettering_for
+from tests.findings_helpers import MEASURES, NAN, ROLES, fake_findings, role
+
+UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)
+HOSTILE = ("[red]x[/red]", "[/]", "a\nb\x1b[31m", "$x^2_{", "[link=file:///etc]y")
+
+
+def shown(
+    drawing: Callable[[Findings, Console], RenderableType], findings: Findings, width: int = 80, **console: object
+) -> str:
+    """What a console of a width prints; without colours unless asked for."""
+    held = io.StringIO()
+    settings: dict = {"color_system": None, "force_terminal": False, "no_color": None} | console
+    with_width = Console(file=held, width=width, _environ={}, **settings)
+    with_width.print(drawing(findings, with_width))
+    return held.getvalue()
+
+
+def plain(text: str) -> str:
+    """A text without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def of(*heads: Head, **more: object) -> Findings:
+    settings: dict = {"run": {}, "corpus": {}, "options": {}, "sums": {}} | more
+    return Findings(heads=heads, **settings)
+
+
+def head(layer: int, number: int, *roles: object, kind: str = "encoder", resting: float = 0.5) -> Head:
+    return Head(kind, layer, number, roles, resting, {"local": Estimate(0.5, 0.4, 0.6, 0.2, 9)})  # type: ignore[arg-type]
+
+
+def undefined(findings: Findings) -> Findings:
+    """The same where every number is NaN."""
+    nothing = dict.fromkeys(("value", "low", "high", "baseline", "threshold", "p", "q"), NAN)
+    heads = tuple(
+        replace(
+            one,
+            roles=tuple(replace(role, **nothing) for role in one.roles),
+            resting_share=NAN,
+            measures=dict.fromkeys(one.measures, UNDEFINED),
+        )
+        for one in findings.heads
+    )
+    return replace(findings, heads=heads, options={})
+
+
+def written(page: Canvas) -> list[str]:
+    """All texts on a page."""
+    return [text.get_text() for text in page.axes.findobj(Written) if text.get_text()]
+
+
+def page_of(findings: Findings, stem: str) -> Any:
+    return next(page for name, page in heads_figures.pages(findings) if name == stem)
+
+
+class TestMarks:
+    def test_every_known_role_has_its_own_letter_and_colour(self) -> None:
+        assert set(heads_summary.MARKS) == set(ROLES)
+        marks = list(heads_summary.MARKS.values())
+        assert len({mark.glyph for mark in marks}) == len({mark.color.upper() for mark in marks}) == len(marks)
+
+    def test_unknown_roles_get_letters_and_colours_of_their_own(self) -> None:
+        names = [f"relation_{number}" for number in range(37)]
+        findings = of(head(0, 0, *(role(name) for name in (*ROLES, *names))))
+        marks = heads_summary.marks_of(findings)
+        assert set(marks) == {*ROLES, *names}
+        assert len({mark.glyph for mark in marks.values()}) == len(marks)
+        assert len({mark.color.upper() for mark in marks.values()}) == len(marks)
+
+    def test_every_letter_has_a_small_one_for_tentative_roles(self) -> None:
+        marks = heads_summary.marks_of(of(head(0, 0, *(role(f"r{number}") for number in range(90)))))
+        letters = [mark.letter(role("x", tentative=True)) for mark in marks.values()]
+        assert all(len(letter) == 1 and letter.islower() for letter in letters)
+
+    def test_a_role_keeps_its_mark_whatever_else_occurs(self) -> None:
+        alone, among = of(head(0, 0, role("rare"))), fake_findings(6, 12)
+        assert heads_summary.marks_of(alone)["rare"] == heads_summary.marks_of(among)["rare"]
+
+    def test_letters_come_from_the_name_where_they_are_free(self) -> None:
+        marks = heads_summary.marks_of(of(head(0, 0, role("coreference"), role("dobj"))))
+        assert (marks["coreference"].glyph, marks["dobj"].glyph) == ("C", "O")
+
+    def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self) -> None:
+        # Machado et al. 2009, severity 1; differences in OKLab, where 0.02 is just noticeable.
+        visions = [
+            np.eye(3),
+            [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+            [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+            [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+        ]
+        to_cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
+        to_lab = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+
+        def seen(color: str) -> list[np.ndarray]:
+            parts = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+            linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+            return [to_lab @ np.cbrt(to_cones @ np.clip(np.array(vision) @ linear, 0, 1)) for vision in visions]
+
+        colors = [seen(mark.color) for mark in heads_summary.MARKS.values()]
+        for one, other in itertools.combinations(colors, 2):
+            assert min(np.linalg.norm(a - b) for a, b in zip(one, other, strict=True)) > 0.07
+
+    @pytest.mark.parametrize("color", [mark.color for mark in heads_summary.MARKS.values()])
+    def test_letters_can_be_read_on_their_colour(self, color: str) -> None:
+        def luminance(color: str) -> float:
+            parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+            r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+        dark, light = sorted((luminance(color), luminance(heads_summary.ink_on(color))))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [(0.5, "0.50"), (-0.001, "0.00"), (-1.5, "−1.50"), (9.996, "10.0"), (99.96, "100"), (12345.6, "12,346"),
+         (NAN, "–"), (math.inf, "–")],
+    )  # fmt: skip
+    def test_numbers_have_about_three_digits(self, value: float, text: str) -> None:
+        assert heads_summary.number(value) == text
+
+    def test_what_is_undefined_is_a_dash(self) -> None:
+        assert heads_summary.interval(NAN, 0.5) == heads_summary.percent(NAN) == heads_summary.percent(None) == "–"
+
+    def test_a_corpus_is_said_in_a_line(self) -> None:
+        sources = {"sources": ["a", "b\x1b]0;x\x07", "c", "d", "e"], "n_texts": 1, "n_tokens": 1234}
+        assert (
+            heads_summary.corpus_line(of(corpus=sources)) == "1 text, 1,234 tokens: a, b\ufffd]0;x\ufffd, c, and 2 more"
+        )
+        assert heads_summary.corpus_line(of(corpus={"sources": None, "n_texts": None})) == ""
+
+
+class TestGrid:
+    def test_a_letter_a_head_and_what_it_means(self) -> None:
+        findings = of(
+            head(0, 0, role("previous_token"), role("local")),
+            head(0, 1),
+            head(1, 0, role("local", tentative=True)),
+            head(1, 2, role("dobj")),
+        )
+        lines = [line.rstrip() for line in shown(heads_terminal.grid, findings).splitlines()]
+        assert lines[:3] == ["    0   1   2", "L0  P+  ·", "L1  l       O"]
+        legend = "\n".join(lines[3:])
+        assert "P  previous token 1" in legend
+        assert "L  local 2, strongest in 1" in legend
+        assert "O  dobj 1" in legend
+        assert "·  unclassified 1" in legend
+        assert "induction" not in legend
+        assert "small letter = tentative" in legend
+
+    def test_no_hints_at_what_does_not_occur(self) -> None:
+        text = shown(heads_terminal.grid, of(head(0, 0, role("local"))))
+        assert "tentative" not in text
+        assert "unclassified" not in text
+        assert "more" not in text
+
+    @pytest.mark.parametrize("width", [20, 40, 79, 80, 133])
+    @pytest.mark.parametrize("n_heads", [1, 9, 12, 32, 64])
+    def test_every_head_is_there_at_any_width(self, width: int, n_heads: int) -> None:
+        findings = fake_findings(3, n_heads, share_without=0)
+        lines = shown(heads_terminal.grid, findings, width).splitlines()
+        assert all(len(line) <= width for line in lines)
+        rows = [line[3:] for line in lines if line.startswith("L1 ")]
+        marks = heads_summary.marks_of(findings)
+        wanted = [marks[one.roles[0].name].glyph for one in findings.heads if one.layer == 1]
+        assert [letter for row in rows for letter in row if letter not in " +"] == wanted
+        if (width, n_heads) in ((80, 12), (80, 32)):
+            assert len(rows) == 1
+
+    @pytest.mark.parametrize("n_heads", [12, 32])
+    def test_numbers_stand_over_their_heads(self, n_heads: int) -> None:
+        findings = fake_findings(1, n_heads, share_without=0)
+        numbers, row = shown(heads_terminal.grid, findings).splitlines()[:2]
+        places = [at for at, letter in enumerate(row[3:], 3) if letter.isalpha()]
+        for found in re.finditer(r"\d+", numbers):
+            assert abs(found.start() - places[int(found[0])]) <= 1
+
+    def test_without_colours_nothing_but_text(self) -> None:
+        findings = fake_findings(6, 12)
+        bare = shown(heads_terminal.grid, findings)
+        assert "\x1b" not in bare
+        coloured = shown(heads_terminal.grid, findings, color_system="truecolor", force_terminal=True)
+        assert "\x1b[1;38;2;255;255;255;48;2;0;114;178m P" in coloured
+        assert plain(coloured) == bare
+
+    def test_no_color_is_respected(self) -> None:
+        held = io.StringIO()
+        console = Console(
+            file=held, width=80, force_terminal=True, color_system="truecolor", _environ={"NO_COLOR": "1"}
+        )
+        console.print(heads_terminal.grid(fake_findings(2, 5), console))
+        assert not re.search(r"\x1b\[[0-9;]*(38|48);", held.getvalue())
+
+    def test_kinds_stand_one_under_the_other(self) -> None:
+        text = shown(heads_terminal.grid, fake_findings(2, 4, kinds=("encoder", "decoder", "cross")))
+        places = [text.index(f"{kind} attention") for kind in ("encoder", "decoder", "cross")]
+        assert places == sorted(places)
+        assert text.count("L1 ") == 3
+        assert "attention" not in shown(heads_terminal.grid, fake_findings(2, 4))
+
+
+class TestTable:
+    def test_a_row_says_all_that_is_known(self) -> None:
+        local = role("local", 0.91, low=0.9, high=0.93, baseline=0.2, q=0.0123, active_share=0.37)
+        findings = of(head(3, 11, local, role("rare", 0.5)), head(0, 0))
+        row = next(line for line in shown(heads_terminal.table, findings).splitlines() if " L  local" in line)
+        assert row.split() == ["L", "local", "L3H11", "50%", "0.91", "[0.90,", "0.93]", "0.20", "0.012", "37%", "R"]
+
+    def test_heads_stand_under_each_of_their_roles_the_largest_value_first(self) -> None:
+        findings = of(
+            head(0, 0, role("local", 0.7)),
+            head(0, 1, role("rare", 0.9), role("local", 0.8)),
+            head(0, 2, role("local", NAN)),
+        )
+        lines = shown(heads_terminal.table, findings).splitlines()
+        named = [found[0] for line in lines[1:5] if (found := re.search(r"L\dH\d", line))]
+        assert named == ["L0H1", "L0H0", "L0H2", "L0H1"]
+
+    def test_what_has_no_role_is_counted_and_named(self) -> None:
+        findings = of(*(head(0, number) for number in range(30)), head(1, 0, role("rare")))
+        text = " ".join(shown(heads_terminal.table, findings).split())
+        assert "unclassified: 30 of 31 heads: L0H0, L0H1," in text
+        assert "L0H23 and 6 more" in text
+
+    def test_nothing_found_is_said(self) -> None:
+        text = shown(heads_terminal.table, of(head(0, 0), head(0, 1)))
+        assert text.splitlines() == ["unclassified: 2 of 2 heads: L0H0, L0H1"]
+
+    def test_long_lists_are_cut_and_say_so(self) -> None:
+        findings = of(*(head(0, number, role("sink")) for number in range(50)))
+        text = shown(heads_terminal.table, findings)
+        assert text.count("L0H") == 20
+        assert "and 30 more" in text
+
+    @pytest.mark.parametrize("width", [30, 50, 65, 80, 120])
+    def test_it_fits_and_no_number_is_cut(self, width: int) -> None:
+        findings = fake_findings(6, 12)
+        text = shown(heads_terminal.table, findings, width)
+        assert all(len(line) <= width for line in text.splitlines())
+        assert "…" not in text
+        assert ("not shown in" in text) == (width < 80)
+        for one in findings.heads:
+            for given in one.roles[:1]:
+                assert heads_summary.number(given.value) in text
+
+    def test_tentative_roles_are_said_in_a_line(self) -> None:
+        text = " ".join(shown(heads_terminal.table, fake_findings(2, 5, tentative=True)).split())
+        assert text.count("tentative (small letter): a role that rests on its value alone") == 1
+        assert "nan" not in text
+
+    def test_notes_tell_of_the_texts_and_the_control(self) -> None:
+        findings = fake_findings(2, 5, control=True)
+        problems = {"complete": False, "problems": [{"file": "x", "line": 3, "reason": "?"}]}
+        findings = replace(findings, corpus=dict(findings.corpus) | problems)
+        text = " ".join(shown(heads_terminal.table, findings).split())
+        assert "812 texts, 41,234 tokens: alice.txt" in text
+        assert re.search(r"untrained control \(random weights, same texts\), 10 heads: \d+ diffuse", text)
+        assert "stopped early" in text
+        assert "left out: 1 source" in text
+
+
+class TestMeasureTable:
+    def test_one_measure_comes_with_interval_and_uniform(self) -> None:
+        text = shown(lambda findings, _: heads_terminal.measure_table(findings, ["local"]), of(head(2, 3)))
+        assert text.splitlines()[0].split() == ["head", "local", "95%", "interval", "uniform"]
+        assert text.splitlines()[1].split() == ["L2H3", "0.50", "[0.40,", "0.60]", "0.20"]
+
+    @pytest.mark.parametrize("width", [24, 40, 80, 300])
+    def test_many_measures_go_on_below(self, width: int) -> None:
+        findings = fake_findings(2, 3)
+        text = shown(lambda f, _: heads_terminal.measure_table(f, list(MEASURES)), findings, width)
+        assert all(len(line) <= width for line in text.splitlines())
+        tables = text.count("L1H2")
+        assert (tables == 1) == (width == 300)
+        for name in MEASURES:
+            assert heads_summary.number(findings.heads[0].measures[name].value) in text
+
+    def test_units_and_meanings_are_said(self) -> None:
+        findings = fake_findings(1, 1)
+        text = shown(lambda f, _: heads_terminal.measure_table(f, ["entropy_nats"]), findings)
+        assert "entropy_nats: entropy of the attention weights" in text
+        assert heads_summary.title_of(findings, "entropy_nats") == "entropy_nats"
+        options = {"measures": {"rarity": {"unit": "nats"}, "local": {"unit": "share"}}}
+        assert heads_summary.title_of(replace(findings, options=options), "rarity") == "rarity (nats)"
+        assert heads_summary.title_of(replace(findings, options=options), "local") == "local"
+
+    def test_a_typo_is_told_what_was_meant(self) -> None:
+        with pytest.raises(AttnscopeError, match="did you mean induction"):
+            heads_terminal.measure_table(fake_findings(1, 1), ["inductoin"])
+
+
+class TestHostileNames:
+    @pytest.fixture
+    def findings(self) -> Findings:
+        given = fake_findings(3, 4, roles=HOSTILE, share_without=0.1, model="[bold]m[/]\x1b[2J", kinds=("[b]k",))
+        heads = tuple(replace(one, measures=dict.fromkeys(HOSTILE, one.measures["local"])) for one in given.heads)
+        corpus = {"sources": ["[red]s\x1b[31m"], "n_texts": 3}
+        options = {name: {"[/]": {"what": "[red]w\x1b[31m"}} for name in ("roles", "measures")}
+        return replace(given, heads=heads, corpus=corpus, options=options)
+
+    def test_they_never_reach_markup_or_the_terminal(self, findings: Findings) -> None:
+        for drawing in (
+            heads_terminal.grid,
+            heads_terminal.table,
+            lambda f, _: heads_terminal.measure_table(f, HOSTILE[:2]),
+            lambda f, _: heads_terminal.measure_table(f, HOSTILE),
+        ):
+            text = shown(drawing, findings, 200)
+            assert "\x1b" not in text
+            assert "[red]x[/red]" in text
+            assert "[/]" in text
+
+    def test_files_stay_in_their_folder(self, findings: Findings, tmp_path: Path) -> None:
+        names = ("../../x", "/etc/x", "..", "x/../x", "X", "x", "", "CON\x00", "ä" * 300)
+        heads = tuple(replace(one, measures=dict.fromkeys(names, UNDEFINED)) for one in findings.heads[:2])
+        stems = [stem for stem, _ in heads_figures.pages(replace(findings, heads=heads))]
+        assert len({stem.lower() for stem in stems}) == 2 + len(names)
+        assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", stem) for stem in stems)
+
+    def test_figures_show_them_as_they_are(self, findings: Findings) -> None:
+        texts = written(page_of(findings, "roles"))
+        assert "[red]x[/red]" in texts
+        assert any("a b\ufffd[31m" in text for text in texts)
+        assert not any("\x1b" in text or "\n" in text for text in texts)
+
+
+class TestUndefined:
+    @pytest.mark.parametrize("width", [40, 80])
+    def test_the_terminal_has_dashes(self, width: int) -> None:
+        findings = undefined(fake_findings(2, 5))
+        for drawing in (
+            heads_terminal.grid,
+            heads_terminal.table,
+            lambda f, _: heads_terminal.measure_table(f, ["local"]),
+        ):
+            text = shown(drawing, findings, width)
+            assert "nan" not in text.lower()
+        assert "–" in text
+
+    def test_figures_have_dashes_and_no_scale(self) -> None:
+        for _, page in heads_figures.pages(undefined(fake_findings(2, 5))):
+            assert not any("nan" in text.lower() for text in written(page))
+            assert not page.axes.get_images()
+
+    def test_numbers_are_dashes(self) -> None:
+        findings = undefined(fake_findings(1, 2))
+        scale = heads_figures.scale_of(findings, "local")
+        numbers = heads_figures.numbers_of(findings, "local", scale, {"encoder": (0, 0)}, (50, 50), True)
+        assert [one.text for one in numbers] == ["–", "–"]
+
+
+class TestAtlas:
+    def layout(self, findings: Findings) -> heads_figures.Atlas:
+        return heads_figures.atlas_layout(findings, lettering_for(["abc"]))
+
+    @pytest.mark.parametrize("shape", [(1, 1), (2, 4), (6, 12), (12, 12), (24, 16), (30, 9), (32, 32), (3, 64)])
+    def test_everything_is_on_the_page_and_nothing_overlaps(self, shape: tuple[int, int]) -> None:
+        atlas = self.layout(fake_findings(*shape))
+        width, height = atlas.size
+        assert width >= 1600
+        boxes = np.array([cell.box for cell in atlas.cells])
+        assert len({tuple(box[:2]) for box in boxes}) == shape[0] * shape[1]
+        assert atlas.cell[0] > boxes[:, 2].max()
+        assert atlas.cell[1] > boxes[:, 3].max()
+        right, low = boxes[:, 0] + boxes[:, 2], boxes[:, 1] + boxes[:, 3]
+        assert right.max() <= width
+        for x, y, entry in atlas.legend:
+            assert x + 400 <= width
+            assert y + entry.height_px <= atlas.footer_y
+            assert x >= right.max() or y >= low.max()
+        assert low.max() < atlas.footer_y < height
+
+    def test_a_cell_shows_the_strongest_role_and_marks_for_the_others(self) -> None:
+        roles = (role("local", 0.914, active_share=0.4), role("rare"), role("sink", tentative=True))
+        cell, empty = self.layout(of(head(0, 0, *roles), head(0, 1, resting=NAN))).cells
+        assert (cell.glyph, cell.value, cell.active, cell.fill) == (
+            "L",
+            "0.91",
+            True,
+            heads_summary.MARKS["local"].color,
+        )
+        assert cell.further == (("R", heads_summary.MARKS["rare"]), ("k", heads_summary.MARKS["sink"]))
+        assert cell.resting == 0.5
+        assert (empty.glyph, empty.value, empty.further) == ("·", "", ())
+
+    def test_more_roles_than_fit_become_a_plus(self) -> None:
+        roles = [role(name) for name in ROLES]
+        cells = self.layout(of(*(head(0, number, *roles) for number in range(32)))).cells
+        assert cells[0].further[-1] == ("+", None)
+        assert 1 < len(cells[0].further) < len(roles) - 1
+
+    def test_tentative_cells_are_pale_with_a_small_letter(self) -> None:
+        (cell,) = self.layout(of(head(0, 0, role("local", tentative=True)))).cells
+        assert cell.glyph == "l"
+        assert cell.fill != heads_summary.MARKS["local"].color
+
+    def test_the_legend_has_the_roles_that_occur(self) -> None:
+        findings = fake_findings(4, 4, roles=("local", "induction"))
+        entries = {entry.name: entry for _, _, entry in self.layout(findings).legend}
+        assert list(entries) == ["local", "induction", "unclassified"]
+        assert entries["induction"].lines[-1] == "induction ≥ 0.40"
+        assert entries["induction"].lines[0].startswith("attends to what followed")
+        n = sum(any(role.name == "local" for role in one.roles) for one in findings.heads)
+        assert entries["local"].heads.startswith(f"{n} heads")
+
+    def test_what_is_drawn_is_what_was_laid_out(self) -> None:
+        findings = fake_findings(3, 4, kinds=("encoder", "cross"))
+        page = page_of(findings, "roles")
+        texts = set(written(page))
+        assert {"encoder attention", "cross attention", "minilm · what its 24 heads do", "previous token"} <= texts
+        cells = self.layout(findings).cells
+        wanted = [text for cell in cells for text in (cell.glyph, cell.value, *(letter for letter, _ in cell.further))]
+        assert sorted(number.text for number in page.drawn) == sorted(text for text in wanted if text)
+        assert sum(number.fashion == "italic" for number in page.drawn) == sum(cell.active for cell in cells)
+
+    def test_it_needs_no_facts(self) -> None:
+        legend = self.layout(fake_findings(2, 3, options=False)).legend
+        assert all(entry.lines for _, _, entry in legend)
+
+
+class TestScales:
+    def scale(self, *values: float, uniform: float = NAN) -> heads_figures.Scale:
+        heads = [
+            Head("encoder", 0, number, (), NAN, {"x": Estimate(value, NAN, NAN, uniform, 1)})
+            for number, value in enumerate(values)
+        ]
+        return heads_figures.scale_of(of(*heads), "x")
+
+    def test_shares_start_at_nothing(self) -> None:
+        scale = self.scale(0.1, 0.8)
+        assert (scale.low, scale.high, scale.share(0.2)) == (0, 0.8, 0.25)
+        assert scale.ticks == (0, 0.2, 0.4, 0.6, 0.8)
+
+    def test_what_has_two_signs_has_its_zero_in_the_middle(self) -> None:
+        scale = self.scale(-3.0, 1.0)
+        assert (scale.low, scale.high, scale.share(0)) == (-3, 3, 0.5)
+        assert scale.ticks == (-3, -2, -1, 0, 1, 2, 3)
+
+    def test_what_is_far_from_zero_starts_at_a_round_number(self) -> None:
+        scale = self.scale(7.1, 9.2)
+        assert (scale.low, scale.ticks) == (7, (7, 7.5, 8, 8.5, 9))
+
+    def test_uniform_is_on_the_scale(self) -> None:
+        scale = self.scale(1.0, 2.0, uniform=4.0)
+        assert scale.share(4.0) == 1
+        assert scale.uniform_text == "4.00"
+
+    @pytest.mark.parametrize("values", [(0.0,), (NAN,), (5.0, 5.0), (-2.0,), (1e-9,), (1e9, -1e9), ()])
+    def test_odd_values_have_a_scale(self, values: tuple[float, ...]) -> None:
+        scale = self.scale(*values, 0.0) if values else self.scale(NAN)
+        assert scale.high > scale.low
+        assert all(0 <= scale.share(value) <= 1 for value in values if math.isfinite(value))
+        assert all(scale.low <= tick <= scale.high * 1.001 for tick in scale.ticks)
+
+
+class TestMeasurePages:
+    def test_numbers_are_the_values_and_half_the_intervals(self) -> None:
+        estimate = {"x": Estimate(0.5, 0.4, 0.6, 0.2, 9)}
+        small = {"x": Estimate(0.25, 0.248, 0.252, 0.2, 9)}
+        findings = of(Head("encoder", 0, 0, (), NAN, estimate), Head("encoder", 0, 2, (), NAN, small))
+        scale = heads_figures.scale_of(findings, "x")
+        numbers = heads_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), True)
+        assert [one.text for one in numbers] == ["0.50", "±0.10", "0.25", "±0.002"]
+        assert numbers[0].x == pytest.approx(129)
+        assert numbers[2].x == pytest.approx(249)
+        assert numbers[0].color != numbers[2].color
+        assert not any("±" in one.text for one in heads_figures.numbers_of(findings, "x", scale, {"encoder": (0, 0)},
+                                                                           (60, 50), False))  # fmt: skip
+
+    def test_numbers_go_where_cells_are_too_small(self) -> None:
+        few, many = fake_findings(1, 32), fake_findings(1, 64)
+        assert len(page_of(few, "measure-local").drawn) == 32
+        assert not page_of(many, "measure-local").drawn
+
+    def test_uniform_and_meaning_are_said(self) -> None:
+        texts = written(page_of(fake_findings(2, 4), "measure-distance_tokens"))
+        assert "minilm · distance_tokens" in texts
+        assert "uniform 11.4 tokens" in texts
+        assert any(text.startswith("mean distance to the key · 812 texts") for text in texts)
+
+    def test_small_maps_are_there_for_all(self) -> None:
+        texts = written(page_of(fake_findings(2, 4), "measures"))
+        assert set(MEASURES) <= set(texts)
+        assert texts.count("▲") == len(MEASURES)
+
+    @pytest.mark.parametrize("shape", [(1, 1), (2, 4), (30, 9), (32, 32), (64, 48)])
+    def test_pages_are_wide_enough_and_everything_is_on_them(self, shape: tuple[int, int]) -> None:
+        findings = fake_findings(*shape)
+        only = tuple(replace(one, measures={"local": one.measures["local"]}) for one in findings.heads)
+        for _, page in heads_figures.pages(replace(findings, heads=only)):
+            assert page.width_px >= 1600
+            for text in page.axes.findobj(Written):
+                x, y = text.get_position()
+                assert 0 <= x <= page.width_px
+                assert 0 <= y <= page.height_px
+
+    def test_heads_that_are_not_there_are_left_blank(self) -> None:
+        findings = of(head(0, 0), head(1, 3))
+        lettering = lettering_for(["abc"])
+        page = heads_figures.measure_page(findings, "local", heads_figures.scale_of(findings, "local"), lettering)
+        assert [len(cells.get_paths()) for cells in page.axes.collections][0] == 2
+
+
+class TestFiles:
+    def test_the_same_findings_are_the_same_bytes_whatever_matplotlib_is_told(self, tmp_path: Path) -> None:
+        findings = fake_findings(2, 3)
+        few = {"local", "induction", "signed_distance_tokens"}
+        heads = tuple(
+            replace(one, measures={n: e for n, e in one.measures.items() if n in few}) for one in findings.heads
+        )
+        findings = replace(findings, heads=heads)
+        formats = ("png", "svg", "pdf")
+        first = heads_figures.draw(findings, tmp_path / "a", formats)
+        with mpl.rc_context({"font.size": 30, "text.color": "red", "axes.facecolor": "green", "svg.hashsalt": None}):
+            second = heads_figures.draw(findings, tmp_path / "b", formats)
+        assert [path.name for path in first[:6]] == [
+            f"{stem}.{form}" for stem in ("roles", "measures") for form in formats
+        ]
+        assert len(first) == 3 * 5
+        for one, other in zip(first, second, strict=True):
+            assert one.read_bytes() == other.read_bytes()
+            assert one.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
+
+    def test_unknown_formats_are_refused_before_anything_is_drawn(self, tmp_path: Path) -> None:
+        with pytest.raises(AttnscopeError, match="not drawn as 'gif'"):
+            heads_figures.draw(fake_findings(1, 1), tmp_path / "out", ("png", "gif"))
+        assert not (tmp_path / "out").exists()
+
+    def test_no_heads_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(AttnscopeError, match="about no heads"):
+            heads_figures.draw(of(), tmp_path)
+
+    def test_no_heads_print_nothing_odd(self) -> None:
+        assert shown(heads_terminal.grid, of()).strip() == ""
+        assert "0 of 0 heads" in shown(heads_terminal.table, of())
+
+    def test_terminal_views_load_neither_torch_nor_matplotlib(self) -> None:
+        code = (
+            "import sys, attnscope.views.heads_terminal\n"
+            "print([name for name in ('torch', 'matplotlib', 'transformers') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
