@@ -7,6 +7,9 @@
     record.draw("figures", ["png", "pdf"])
     record.weights[3, 1]  # layer 3, head 1: (query, key)
 
+    found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
+    found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
+
 Importing it loads no torch; the first use of a model does.
 """
 
@@ -16,32 +19,46 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from attnscope.core.multihead import MultiHeadAttention
+    from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
+    from attnscope.findings import Findings
+    from attnscope.findings import load as load_findings
     from attnscope.models import load
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
+    from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
+    "Corpus": "attnscope.corpus:Corpus",
+    "Findings": "attnscope.findings:Findings",
+    "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
     "Tokens": "attnscope.records:Tokens",
+    "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
+    "load_findings": "attnscope.findings:load",
     "load_record": "attnscope.records:load",
 }
 
 __all__ = [
     "AttentionMap",
     "AttnscopeError",
+    "Corpus",
+    "Findings",
+    "HeadsOptions",
     "Heatmap",
     "MultiHeadAttention",
     "Tokens",
     "__version__",
+    "heads",
     "heatmap",
     "load",
+    "load_findings",
     "load_record",
 ]
 

@@ -70,6 +70,15 @@ class CorpusText:
     text: str | None = None
     ids: tuple[int, ...] | None = None
 
+    def digested(self) -> bytes:
+        """What hashes of texts are made of; the place does not enter."""
+        raw = (
+            (self.text or "").encode("utf-8", "surrogatepass")
+            if self.ids is None
+            else np.array(self.ids, "<i8").tobytes()
+        )
+        return f"{'text' if self.ids is None else 'ids'} {len(raw)}\n".encode() + raw
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -164,10 +173,10 @@ class Corpus:
                     if _is_blank(content):
                         continue
                     if isinstance(content, str):
-                        raw, text = content.encode(), CorpusText(index, name, line, text=content)
+                        text = CorpusText(index, name, line, text=content)
                     else:
-                        raw, text = np.array(content, "<i8").tobytes(), CorpusText(index, name, line, ids=content)
-                    digest.update(f"{'text' if text.ids is None else 'ids'} {len(raw)}\n".encode() + raw)
+                        text = CorpusText(index, name, line, ids=content)
+                    digest.update(text.digested())
                     index += 1
                     yield text
             except _UnreadableError as error:

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from attnscope.findings import Findings
 
 Formats = Annotated[
-    str,
-    typer.Option("-f", "--format", help="Files to write with -o: several of npz, csv, json, png, svg, pdf."),
+    str | None,
+    typer.Option(
+        "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
+    ),
 ]
 
 
@@ -46,7 +48,7 @@ def heads(
         str, typer.Option(help="Study a part of the corpus only, such as 2/8; `merge` joins them.")
     ] = "1/1",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
-    formats: Formats = "npz,csv,png",
+    formats: Formats = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -67,20 +69,21 @@ def heads(
 
     order = StudyOrder(
         text=text, files=tuple(file or ()), split=split, field=field, probe=probe, thresholds=tuple(thresholds or ()),
-        chunk=chunk, stride=stride, frequencies=frequencies, control=control, shard=shard, out=out, formats=formats,
+        measures=measures, chunk=chunk, stride=stride, frequencies=frequencies, control=control, shard=shard, out=out,
+        formats=formats,
     )  # fmt: skip
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
     with options.progress(quiet) as report:
         findings, paths = study(model, order, loading, report)
     options.say(findings.run.get("notes", ()), quiet)
     print_findings(findings, paths, measures, json)
-    fail_on_problems(findings)
+    fail_if_not_whole(findings)
 
 
 def merge(
     parts: Annotated[list[Path], typer.Argument(help="Records of shards (heads.npz), or the folders that hold them.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole.")],
-    formats: Formats = "npz,csv,png",
+    formats: Formats = None,
     json: options.Json = False,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
@@ -88,7 +91,7 @@ def merge(
 
     findings, paths = merge_files(parts, out, formats)
     print_findings(findings, paths, None, json)
-    fail_on_problems(findings)
+    fail_if_not_whole(findings)
 
 
 def print_findings(findings: "Findings", paths: list[Path], measures: str | None, json: bool) -> None:
@@ -111,15 +114,23 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
         print(path)
 
 
-def fail_on_problems(findings: "Findings") -> None:
-    """Ends with exit status 1 where a source could not be read, or the study was interrupted; nothing is lost."""
+def fail_if_not_whole(findings: "Findings") -> None:
+    """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
+
+    The result has been printed and written by then: nothing is lost.
+    """
+    import sys
+
     from attnscope.errors import AttnscopeError
 
     problems: list[dict[str, Any]] = list(findings.corpus.get("problems", ()))
-    if problems:
-        first = problems[0]
-        where = f"{first['source']}" + (f", line {first['line']}" if first["line"] is not None else "")
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise AttnscopeError(f"not all could be read: {where}: {first['reason']}{more}", "the rest was studied")
+    for problem in problems:
+        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
+        print("skipped: " + options.one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
     if not findings.corpus.get("complete", True):
+        n_texts = findings.corpus["n_texts"]
+        print(f"note: incomplete: this is what the first {n_texts:,} texts say", file=sys.stderr)
         raise KeyboardInterrupt
+    if problems:
+        what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
+        raise AttnscopeError(f"{what} could not be read", "all the rest was studied, and is in the result")

@@ -9,22 +9,31 @@ from attnscope.cli import options
 
 
 def show(
-    record: Annotated[Path, typer.Argument(help="A record that attnscope saved: weights.npz or record.json.")],
+    record: Annotated[
+        Path, typer.Argument(help="A record that attnscope saved: weights.npz, record.json, heads.npz, or its folder.")
+    ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Draw its figures into this folder.")] = None,
     formats: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", help="Several of png, svg, pdf, npz, json, text.  [default: png with -o, else text]"
+            "-f", "--format", help="Several of png, svg, pdf, npz, json, csv, text.  [default: png with -o, else text]"
         ),
     ] = None,
     query: options.Query = None,
     pick: options.Pick = None,
     scale: options.Scale = "fixed",
     cmap: options.Cmap = "Blues",
+    measures: Annotated[
+        str | None, typer.Option(help="Of heads: also print these measures, such as entropy_nats,positional.")
+    ] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
+    record = _file_of(record)
+    if _is_of_heads(record):
+        _show_heads(record, out, formats, measures, json, quiet)
+        return
     from attnscope.cli.heatmap import print_result
     from attnscope.errors import UsageError
     from attnscope.records import load
@@ -43,3 +52,44 @@ def show(
     paths = [] if out is None else redraw(loaded, out, named, style, query)
     options.say(loaded.run.get("notes", ()), quiet)
     print_result(loaded, paths, "text" in named, query, json)
+
+
+def _show_heads(
+    record: Path, out: Path | None, formats: str | None, measures: str | None, json: bool, quiet: bool
+) -> None:
+    """Draws a record of heads."""
+    from attnscope.cli.heads import print_findings
+    from attnscope.findings import load
+    from attnscope.studies.heads_files import drawn_again
+
+    loaded = load(record)
+    paths = drawn_again(loaded, out, formats)
+    options.say(loaded.run.get("notes", ()), quiet)
+    print_findings(loaded, paths, measures, json)
+
+
+def _file_of(record: Path) -> Path:
+    """The record in a folder, if it is one."""
+    known = ("heads.npz", "weights.npz", "record.json")
+    return next((record / name for name in known if (record / name).is_file()), record)
+
+
+def _is_of_heads(path: Path) -> bool:
+    """Whether a file is a record of heads, by the schema that it names; what cannot be read is not."""
+    import json
+    import zipfile
+
+    from attnscope.findings import HEADS_SCHEMA
+
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                file.seek(0)
+                return HEADS_SCHEMA.encode() in file.read(200)
+            import numpy as np
+
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                return bool(json.loads(archive["record"].tobytes())["schema"] == HEADS_SCHEMA)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        return False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import (
+    BLOCK,
+    TOKEN_BUDGET,
+    Block,
     Chunk,
     Corpus,
     CorpusText,
+    TokenCounts,
     block_batches,
     blocks,
+    chunks,
     count_tokens,
     read_frequencies,
 )
@@ -26,8 +32,9 @@ from attnscope.findings import Findings
 from attnscope.models.model import Batch, Embeds, Model, Projects, Trained
 from attnscope.records import Tokens
 from attnscope.studies.heatmap import run_of
-from attnscope.studies.roles import FEWEST_TEXTS, LEVEL, RULES, judged, thresholds_from
-from attnscope.studies.tally import OFFSETS, Tally, pair_hits, tallies_of
+from attnscope.studies.merging import concluded, sums_of
+from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from
+from attnscope.studies.tally import OFFSETS, Tally, pair_hits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +42,9 @@ if TYPE_CHECKING:
     from attnscope.core.measures import SumsOf, TextFacts
 
 Report = Callable[["Progress"], None]
+
+DENSE_BUDGET = 1024
+"""Tokens in a batch, padding included, for models that only have dense weights: those of all layers are held."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +81,24 @@ class HeadsOptions:
 
 def heads(
     model: Model,
-    corpus: Corpus | Sequence[str] | Sequence[CorpusText],
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: HeadsOptions | None = None,
     report: Report | None = None,
 ) -> Findings:
     """Measures every head of a model on a corpus, and says what each is for.
 
-    Memory does not grow with the corpus, nor with the square of a text's length. An interruption (KeyboardInterrupt)
-    ends the study after the last whole block; what was done is returned, and said to be incomplete.
+        model = attnscope.load("minilm")
+        found = attnscope.heads(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        found.heads[2].name, found.heads[2].roles  # L0H2: previous_token, with its value, interval and q
+        found.grid("encoder", "entropy_nats")      # (layer, head)
+        found.save("heads.npz")
+
+    Memory does not grow with the corpus, nor (but for models that only have dense weights) with the square of a text's
+    length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of texts is
+    returned, and said to be incomplete.
+
+    Sums over texts are exact, so that shards merge into what one run would give, bit for bit; each text's own sums are
+    rounded by torch, which rounds otherwise with another number of threads.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -90,205 +110,185 @@ def heads(
         AttnscopeError: There is no text, or the model cannot be measured.
     """
     options = options or HeadsOptions()
-    texts: Corpus | tuple[CorpusText, ...]
-    texts = corpus if isinstance(corpus, Corpus) else _listed(corpus)
+    texts = corpus if isinstance(corpus, Corpus) else _listed([corpus] if isinstance(corpus, str) else corpus)
+    _require_measurable(model, options)
+    special = _special_ids(model)
+    counts = _counts(model, texts, options, special)
+    frequencies = _Frequencies.of_counts(counts)
+    # Of the reading that is known to have come to the end.
+    sha256, problems = ("", []) if options.frequencies is not None else (_sha256(texts), _problems(texts))
+    study = _Study(model, frequencies, options, special)
+    beside = _Study(_untrained(model, options.seed), frequencies, options, special) if options.control else None
+    complete = study.run(texts, _scaled(report, 0, 2 if beside else 1))
+    if beside is not None and complete:
+        complete = beside.run(texts, _scaled(report, 1, 2))
+    done = study.done
+    if complete and not done.n_tokens and options.shard == (1, 1):
+        raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
+    described = {
+        "sources": list(texts.sources) if isinstance(texts, Corpus) else ["texts"],
+        "n_texts": done.n_texts,
+        "n_tokens": done.n_tokens,
+        "n_chunked": done.n_chunked,
+        "sha256": sha256 or _sha256(texts),
+        "shards": ["{}/{}".format(*options.shard)],
+        "problems": problems or _problems(texts),
+        "complete": complete,
+    }
+    run = run_of(model.info, _notes(model, done, options))
+    run |= {"seed": options.seed if options.control else None, "threads": _n_threads()}
+    return concluded(
+        run, described, _described(options, frequencies), sums_of(done.tallies, beside.done.tallies if beside else {})
+    )
+
+
+def _require_measurable(model: Model, options: HeadsOptions) -> None:
+    """Raises an AttnscopeError before anything is read where nothing could come of it."""
     if len(model.info.kinds) > 1:
         raise AttnscopeError(
             f"{model.info.name} has an encoder and a decoder; heads are studied in models that have one of them",
             "look at single texts with: attnscope heatmap",
         )
-    frequencies = _log_frequencies(model, texts, options)
-    study = _Study(model, frequencies, options)
-    complete = study.run(texts, report)
-    control: dict[str, Tally] = {}
-    if options.control:
-        beside = _Study(_untrained(model, options.seed), frequencies, options)
-        beside.run(texts, None)
-        control = beside.tallies
-    described = {
-        "sources": list(texts.sources) if isinstance(texts, Corpus) else ["texts"],
-        "n_texts": study.n_texts,
-        "n_tokens": study.n_tokens,
-        "n_chunked": study.n_chunked,
-        "sha256": texts.sha256 if isinstance(texts, Corpus) else "",
-        "shards": [f"{options.shard[0]}/{options.shard[1]}"],
-        "problems": [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else [],
-        "complete": complete,
-    }
-    arrays = {name: array for tally in study.tallies.values() for name, array in tally.to_arrays().items()}
-    arrays |= {f"control-{name}": array for tally in control.values() for name, array in tally.to_arrays().items()}
-    return concluded(run_of(model.info), described, arrays, options.thresholds)
+    # Chunks that do not fit the model are refused here.
+    chunks(model.tokenizer.encode("a"), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
-def concluded(
-    run: Mapping[str, Any],
-    corpus: Mapping[str, Any],
-    sums: Mapping[str, NDArray[Any]],
-    thresholds: Mapping[str, float],
-) -> Findings:
-    """The findings that exact sums amount to, at given thresholds; needs no model."""
+def _notes(model: Model, done: _Done, options: HeadsOptions) -> list[str]:
+    notes = []
+    if model.info.road == "eager":
+        notes.append(
+            "Measured on the model's own dense weights: memory grows with the square of a text's length, and what "
+            "needs the values (value_weighted, norm_weighted) is undefined."
+        )
+    if not done.n_texts and options.shard != (1, 1):
+        notes.append(f"This shard holds no text: the corpus has fewer blocks of {BLOCK} texts than shards.")
+    return notes
+
+
+def _described(options: HeadsOptions, frequencies: _Frequencies) -> dict[str, Any]:
+    """What was chosen, and what names mean: all that shards of one run have in common."""
     from attnscope.core.measures import MEASURES
 
-    limits = thresholds_from([]) | dict(thresholds)
-    trained = tallies_of({name: array for name, array in sums.items() if not name.startswith("control-")})
-    control = tallies_of(
-        {name.removeprefix("control-"): array for name, array in sums.items() if name.startswith("control-")}
-    )
-    return Findings(
-        run=run,
-        corpus=corpus,
-        options={
-            "level": LEVEL,
-            "fewest_texts": FEWEST_TEXTS,
-            "roles": {
-                name: {"what": rule.what, "measure": rule.measures[0], "threshold": limits[name]}
-                for name, rule in RULES.items()
-            },
-            "measures": {
-                name: {
-                    "what": measure.what,
-                    "unit": measure.unit,
-                    "range": [_finite(measure.low), _finite(measure.high)],
-                }
-                for name, measure in MEASURES.items()
-            },
+    thresholds = thresholds_from([]) | dict(options.thresholds)
+    return {
+        "level": LEVEL,
+        "fewest_texts": FEWEST_TEXTS,
+        "least_active": LEAST_ACTIVE,
+        "margin": MARGIN,
+        "chunk": options.chunk,
+        "stride": options.stride,
+        "block": BLOCK,
+        "frequencies": {
+            "source": "corpus" if options.frequencies is None else Path(options.frequencies).name,
+            "sha256": frequencies.sha256,
         },
-        heads=judged(list(trained.values()), limits),
-        sums=sums,
-        control=judged(list(control.values()), limits) if control else (),
-    )
-
-
-def merged(parts: Sequence[Findings]) -> Findings:
-    """The findings of several shards of one corpus, as one run over all of it would have found them.
-
-    Bit for bit, in any order.
-
-    Raises:
-        AttnscopeError: They are of different models, texts, measures or thresholds, or a shard comes twice.
-    """
-    first = parts[0]
-    for part in parts[1:]:
-        for what, a, b in (
-            ("models", *(p.run.get("sha256") or p.run.get("model") for p in (first, part))),
-            ("precisions", *(p.run.get("dtype") for p in (first, part))),
-            ("engines", *(p.run.get("engine") for p in (first, part))),
-            ("texts", *(p.corpus.get("sha256") for p in (first, part))),
-            ("options", *(p.options for p in (first, part))),
-            ("measures", *(sorted(p.sums) for p in (first, part))),
-        ):
-            if a != b:
-                raise AttnscopeError(f"these records are of different {what}: they cannot be merged", _told(a, b))
-    shards = [shard for part in parts for shard in part.corpus["shards"]]
-    twice = sorted({shard for shard in shards if shards.count(shard) > 1})
-    if twice:
-        raise AttnscopeError(f"shard {twice[0]} is there twice", "give each part once")
-    if len({shard.partition("/")[2] for shard in shards}) > 1:
-        raise AttnscopeError(f"shards {', '.join(shards)} are not of one division", "divide the corpus once")
-    tallies: dict[str, Tally] = {}
-    for part in parts:
-        for prefix in ("", "control-"):
-            mine = {n.removeprefix(prefix): a for n, a in part.sums.items() if n.startswith("control-") == bool(prefix)}
-            for kind, tally in tallies_of(mine).items():
-                name = prefix + kind
-                tallies[name] = tallies[name].merge(tally) if name in tallies else tally
-    arrays = {
-        ("control-" if name.startswith("control-") else "") + key: array
-        for name, tally in tallies.items()
-        for key, array in tally.to_arrays().items()
+        "control": f"untrained, seed {options.seed}" if options.control else None,
+        "roles": {
+            name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name]}
+            for name, rule in RULES.items()
+        },
+        "measures": {
+            name: {
+                "what": measure.what,
+                "unit": measure.unit,
+                "range": [_finite(measure.low), _finite(measure.high)],
+            }
+            for name, measure in MEASURES.items()
+        },
     }
-    corpora = [part.corpus for part in parts]
-    corpus = dict(first.corpus) | {
-        "n_texts": sum(c["n_texts"] for c in corpora),
-        "n_tokens": sum(c["n_tokens"] for c in corpora),
-        "n_chunked": sum(c["n_chunked"] for c in corpora),
-        "shards": sorted(shards, key=lambda shard: int(shard.partition("/")[0])),
-        "complete": all(c["complete"] for c in corpora),
-    }
-    if len(shards) == int(shards[0].partition("/")[2]):
-        corpus["shards"] = ["1/1"]
-    limits = {name: rule["threshold"] for name, rule in first.options["roles"].items()}
-    return concluded(first.run, corpus, arrays, limits)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a study has added up: whole blocks only. Replaced as a whole, so that an interruption finds it whole."""
+
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    n_texts: int = 0
+    n_tokens: int = 0
+    n_chunked: int = 0
 
 
 class _Study:
     """One model on one corpus, block by block."""
 
-    def __init__(self, model: Model, frequencies: _Frequencies, options: HeadsOptions) -> None:
+    def __init__(self, model: Model, frequencies: _Frequencies, options: HeadsOptions, special: frozenset[int]) -> None:
         self.model, self.options = model, options
-        self.tallies: dict[str, Tally] = {}
-        self.n_texts = self.n_tokens = self.n_chunked = 0
-        self._frequencies = frequencies
-        self._projections = _factors(model)
+        self.done = _Done()
+        self._frequencies, self._special = frequencies, special
+        self._dense = model.info.road == "eager"
+        self._factors = None if self._dense else _factors(model)
 
     def run(self, texts: Corpus | Sequence[CorpusText], report: Report | None) -> bool:
         """Goes through a corpus; False if it was interrupted."""
         try:
-            for block in blocks(texts, shard=self.options.shard):
-                batches = block_batches(
-                    block,
-                    self.model.tokenizer.encode,
-                    limit=self.model.info.max_tokens,
-                    chunk=self.options.chunk,
-                    stride=self.options.stride,
-                )
-                self._add_block(batches, len(block.texts), block.texts[0].index, texts, report)
+            for block in blocks(texts, BLOCK, shard=self.options.shard):
+                self._add_block(block, texts, report)
         except KeyboardInterrupt:
-            if not self.n_texts:
-                raise
             return False
         return True
 
-    def _add_block(
-        self,
-        batches: Sequence[tuple[Chunk, ...]],
-        n_texts: int,
-        first: int,
-        texts: Corpus | Sequence[CorpusText],
-        report: Report | None,
-    ) -> None:
+    def _add_block(self, block: Block, texts: Corpus | Sequence[CorpusText], report: Report | None) -> None:
+        first = block.texts[0].index
         held: dict[str, _BlockSums] = {}
         pairs: dict[int, list[tuple[NDArray[np.float64], ...]]] = {}
-        done = 0
+        n_tokens = 0
+        batches = block_batches(
+            block,
+            self.model.tokenizer.encode,
+            limit=self.model.info.max_tokens,
+            chunk=self.options.chunk,
+            stride=self.options.stride,
+            budget=DENSE_BUDGET if self._dense else TOKEN_BUDGET,
+            special_ids=self._special,
+        )
         for batch in batches:
+            places = [part.text - first for part in batch]
             for kind, sums in self._observed(batch).items():
                 if kind not in held:
-                    held[kind] = _BlockSums(n_texts, sums)
-                held[kind].add([part.text - first for part in batch], sums)
-            for part in batch:
-                done += len(part)
+                    held[kind] = _BlockSums(len(block.texts), sums)
+                held[kind].add(places, sums)
+            for place, part in zip(places, batch, strict=True):
+                n_tokens += len(part)
                 hits = pair_hits(part.tokens.ids, causal=self.model.info.kinds == ("decoder",))
-                pairs.setdefault(part.text - first, []).append(hits)
+                pairs.setdefault(place, []).append(hits)
             if report is not None:
-                report(Progress(self.n_texts, self.n_tokens + done, _share(texts)))
-        # Only whole blocks count: an interruption above leaves the sums as they were before.
-        for kind, block in held.items():
-            if kind not in self.tallies:
-                self.tallies[kind] = Tally.empty(kind, block.layers, block.n_heads, block.names)
-            block.add_to(self.tallies[kind], pairs)
-        self.n_texts += len(pairs)
-        self.n_tokens += done
-        self.n_chunked += sum(len(parts) > 1 for parts in pairs.values())
+                report(Progress(self.done.n_texts + len(pairs), self.done.n_tokens + n_tokens, _share(texts)))
+        # Whole blocks alone count, and only in one step: an interruption leaves either the old sums or the new ones.
+        self.done = _Done(
+            dict(self.done.tallies)
+            | {kind: sums.added_to(self.done.tallies.get(kind), kind, pairs) for kind, sums in held.items()},
+            self.done.n_texts + len(pairs),
+            self.done.n_tokens + n_tokens,
+            self.done.n_chunked + sum(len(parts) > 1 for parts in pairs.values()),
+        )
 
     def _observed(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, SumsOf]]:
         """The measures of a batch: kind -> layer -> sums, in the order of the batch."""
         import torch
 
+        from attnscope.core.measures import measures_of_weights
+        from attnscope.core.probes import Weights
         from attnscope.core.sums import Sums
 
         tokens = [part.tokens for part in batch]
-        facts = self._facts(tokens)
-        probe = Sums(facts, output_projections=self._projections)
-        segments = torch.from_numpy(_padded([t.segments.astype(np.int64) for t in tokens]))
-        whole = all(len(t) == len(tokens[0]) for t in tokens)
         device = self.model.info.device
-        with torch.inference_mode():
-            self.model.run(
-                Batch(facts.ids.to(device), None if whole else facts.real.to(device), segments.to(device)), probe
-            )
-        return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
+        facts = self._facts(tokens, "cpu" if self._dense else device)
+        segments = torch.from_numpy(_padded([t.segments.astype(np.int64) for t in tokens]))
+        mask = None if bool(facts.real.all()) else facts.real.to(device)
+        given = Batch(facts.ids.to(device), mask, segments.to(device))
+        with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
+            if not self._dense:
+                probe = Sums(facts, output_projections=self._factors)
+                self.model.run(given, probe)
+                return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
+            kept = Weights()
+            self.model.run(given, kept)
+            return {
+                str(kind): {layer: measures_of_weights(weights, facts) for layer, weights in by_layer.items()}
+                for kind, by_layer in kept.maps.items()
+            }
 
-    def _facts(self, tokens: Sequence[Tokens]) -> TextFacts:
+    def _facts(self, tokens: Sequence[Tokens], device: str) -> TextFacts:
         import torch
 
         from attnscope.core.measures import TextFacts
@@ -298,23 +298,28 @@ class _Study:
         ids = _padded([t.ids for t in tokens])
         special = _padded([t.special for t in tokens])
         opening = special & (np.cumsum(~special, axis=1) == 0)
-        frequency = self._frequencies.of(ids)
+        # Special tokens are in every text, and not rare at all.
+        frequency = np.where(special, 0.0, self._frequencies.of(ids))
         ordinary = np.where(real & ~special, frequency, np.inf)
         rarest = np.where(np.isfinite(ordinary).any(1), ordinary.argmin(1), -1)
+
+        def tensor(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
         embeddings = None
         if isinstance(self.model, Embeds):
-            found = self.model.static_embeddings(torch.from_numpy(ids).to(self.model.info.device)).float().cpu()
+            found = self.model.static_embeddings(tensor(ids).to(self.model.info.device)).float().to(device)
             embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         return TextFacts(
-            real=torch.from_numpy(real),
-            special=torch.from_numpy(special),
-            ids=torch.from_numpy(ids),
-            cls=torch.from_numpy(opening),
-            sep=torch.from_numpy(special & ~opening),
-            punctuation=torch.from_numpy(_padded([_punctuation(t) for t in tokens])),
-            log_frequency=torch.from_numpy(frequency),
+            real=tensor(real),
+            special=tensor(special),
+            ids=tensor(ids),
+            cls=tensor(opening),
+            sep=tensor(special & ~opening),
+            punctuation=tensor(_padded([_punctuation(t) for t in tokens])),
+            log_frequency=tensor(frequency),
             embeddings=embeddings,
-            rarest=torch.from_numpy(rarest),
+            rarest=tensor(rarest),
         )
 
 
@@ -337,16 +342,20 @@ class _BlockSums:
                 for place, value in zip(places, values, strict=True):
                     held[place, row, : value.shape[0]] += value
 
-    def add_to(self, tally: Tally, pairs: Mapping[int, Sequence[tuple[NDArray[np.float64], ...]]]) -> None:
-        """Adds the block to a tally."""
-        held = self._held
+    def added_to(
+        self, known: Tally | None, kind: str, pairs: Mapping[int, Sequence[tuple[NDArray[np.float64], ...]]]
+    ) -> Tally:
+        """A new tally: what is known, and the block. A text without any token, which has no pairs, is left out."""
+        places = sorted(pairs)
+        held = {name: array[places] for name, array in self._held.items()}
+        tally = Tally.empty(kind, self.layers, self.n_heads, self.names)
         tally.measures.add(held["sum"], held["count"])
         tally.uniform.add(held["uniform_sum"], held["uniform_count"])
         tally.offsets.add(held["offset_sum"], held["offset_count"])
         tally.offsets_uniform.add(held["offset_uniform"], held["offset_count"])
-        hits = [np.sum(list(pairs[place]), axis=0) for place in sorted(pairs)]
-        stacked = np.stack(hits)
-        tally.pairs.add(stacked[:, 0], stacked[:, 1])
+        hits = np.stack([np.sum(list(pairs[place]), axis=0) for place in places])
+        tally.pairs.add(hits[:, 0], hits[:, 1])
+        return tally if known is None else known.merge(tally)
 
 
 _SUMS = ("sum", "count", "uniform_sum", "uniform_count", "offset_sum", "offset_count", "offset_uniform")
@@ -383,24 +392,70 @@ class _Frequencies:
 
     table: NDArray[np.float64]
     unseen: float
+    sha256: str
+
+    @classmethod
+    def of_counts(cls, counts: TokenCounts) -> _Frequencies:
+        numbers = counts.counts
+        # Of the vocabulary only the part up to the largest number that was seen is known here.
+        n_known = max(1, len(numbers))
+        digest = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
+        return cls(counts.log_frequency(n_known), -math.log(counts.total + n_known), digest)
 
     def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         known = ids < len(self.table)
         return np.where(known, self.table[np.where(known, ids, 0)], self.unseen)
 
 
-def _log_frequencies(model: Model, texts: Corpus | Sequence[CorpusText], options: HeadsOptions) -> _Frequencies:
-    """The log frequency of every token, from the whole corpus whatever the shard, or from a file."""
+def _counts(
+    model: Model, texts: Corpus | Sequence[CorpusText], options: HeadsOptions, special: frozenset[int]
+) -> TokenCounts:
+    """How often each token comes: in the whole corpus whatever the shard, or by a file."""
     encode = model.tokenizer.encode
-    counts = (
-        count_tokens(texts, encode) if options.frequencies is None else read_frequencies(options.frequencies, encode)
-    )
-    n_known = max(1, len(counts.counts))
-    # Of the vocabulary only the part up to the largest number that was seen is known here.
-    return _Frequencies(counts.log_frequency(n_known), -math.log(counts.total + n_known))
+    if options.frequencies is not None:
+        return read_frequencies(options.frequencies, encode)
+    return count_tokens(texts, encode, special)
+
+
+def _special_ids(model: Model) -> frozenset[int]:
+    """The numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers."""
+    example = model.tokenizer.encode("a")
+    return frozenset(example.ids[example.special].tolist())
+
+
+def _sha256(texts: Corpus | Sequence[CorpusText]) -> str:
+    """Hash of the texts; empty where a Corpus has not been read to its end."""
+    if isinstance(texts, Corpus):
+        return texts.sha256
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.digested())
+    return digest.hexdigest()
+
+
+def _problems(texts: Corpus | Sequence[CorpusText]) -> list[dict[str, Any]]:
+    return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
+
+
+def _scaled(report: Report | None, number: int, of: int) -> Report | None:
+    """What reports the share of one of several equal parts as that of all of them."""
+    if report is None or of == 1:
+        return report
+
+    def scaled(done: Progress) -> None:
+        report(replace(done, share=None if done.share is None else (number + done.share) / of))
+
+    return scaled
+
+
+def _n_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _listed(texts: Sequence[str] | Sequence[CorpusText]) -> tuple[CorpusText, ...]:
+    """Texts with their numbers; blank ones are left out, as of files."""
     kept = [text for text in texts if not isinstance(text, str) or text.strip()]
     found = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
     if not found:
@@ -422,8 +477,3 @@ def _share(texts: Corpus | Sequence[CorpusText]) -> float | None:
 
 def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
-
-
-def _told(a: Any, b: Any) -> str:
-    """Two values that differ, shortly."""
-    return f"one has {str(a)[:40]}, another {str(b)[:40]}"

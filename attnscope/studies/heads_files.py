@@ -3,21 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from attnscope import findings as records
 from attnscope import models
-from attnscope.corpus import Corpus, CorpusText, repeat_probe
+from attnscope.corpus import Corpus, CorpusText, Split, repeat_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.findings import Findings
 from attnscope.models.model import Model, Vocabulary
-from attnscope.studies.heads import HeadsOptions, Report, heads, merged
+from attnscope.studies.heads import HeadsOptions, Report, heads
 from attnscope.studies.heatmap_files import LoadOptions, require_writable
+from attnscope.studies.merging import merged
 from attnscope.studies.roles import thresholds_from
 from attnscope.views.figures import FIGURE_FORMATS
 
 FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
+USUAL_FORMATS = ("npz", "csv", "png")
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 RECORD = "heads"
 
@@ -32,13 +35,14 @@ class StudyOrder:
     field: str
     probe: str | None
     thresholds: tuple[str, ...]
+    measures: str | None
     chunk: int | None
     stride: int | None
     frequencies: Path | None
     control: str | None
     shard: str
     out: Path | None
-    formats: str
+    formats: str | None
 
 
 def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | None) -> tuple[Findings, list[Path]]:
@@ -48,20 +52,21 @@ def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | N
         AttnscopeError: Anything that the user can mend.
     """
     formats = formats_from(order.formats)
+    if order.out is None and order.formats is not None:
+        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
     options = HeadsOptions(
         thresholds=thresholds_from(order.thresholds),
-        chunk=order.chunk,
-        stride=order.stride,
+        chunk=_at_least_one("--chunk", order.chunk),
+        stride=_at_least_one("--stride", order.stride),
         shard=_shard(order.shard),
         frequencies=order.frequencies,
         control=_is_untrained(order.control),
     )
-    given = [order.text is not None, bool(order.files), order.probe is not None]
-    if sum(given) != 1:
-        raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
     corpus = _corpus(order)
     if order.out is not None:
         require_writable(order.out)
+    if order.measures is not None:
+        _require_measures(order.measures)
     model = models.load(
         spec,
         engine=loading.engine,
@@ -75,49 +80,93 @@ def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | N
     return found, [] if order.out is None else write(found, order.out, formats)
 
 
-def merge_files(parts: Sequence[Path], out: Path, formats: str) -> tuple[Findings, list[Path]]:
+def merge_files(parts: Sequence[Path], out: Path, formats: str | None) -> tuple[Findings, list[Path]]:
     """Merges the records of shards, and writes the whole.
 
     Raises:
         AttnscopeError: A part is no record, or they do not belong together.
     """
     wanted = formats_from(formats)
-    whole = merged([records.load(part / f"{RECORD}.npz" if part.is_dir() else part) for part in parts])
+    require_writable(out)
+    paths = [part / f"{RECORD}.npz" if part.is_dir() else part for part in parts]
+    whole = merged([records.load(path) for path in paths], [str(path) for path in paths])
     return whole, write(whole, out, wanted)
 
 
+def drawn_again(found: Findings, out: Path | None, formats: str | None) -> list[Path]:
+    """Writes the files of findings that were saved before; `text` is what is printed anyway.
+
+    Raises:
+        AttnscopeError: There is no such format, or no folder for it.
+    """
+    names = [name for name in (formats or "text" if out is None else formats or "png").split(",") if name.strip()]
+    files = [name for name in names if name.strip().lower() != "text"]
+    if out is None:
+        if files:
+            raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
+        return []
+    wanted = formats_from(",".join(files)) if files else ()
+    require_writable(out)
+    return write(found, out, wanted)
+
+
 def write(found: Findings, out: Path, formats: Sequence[str]) -> list[Path]:
-    """Writes findings into a folder, figures first; each file whole or not at all."""
+    """Writes findings into a folder; each file whole or not at all. What took the time is safe before it is drawn."""
+    paths = [found.save(out / f"{RECORD}.{name}") for name in formats if name not in FIGURE_FORMATS]
     figures = [name for name in formats if name in FIGURE_FORMATS]
-    paths: list[Path] = []
     if figures:
         from attnscope.views.heads_figures import draw
 
         paths += draw(found, out, figures)
-    return paths + [found.save(out / f"{RECORD}.{name}") for name in formats if name not in FIGURE_FORMATS]
+    return paths
 
 
-def formats_from(given: str) -> tuple[str, ...]:
-    """The formats in a list such as `npz,csv,png`.
+def formats_from(given: str | None) -> tuple[str, ...]:
+    """The formats in a list such as `npz,csv,png`; None = the usual ones.
 
     Raises:
         UsageError: There is no such format.
     """
+    if given is None:
+        return USUAL_FORMATS
     names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
     for name in names:
         if name not in FORMATS:
             raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(FORMATS)}")
+    if not names:
+        raise UsageError("no format is given", f"choose from {', '.join(FORMATS)}")
     return names
 
 
 def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
+    """The texts that were asked for; None for the probe."""
+    if (order.text is not None) + bool(order.files) + (order.probe is not None) != 1:
+        raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
+    if order.split not in get_args(Split):
+        raise UsageError(f"there is no split {order.split!r}", f"choose one of {', '.join(get_args(Split))}")
     if order.probe is not None:
         if order.probe != "repeat":
             raise UsageError(f"there is no probe {order.probe!r}", "there is: repeat")
         return None
     if order.files or order.text == "-":
-        return Corpus(order.files or ["-"], split=order.split, field=order.field)  # type: ignore[arg-type]
+        return Corpus(order.files or ["-"], split=order.split, field=order.field)  # type: ignore[arg-type]  # as above
     return [order.text or ""]
+
+
+def _require_measures(given: str) -> None:
+    """Refuses measures that do not exist, before the model runs for minutes."""
+    from attnscope.core.measures import FROM_OFFSETS, measure_names
+
+    known = (*measure_names(), FROM_OFFSETS)
+    for name in (name.strip() for name in given.split(",")):
+        if name not in known:
+            raise UsageError(f"there is no measure {name!r}", f"choose from {', '.join(known)}")
+
+
+def _at_least_one(option: str, number: int | None) -> int | None:
+    if number is not None and number < 1:
+        raise UsageError(f"{option} is {number}", "it counts tokens, and is at least 1")
+    return number
 
 
 def _probe(model: Model) -> list[CorpusText]:

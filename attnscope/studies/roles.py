@@ -1,17 +1,19 @@
 """From sums to evidence: the value of each measure with its interval, and the roles that survive the test.
 
-A role is given to a head where its measure is above both a threshold and what chance would give (uniform attention, or
-the best fixed offset), by a one-sided test over texts, with the false discovery rate of all heads x roles held.
+A role is given to a head where its measure is above both a threshold and what it would have anyway, by a one-sided test
+over texts, with the false discovery rate of all heads x roles held. What it would have anyway is uniform attention's
+value; for links between two tokens also that of the best fixed offset; for similar tokens also the mass on the same
+token. Each measure that a role may rest on is a test of its own.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.running import benjamini_hochberg
+from attnscope.core.running import RunningSums, benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.findings import Estimate, Head, Role
 from attnscope.studies.tally import PAIR_MEASURES, Tally
@@ -24,6 +26,19 @@ FEWEST_TEXTS = 10
 
 LEAST_ACTIVE = 0.1
 """A role may rest on an `_active` measure where at least this share of the attention is off the resting keys."""
+
+MARGIN = 0.1
+"""How much of the way from its baseline to 1 a measure must have gone, beside reaching the threshold.
+
+Random weights differ from uniform attention by a little, and on all texts alike, so that no test over texts takes the
+difference for chance. In short texts, whose baselines are above the thresholds, every other head would have a role.
+"""
+
+LEAST_MARGIN = 0.01
+"""How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
+
+FROM_OFFSETS = "positional"
+"""The measure whose sums are those of the most frequent offset."""
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +54,8 @@ class Rule:
         beats_uniform: Whether the measure must be above its value under uniform attention too.
         least_defined: For what share of the queries the measure must be defined at least. A separator at the end of a
             text is hidden from all but itself in a causal layer: that says nothing about a head.
+        needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
+            same, which of them is the largest says nothing.
     """
 
     what: str
@@ -46,6 +63,7 @@ class Rule:
     threshold: float
     beats_uniform: bool = True
     least_defined: float = 0.0
+    needs_preference: bool = False
 
 
 RULES: dict[str, Rule] = {
@@ -57,9 +75,9 @@ RULES: dict[str, Rule] = {
     "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
     "first_token": Rule("rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
-    "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4),
+    "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
-    "similar_token": Rule("attends to tokens of similar meaning", ("similar_token",), 0.2),
+    "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
 }
 
 
@@ -84,141 +102,200 @@ def thresholds_from(given: Iterable[str]) -> dict[str, float]:
 
 
 def judged(tallies: Sequence[Tally], thresholds: Mapping[str, float]) -> tuple[Head, ...]:
-    """Every head with its measures and roles, by kind, layer, head."""
-    held = [_Judged(tally) for tally in tallies]
-    tests = [test for one in held for test in one.tests(thresholds)]
-    q_values = benjamini_hochberg([test.role.p for test in tests])
-    by_head: dict[tuple[str, int, int], list[Role]] = {}
-    for test, q in zip(tests, q_values.tolist(), strict=True):
-        role = replace(test.role, q=q)
-        above = role.value > max(role.threshold, role.baseline)
-        if (role.tentative and above) or (not role.tentative and q <= LEVEL):
-            by_head.setdefault(test.head, []).append(role)
-    return tuple(head for one in held for head in one.heads(by_head))
+    """Every head with its measures and roles, by kind, layer, head.
+
+    Args:
+        tallies: The sums over texts, one for each kind of attention.
+        thresholds: What a role's measure must reach, by role.
+    """
+    held = [_Judged(tally, thresholds) for tally in tallies]
+    q_values = benjamini_hochberg(np.concatenate([one.p.ravel() for one in held]) if held else [])
+    start = 0
+    heads: list[Head] = []
+    for one in held:
+        stop = start + one.p.size
+        heads += one.heads(q_values[start:stop].reshape(one.p.shape))
+        start = stop
+    return tuple(heads)
 
 
 @dataclass(frozen=True)
 class _Test:
-    head: tuple[str, int, int]
-    role: Role
+    """A role by one measure that it may rest on."""
+
+    role: str
+    rule: Rule
+    measure: str
+    column: int
+
+    @property
+    def is_active(self) -> bool:
+        return self.measure.endswith("_active")
 
 
 class _Judged:
-    """The results of one tally as arrays, computed once."""
+    """The results of one tally as arrays, and the tests on them; (layer, head, …) all of them.
 
-    def __init__(self, tally: Tally) -> None:
-        self.tally = tally
-        self.values = tally.measures.ratio()
-        self.counts = tally.measures.total("c")
+    Attributes:
+        tests: The last axis of the arrays below.
+        baselines: What a measure would have without any preference of the head; NaN = none.
+        limits: What the value must be above; NaN = not tested.
+        p: One-sided p-values; NaN = not tested, or too few texts.
+    """
+
+    def __init__(self, tally: Tally, thresholds: Mapping[str, float]) -> None:
+        self.tally, self.thresholds = tally, thresholds
+        self.tentative = tally.n_texts < FEWEST_TEXTS
+        self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
         self.uniform = tally.uniform.ratio()
         self.low, self.high = tally.measures.interval()
-        self.n_layers, self.n_heads = self.values.shape[:2]
-        shares = tally.offsets.ratio()
-        known = np.where(np.isnan(shares), -1.0, shares)
-        self.best = known.argmax(-1)
-        self.positional = np.take_along_axis(shares, self.best[..., None], -1)[..., 0]
-        uniform = tally.offsets_uniform.ratio()
-        self.positional_uniform = np.take_along_axis(uniform, self.best[..., None], -1)[..., 0]
-        lows, highs = tally.offsets.interval()
-        self.positional_ends = tuple(
-            np.take_along_axis(ends, self.best[..., None], -1)[..., 0] for ends in (lows, highs)
+        self.shape = self.values.shape[:2]
+        self._sums = tally.measures.total("s")
+        self.tests = [
+            _Test(name, rule, measure, tally.names.index(measure))
+            for name, rule in RULES.items()
+            for base in rule.measures
+            for measure in (base, f"{base}_active")
+            if measure in tally.names
+        ]
+        columns = [test.column for test in self.tests]
+        self.baselines = np.stack([self._baseline(test) for test in self.tests], -1)
+        self.limits = np.stack(
+            [self._limit(test, self.baselines[..., i]) for i, test in enumerate(self.tests)], axis=-1
         )
+        self.p = np.full(self.limits.shape, np.nan)
+        if not self.tentative:
+            self.p = _part(tally.measures, columns).p_above(self.limits)
 
-    def column(self, name: str) -> int:
-        return self.tally.names.index(name)
+    def _column(self, name: str) -> int | None:
+        return self.tally.names.index(name) if name in self.tally.names else None
 
-    def tests(self, thresholds: Mapping[str, float]) -> list[_Test]:
-        """One test for every head, role and measure that the role may rest on; NaN where there is nothing to test."""
-        fixed = self._fixed_offset()
-        made: list[_Test] = []
-        for name, rule in RULES.items():
-            for measure in (m for base in rule.measures for m in (base, f"{base}_active") if m in self.tally.names):
-                column = self.column(measure)
-                if rule.least_defined and self._share_defined(column) < rule.least_defined:
-                    continue
-                baseline = np.full((self.n_layers, self.n_heads), -math.inf)
-                if rule.beats_uniform:
-                    baseline = np.fmax(baseline, self.uniform[..., column])
-                baseline = np.fmax(baseline, fixed.get(measure.removesuffix("_active"), -math.inf))
-                made += self._tests_of(name, measure, column, thresholds[name], baseline)
-        return made
+    def _baseline(self, test: _Test) -> Floats:
+        baseline = np.full(self.shape, np.nan)
+        if test.rule.beats_uniform:
+            baseline = np.fmax(baseline, self.uniform[..., test.column])
+        measure = test.measure.removesuffix("_active")
+        if measure in PAIR_MEASURES:
+            baseline = np.fmax(baseline, self._best_fixed_offset(measure))
+        if measure == "similar_token":
+            baseline = np.fmax(baseline, self._mass_on_the_same(test))
+        return baseline
 
-    def _tests_of(self, name: str, measure: str, column: int, threshold: float, baseline: Floats) -> list[_Test]:
-        limit = np.maximum(threshold, baseline)
-        tentative = self.tally.n_texts < FEWEST_TEXTS
-        limits = np.full(self.values.shape, np.nan)
-        limits[..., column] = limit
-        p = self.tally.measures.p_above(limits)[..., column]
-        active = self._active_share() if measure.endswith("_active") else None
-        made = []
-        for layer, head in np.ndindex(self.n_layers, self.n_heads):
-            if np.isnan(self.values[layer, head, column]):
-                continue
-            if active is not None and not active[layer, head] >= LEAST_ACTIVE:
-                continue
-            at = (layer, head, column)
-            role = Role(
-                name=name,
-                measure=measure,
-                value=float(self.values[at]),
-                low=math.nan if tentative else float(self.low[at]),
-                high=math.nan if tentative else float(self.high[at]),
-                baseline=float(baseline[layer, head]) if math.isfinite(baseline[layer, head]) else math.nan,
-                threshold=threshold,
-                p=math.nan if tentative else float(p[layer, head]),
-                q=math.nan,
-                tentative=tentative,
-                active_share=None if active is None else float(active[layer, head]),
-            )
-            made.append(_Test((self.tally.kind, self.tally.layers[layer], head), role))
-        return made
+    def _best_fixed_offset(self, measure: str) -> float:
+        """What a head that always looks at the best fixed offset would reach on a pair measure."""
+        shares = self.tally.pairs.ratio()[PAIR_MEASURES.index(measure)]
+        return float(np.fmax.reduce(shares))
 
-    def heads(self, roles: Mapping[tuple[str, int, int], Sequence[Role]]) -> list[Head]:
-        """All heads of the tally, each with the best evidence for each of its roles."""
-        made = []
-        for layer, head in np.ndindex(self.n_layers, self.n_heads):
-            if np.isnan(self.values[layer, head]).all():
-                continue
-            name = (self.tally.kind, self.tally.layers[layer], head)
-            best: dict[str, Role] = {}
-            for role in roles.get(name, ()):
-                # The whole measure says more than its active part; of two alike, the one further above its limit.
-                rank = (role.active_share is None, role.value)
-                known = best.get(role.name)
-                if known is None or rank > (known.active_share is None, known.value):
-                    best[role.name] = role
-            ordered = sorted(best.values(), key=lambda role: -role.value / role.threshold)
-            measures = {
-                measure: Estimate(
-                    *(float(a[layer, head, i]) for a in (self.values, self.low, self.high, self.uniform, self.counts))
-                )
-                for i, measure in enumerate(self.tally.names)
-            }
-            measures["positional"] = Estimate(
-                float(self.positional[layer, head]),
-                float(self.positional_ends[0][layer, head]),
-                float(self.positional_ends[1][layer, head]),
-                float(self.positional_uniform[layer, head]),
-                float(self.tally.offsets.total("c")[layer, head, self.best[layer, head]]),
-            )
-            resting = measures["resting"].value if "resting" in measures else math.nan
-            made.append(Head(*name, tuple(ordered), resting, measures))
-        return made
+    def _mass_on_the_same(self, test: _Test) -> Floats:
+        """The attention to the same token, here or elsewhere: nothing is more like a token than itself."""
+        ending = "_active" if test.is_active else ""
+        columns = [self._column(f"{name}{ending}") for name in ("self_token", "same_token")]
+        mass = sum((self._sums[..., column] for column in columns if column is not None), np.zeros(self.shape))
+        counts = self.counts[..., test.column]
+        return _divided(mass, counts, np.nan)
 
-    def _share_defined(self, column: int) -> float:
+    def _limit(self, test: _Test, baseline: Floats) -> Floats:
+        """What the value must be above: the threshold, and the baseline by a margin; NaN where that is no question."""
+        above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
+        limit: Floats = np.fmax(np.full(self.shape, self.thresholds[test.role]), above)
+        limit[np.isnan(self.values[..., test.column])] = np.nan
+        if test.rule.least_defined:
+            limit[self._share_defined(test) < test.rule.least_defined] = np.nan
+        if test.is_active:
+            limit[~(self._active_share() >= LEAST_ACTIVE)] = np.nan
+        entropy = self._column("relative_entropy")
+        if test.rule.needs_preference and entropy is not None:
+            limit[self.values[..., entropy] > self.thresholds["diffuse"]] = np.nan
+        return limit
+
+    def _share_defined(self, test: _Test) -> Floats:
         """For what share of the queries a measure is defined; 1 for an `_active` one, whose count is a mass."""
-        if self.tally.names[column].endswith("_active") or "resting" not in self.tally.names:
-            return 1.0
-        every = self.counts[..., self.column("resting")].sum()
-        return float(self.counts[..., column].sum() / every) if every else 0.0
+        resting = self._column("resting")
+        if test.is_active or resting is None:
+            return np.ones(self.shape)
+        every = self.counts[..., resting]
+        return _divided(self.counts[..., test.column], every, 0.0)
 
     def _active_share(self) -> Floats:
-        if "resting" not in self.tally.names:
-            return np.zeros((self.n_layers, self.n_heads))
-        return 1 - self.values[..., self.column("resting")]
+        resting = self._column("resting")
+        return np.zeros(self.shape) if resting is None else 1 - self.values[..., resting]
 
-    def _fixed_offset(self) -> dict[str, float]:
-        """What the best head of a fixed offset would reach on the pair measures."""
-        shares = self.tally.pairs.ratio()
-        best = np.max(np.where(np.isnan(shares), -math.inf, shares), axis=1)
-        return {name: float(best[row]) for row, name in enumerate(PAIR_MEASURES) if math.isfinite(best[row])}
+    def heads(self, q: Floats) -> list[Head]:
+        """All heads of the tally, each with the best evidence for each of its roles.
+
+        Args:
+            q: p after Benjamini-Hochberg, in the shape of `p`.
+        """
+        values = self.values[..., [test.column for test in self.tests]]
+        with np.errstate(invalid="ignore"):
+            given = values > self.limits if self.tentative else q <= LEVEL
+        positional = self._positional()
+        resting = self._column("resting")
+        made = []
+        for at in np.ndindex(*self.shape):
+            if np.isnan(self.values[at]).all():
+                continue
+            columns = zip(
+                self.tally.names,
+                *(array[at].tolist() for array in (self.values, self.low, self.high, self.uniform, self.counts)),
+                strict=True,
+            )
+            measures = {name: Estimate(*numbers) for name, *numbers in columns}
+            measures[FROM_OFFSETS] = Estimate(*(float(array[at]) for array in positional))
+            share = math.nan if resting is None else float(self.values[(*at, resting)])
+            layer, head = self.tally.layers[at[0]], at[1]
+            made.append(
+                Head(self.tally.kind, layer, head, self._roles(at, np.flatnonzero(given[at]), q), share, measures)
+            )
+        return made
+
+    def _roles(self, at: tuple[int, ...], given: NDArray[np.int64], q: Floats) -> tuple[Role, ...]:
+        """The roles of a head, the strongest first, each by the best of the tests that gave it."""
+        best: dict[str, Role] = {}
+        for number in given.tolist():
+            role = self._role(at, number, float(q[(*at, number)]))
+            known = best.get(role.name)
+            # The whole measure says more than its active part; of two alike, the larger one.
+            if known is None or (role.active_share is None, role.value) > (known.active_share is None, known.value):
+                best[role.name] = role
+        return tuple(sorted(best.values(), key=lambda role: -role.value / role.threshold))
+
+    def _role(self, at: tuple[int, ...], number: int, q: float) -> Role:
+        test = self.tests[number]
+        cell = (*at, test.column)
+        undefined = self.tentative
+        return Role(
+            name=test.role,
+            measure=test.measure,
+            value=float(self.values[cell]),
+            low=math.nan if undefined else float(self.low[cell]),
+            high=math.nan if undefined else float(self.high[cell]),
+            baseline=float(self.baselines[(*at, number)]),
+            threshold=self.thresholds[test.role],
+            p=float(self.p[(*at, number)]),
+            q=q,
+            tentative=self.tentative,
+            active_share=float(self._active_share()[at]) if test.is_active else None,
+        )
+
+    def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """Value, interval, uniform attention's value, and count at each head's most frequent offset."""
+        offsets = self.tally.offsets
+        best = np.where(np.isnan(shares := offsets.ratio()), -1.0, shares).argmax(-1)[..., None]
+        mine = _part(offsets, best)
+        low, high = mine.interval()
+        uniform = _part(self.tally.offsets_uniform, best).ratio()
+        return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c")))  # type: ignore[return-value]
+
+
+def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:
+    """Some of the quantities of (layer, head, quantity), the same ones for all heads or some for each."""
+    arrays = sums.to_arrays()
+    index = np.broadcast_to(np.asarray(columns), (*sums.shape[:2], np.shape(columns)[-1]))
+    limbs = np.take_along_axis(arrays["limbs"], index[None], -1)
+    return RunningSums.from_arrays({"limbs": limbs, "n_texts": arrays["n_texts"]})
+
+
+def _divided(a: Floats, b: Floats, undefined: float) -> Floats:
+    result: Floats = np.divide(a, b, out=np.full(a.shape, undefined), where=b > 0)
+    return result

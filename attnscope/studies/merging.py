@@ -1,0 +1,162 @@
+"""From exact sums to findings, and from the findings of shards to those of the whole. Needs no model and no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.findings import Findings
+from attnscope.studies.roles import judged
+from attnscope.studies.tally import Tally, tallies_of
+
+_CONTROL = "control-"
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def sums_of(trained: Mapping[str, Tally], control: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
+    """The state of tallies by kind, as a record holds it."""
+    arrays = {name: array for tally in trained.values() for name, array in tally.to_arrays().items()}
+    return arrays | {_CONTROL + name: array for tally in control.values() for name, array in tally.to_arrays().items()}
+
+
+def concluded(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
+    """The findings that exact sums amount to.
+
+    Args:
+        run: What made them; see `Findings`.
+        corpus: What they were made on.
+        options: What was chosen; the thresholds of roles are read from it.
+        sums: What `sums_of` returned.
+
+    Raises:
+        KeyError: A sum or a threshold is missing.
+        ValueError: The sums are damaged.
+    """
+    thresholds = {name: float(role["threshold"]) for name, role in options["roles"].items()}
+    trained, control = _tallies(sums)
+    return Findings(
+        run=run,
+        corpus=corpus,
+        options=options,
+        heads=judged(list(trained.values()), thresholds),
+        sums=sums,
+        control=judged(list(control.values()), thresholds),
+    )
+
+
+def merged(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
+    """The findings of several shards of one corpus, as one run over all of it would have found them.
+
+    Bit for bit, in any order, where all were made with the same versions on the same kind of machine with the same
+    number of threads: those change how torch rounds.
+
+    Args:
+        parts: What `heads` found on each shard; some may be missing.
+        names: What to call each in errors, such as its file.
+
+    Raises:
+        AttnscopeError: They are of different models, texts, options or measures, or a shard comes twice.
+    """
+    if not parts:
+        raise AttnscopeError("there is nothing to merge", "give the records of shards")
+    names = names or [f"part {number}" for number, _ in enumerate(parts, 1)]
+    for part, name in zip(parts, names, strict=True):
+        _require_alike((parts[0], names[0]), (part, name))
+    _require_apart(parts, names)
+    ordered = sorted(parts, key=lambda part: _shard(part.corpus["shards"][0]))
+    tallies: tuple[dict[str, Tally], dict[str, Tally]] = ({}, {})
+    for part, name in zip(parts, names, strict=True):
+        try:
+            for mine, whole in zip(_tallies(part.sums), tallies, strict=True):
+                for kind, tally in mine.items():
+                    whole[kind] = whole[kind].merge(tally) if kind in whole else tally
+        except (KeyError, ValueError, OverflowError) as error:
+            raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
+    return concluded(ordered[0].run, _joined([part.corpus for part in ordered]), parts[0].options, sums_of(*tallies))
+
+
+def _tallies(sums: Arrays) -> tuple[dict[str, Tally], dict[str, Tally]]:
+    """The tallies of a model and of its control."""
+    control = {name.removeprefix(_CONTROL): array for name, array in sums.items() if name.startswith(_CONTROL)}
+    return tallies_of({name: array for name, array in sums.items() if not name.startswith(_CONTROL)}), tallies_of(
+        control
+    )
+
+
+def _require_alike(first: tuple[Findings, str], other: tuple[Findings, str]) -> None:
+    """Raises an AttnscopeError where two parts cannot be of one whole, saying which and why."""
+    (a, a_name), (b, b_name) = first, other
+    for what, of in _COMPARED:
+        one, another = of(a), of(b)
+        if one != another:
+            told = "" if isinstance(one, Mapping | list) else f" ({_short(one)} and {_short(another)})"
+            raise AttnscopeError(
+                f"{a_name} and {b_name} are of different {what}{told}", "merge shards of one run over one corpus"
+            )
+    if not a.corpus.get("sha256"):
+        raise AttnscopeError(
+            f"{a_name} was interrupted before it had seen all texts: whose part it is cannot be told",
+            "make this part again",
+        )
+
+
+def _measures(part: Findings) -> list[Any]:
+    """Which quantities the sums are of; a shard without any text has none."""
+    named = [name for name in part.sums if name.endswith((".names", ".layers"))]
+    return [(name, part.sums[name].tolist()) for name in sorted(named)]
+
+
+_COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
+    ("models", lambda part: part.run.get("sha256") or part.run.get("model")),
+    ("precisions", lambda part: part.run.get("dtype")),
+    ("engines", lambda part: part.run.get("engine")),
+    ("versions of attnscope", lambda part: part.run.get("versions", {}).get("attnscope")),
+    ("texts", lambda part: part.corpus.get("sha256")),
+    ("options", lambda part: part.options),
+)
+
+
+def _require_apart(parts: Sequence[Findings], names: Sequence[str]) -> None:
+    """Raises an AttnscopeError where a shard comes twice, the corpus was divided twice, or measures differ."""
+    whose: dict[str, str] = {}
+    divisions: dict[int, str] = {}
+    measured: tuple[str, list[Any]] | None = None
+    for part, name in zip(parts, names, strict=True):
+        for shard in part.corpus["shards"]:
+            if shard in whose:
+                raise AttnscopeError(f"{whose[shard]} and {name} hold the same shard, {shard}", "give each part once")
+            whose[shard] = name
+            divisions.setdefault(_shard(shard)[1], name)
+        measures = _measures(part)
+        if measures and measured and measures != measured[1]:
+            raise AttnscopeError(
+                f"{measured[0]} and {name} are of different measures", "merge shards of one run over one corpus"
+            )
+        measured = measured or ((name, measures) if measures else None)
+    if len(divisions) > 1:
+        (a, a_name), (b, b_name) = list(divisions.items())[:2]
+        raise AttnscopeError(
+            f"{a_name} is a shard of {a}, {b_name} of {b}: they overlap", "divide the corpus once, such as 1/2 and 2/2"
+        )
+
+
+def _joined(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the whole was made on, from what its parts were made on, in the order of shards."""
+    shards = sorted((shard for corpus in corpora for shard in corpus["shards"]), key=_shard)
+    whole = len(shards) == _shard(shards[0])[1]
+    return dict(corpora[0]) | {
+        **{name: sum(corpus[name] for corpus in corpora) for name in ("n_texts", "n_tokens", "n_chunked")},
+        "shards": ["1/1"] if whole else shards,
+        "complete": all(corpus["complete"] for corpus in corpora),
+    }
+
+
+def _shard(name: str) -> tuple[int, int]:
+    number, _, of = name.partition("/")
+    return int(number), int(of)
+
+
+def _short(value: Any) -> str:
+    return str(value)[:12] or "none"
