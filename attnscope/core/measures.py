@@ -12,6 +12,7 @@ exact, and a value is sum / count over whatever was added up. Two rules hold for
 This module knows no models and no tokenizers. `core.sums` computes the same without dense weights.
 """
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -206,17 +207,17 @@ class TextFacts:
         if self.log_frequency is not None and not bool(self.log_frequency[self.real].isfinite().all()):
             raise ValueError("log_frequency must be finite: a token that was never counted has no frequency of 0")
 
-    @property
+    @functools.cached_property
     def first(self) -> Tensor:
         """(batch, token), bool: the first real token of each text."""
         return self.real & (self.real.cumsum(1) == 1)
 
-    @property
+    @functools.cached_property
     def resting(self) -> Tensor:
         """(batch, token), bool: special tokens and the first, on which most trained heads rest."""
         return (self.special & self.real) | self.first
 
-    @property
+    @functools.cached_property
     def final_special(self) -> Tensor:
         """(batch,), int64: where the text ends, if it ends with a special token ([SEP], </s>); else -1."""
         places = torch.arange(self.real.shape[1], device=self.real.device)
@@ -330,7 +331,15 @@ Rows = dict[str, Tensor]
 """Name -> a number for each query, (batch, head, query)."""
 
 
-def linear_rows(weights: Tensor, keys: TextFacts, queries: slice, key_range: slice, *, own_text: bool) -> Rows:
+def linear_rows(
+    weights: Tensor,
+    keys: TextFacts,
+    queries: slice,
+    key_range: slice,
+    *,
+    own_text: bool,
+    columns: dict[str, Tensor] | None = None,
+) -> Rows:
     """What is linear in the weights, query by query.
 
     Args:
@@ -339,41 +348,44 @@ def linear_rows(weights: Tensor, keys: TextFacts, queries: slice, key_range: sli
         queries: Which queries these are.
         key_range: Which keys these are.
         own_text: Whether the queries are tokens of the same texts.
+        columns: What `key_columns` says of the keys, where that is known already.
 
     Returns:
         Name -> (batch, head, query), for the measures and their `_active`; `active`, the mass on keys that nobody rests
         on; and `mass`, on all keys. similar_token is not yet less what uniform attention has.
     """
-    columns = key_columns(keys, weights.dtype)
+    columns = key_columns(keys, weights.dtype) if columns is None else columns
     table = torch.stack(list(columns.values()), -1)[:, None, key_range]
     rows: Rows = dict(zip(columns, (weights @ table).unbind(-1), strict=True))
     rows["mass"] = weights.sum(-1)
     if not own_text:
         return rows
-    device = weights.device
-    q = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    device, dtype = weights.device, weights.dtype
+    q = torch.arange(queries.start, queries.stop, device=device)
     k = torch.arange(key_range.start, key_range.stop, device=device)
-    offset = (k - q).to(weights.dtype)
+    off_rest = columns["active"][:, None, None, key_range]
+    band = at_offsets(weights, queries, key_range)
+    band_active = band * at_offsets(off_rest.expand(-1, -1, len(q), -1), queries, key_range)
+    for ending, part in (("", band), ("_active", band_active)):
+        for name, offset in (("previous_token", -1), ("self_token", 0), ("next_token", 1)):
+            rows[name + ending] = part[..., REACH + offset]
+        rows[f"window{ending}"] = part[..., REACH - WINDOW : REACH + WINDOW + 1].sum(-1)
+    distances = (k - q[:, None]).to(dtype)
     same, followed = pair_targets(keys, queries, key_range)
     pairs: dict[str, Tensor] = {
-        "previous_token": offset == -1,
-        "self_token": offset == 0,
-        "next_token": offset == 1,
-        "window": offset.abs() <= WINDOW,
-        "distance_tokens": offset.abs(),
-        "signed_distance_tokens": offset,
-        "same_token": same[:, None],
-        "induction": followed[:, None],
+        "distance_tokens": distances.abs(),
+        "signed_distance_tokens": distances,
+        "same_token": same[:, None].to(dtype),
+        "induction": followed[:, None].to(dtype),
     }
     if keys.embeddings is not None:
-        directions = keys.embeddings.to(weights.dtype)
+        directions = keys.embeddings.to(dtype)
         pairs["similar_token"] = (directions[:, queries] @ directions[:, key_range].mT)[:, None]
-    off_rest = columns["active"][:, None, None, key_range]
     for name, worth in pairs.items():
         weighted = weights * worth
         rows[name] = weighted.sum(-1)
         rows[f"{name}_active"] = (weighted * off_rest).sum(-1)
-    rows["rms_distance_tokens"] = (weights * offset.square()).sum(-1).sqrt()
+    rows["rms_distance_tokens"] = (weights * distances.square()).sum(-1).sqrt()
     return rows
 
 
@@ -405,7 +417,7 @@ class Ground:
 
 def ground(
     allowed: Tensor, keys: TextFacts, query_real: Tensor, queries: slice, key_range: slice, *, own_text: bool,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float64, columns: dict[str, Tensor] | None = None,
 ) -> Ground:  # fmt: skip
     """Works out for some queries what does not depend on the head.
 
@@ -417,12 +429,13 @@ def ground(
         key_range: Which keys these are; queries may attend to no others.
         own_text: Whether queries and keys are of one text.
         dtype: Precision of uniform values.
+        columns: As for linear_rows.
     """
     may = allowed.to(dtype)
     n_allowed = may.sum(-1)
     counted = (n_allowed > 0) & query_real[:, None]
     share = 1 / n_allowed.clamp(min=1)
-    uniform = linear_rows(may * share[..., None], keys, queries, key_range, own_text=own_text)
+    uniform = linear_rows(may * share[..., None], keys, queries, key_range, own_text=own_text, columns=columns)
     some_active = counted & (uniform["active"] > 0)
     defined = {}
     for name, row in uniform.items():
@@ -504,10 +517,17 @@ def value_norms(values: Tensor, n_heads: int, factor: Tensor | None = None) -> T
         (batch, n_heads, key).
     """
     group = n_heads // values.shape[1]
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
     if factor is None:
-        return values.norm(dim=-1).repeat_interleave(group, 1)
-    wide = values.repeat_interleave(group, 1) if group > 1 else values
-    return (wide @ factor.to(values.dtype).mT).norm(dim=-1)
+        return wide.square().sum(-1).sqrt().repeat_interleave(group, 1)
+    # Heads first: one product a head serves all texts.
+    by_head = wide.transpose(0, 1).repeat_interleave(group, 0).flatten(1, 2)
+    norms = torch.bmm(by_head, factor.to(wide.dtype).mT).square_().sum(-1).sqrt_()
+    return norms.view(n_heads, values.shape[0], values.shape[2]).transpose(0, 1)
+
+
+_AT_ONCE = 1000
+"""So many handfuls of numbers wait before they are converted together."""
 
 
 class Totals:
@@ -526,6 +546,7 @@ class Totals:
         offsets = (len(OFFSETS), batch, n_heads)
         self.offset_sum, self.offset_count = np.zeros(offsets), np.zeros(offsets)
         self._place = {name: i for i, name in enumerate(names)}
+        self._waiting: list[tuple[str, int | slice, slice, Tensor]] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._place
@@ -535,35 +556,54 @@ class Totals:
         i = self._place.get(name)
         if i is None:
             return
-        if sums is not None:
-            self.sum[i, texts] += sums.detach().to("cpu", torch.float64).numpy()
-        if counts is not None:
-            self.count[i, texts] += counts.detach().to("cpu", torch.float64).numpy()
+        for kind, numbers in (("sum", sums), ("count", counts)):
+            if numbers is not None:
+                self._later(kind, i, texts, numbers)
 
     def add_offsets(self, texts: slice, sums: Tensor, counts: Tensor) -> None:
         """Adds the counts of largest weights by offset, each (text, head or 1, offset)."""
-        self.offset_sum[:, texts] += sums.detach().to("cpu", torch.float64).permute(2, 0, 1).numpy()
-        self.offset_count[:, texts] += counts.detach().to("cpu", torch.float64).permute(2, 0, 1).numpy()
+        self._later("offset_sum", slice(None), texts, sums.permute(2, 0, 1))
+        self._later("offset_count", slice(None), texts, counts.permute(2, 0, 1))
 
-    def finish_keys(self, received: Tensor, counted: Tensor, keys: TextFacts, norms: dict[str, Tensor]) -> None:
+    def _later(self, kind: str, place: int | slice, texts: slice, numbers: Tensor) -> None:
+        # A tile has some fifty handfuls of numbers: converted one by one they would take as long as the tile itself.
+        self._waiting.append((kind, place, texts, numbers))
+        if len(self._waiting) >= _AT_ONCE:
+            self.settle()
+
+    def settle(self) -> None:
+        """Adds what was put off; before anything is read."""
+        if not self._waiting:
+            return
+        flat = torch.cat([numbers.detach().flatten() for *_, numbers in self._waiting]).to("cpu", torch.float64).numpy()
+        start = 0
+        for kind, place, texts, numbers in self._waiting:
+            end = start + numbers.numel()
+            getattr(self, kind)[place, texts] += flat[start:end].reshape(numbers.shape)
+            start = end
+        self._waiting.clear()
+
+    def finish_keys(self, largest: Tensor, counted: Tensor, norms: dict[str, Tensor]) -> None:
         """Adds what follows from the mass that each key received.
 
         Args:
-            received: (batch, head, key).
+            largest: What the most attended key of each text received, (batch, head).
             counted: How many queries were counted, (batch, head or 1).
-            keys: The texts of the keys.
-            norms: Measure -> the norm of each value, (batch, head, key).
+            norms: Measure -> sum over keys of the mass received times the value's norm: of all keys, and of those that
+                nobody rests on, (batch, head, 2).
         """
         whole = slice(0, self.sum.shape[1])
-        if received.shape[2]:
-            self.add("received", whole, received.amax(-1), counted.expand(received.shape[:2]))
-        off_rest = (keys.real & ~keys.resting)[:, None].to(received.dtype)
-        for name, norm in norms.items():
-            self.add(name, whole, (received * norm).sum(-1))
-            self.add(f"{name}_active", whole, (received * norm * off_rest).sum(-1))
+        self.add("received", whole, largest, counted.expand(largest.shape))
+        for name in ("value_weighted", "norm_weighted"):
+            if name in norms:
+                self.add(name, whole, norms[name][..., 0])
+                self.add(f"{name}_active", whole, norms[name][..., 1])
+            else:
+                self.clear(name)
 
     def finish_sinks(self) -> None:
         """Adds which texts a head is a sink on, from what first_token came to."""
+        self.settle()
         if "sink" in self:
             i, first = self._place["sink"], self._place["first_token"]
             self.sum[i] = self.sum[first] > SINK_THRESHOLD * self.count[first]
@@ -571,12 +611,14 @@ class Totals:
 
     def clear(self, name: str) -> None:
         """Makes a measure undefined, and its `_active`."""
+        self.settle()
         for i in (self._place.get(name), self._place.get(f"{name}_active")):
             if i is not None:
                 self.sum[i] = self.count[i] = 0.0
 
     def copy(self) -> "Totals":
         """The same sums, to be added to apart."""
+        self.settle()
         other = Totals(self.names, self.sum.shape[1], self.sum.shape[2])
         other.sum[:], other.count[:] = self.sum, self.count
         other.offset_sum[:], other.offset_count[:] = self.offset_sum, self.offset_count
@@ -584,12 +626,15 @@ class Totals:
 
     def take_counts(self, uniform: "Totals") -> None:
         """Takes over the counts of everything but the `_active` measures, which no weights enter."""
+        self.settle()
+        uniform.settle()
         for name, i in self._place.items():
             if not name.endswith("_active"):
                 self.count[i] = uniform.count[i]
 
     def widen(self, n_heads: int) -> None:
         """Repeats sums that all heads share."""
+        self.settle()
         for name in ("sum", "count", "offset_sum", "offset_count"):
             given = getattr(self, name)
             setattr(self, name, np.repeat(given, n_heads // given.shape[2], axis=2))
@@ -758,15 +803,22 @@ def finish(
         factor: `output_factor`, or None.
     """
     n_heads = received.shape[1]
-    norms: dict[str, Tensor] = {}
-    if values is not None:
-        norms["value_weighted"] = value_norms(values, n_heads).to(received.dtype)
-        if factor is not None:
-            norms["norm_weighted"] = value_norms(values, n_heads, factor).to(received.dtype)
+    off_rest = (keys.real & ~keys.resting).to(received.dtype)
+    both = torch.stack([torch.ones_like(off_rest), off_rest], -1)  # (batch, key, 2)
+    of_heads: dict[str, Tensor] = {}
+    of_uniform: dict[str, Tensor] = {}
+    for name, by in (("value_weighted", None), ("norm_weighted", factor)):
+        if values is None or name not in totals or (name == "norm_weighted" and factor is None):
+            continue
+        norm = value_norms(values, n_heads, by).to(received.dtype)
+        of_heads[name] = (received * norm) @ both
+        if evenly.shape[1] == 1:
+            of_uniform[name] = norm @ (evenly[:, 0, :, None] * both)
+        else:
+            of_uniform[name] = (evenly * norm) @ both
     # Uniform attention reads each head's own values, so its heads are no longer one for all.
     uniform.widen(n_heads)
-    for part, mass in ((totals, received), (uniform, evenly.expand(-1, n_heads, -1))):
-        part.finish_keys(mass, counted, keys, norms)
-        for name in {"value_weighted", "norm_weighted"} - set(norms):
-            part.clear(name)
+    for part, mass, norms in ((totals, received, of_heads), (uniform, evenly, of_uniform)):
+        largest = mass.amax(-1) if mass.shape[2] else mass.sum(-1)
+        part.finish_keys(largest.expand(-1, n_heads), counted, norms)
         part.finish_sinks()

@@ -212,17 +212,27 @@ class _Plan:
         self.blocks = blocks(call)
         kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else 2 * len(_FUNCTIONS))
         self.keeps = kept <= KEPT_NUMBERS
+        self._texts: dict[int, tuple[TextFacts, dict[str, Tensor]]] = {}
         self.places = [self._place(block, mask_heads, queries.real) for block in self.blocks]
 
+    def texts(self, block: Block) -> tuple[TextFacts, dict[str, Tensor]]:
+        """The facts of a block's texts, and what their keys are worth; worked out once for all blocks of a text."""
+        if block.texts.start not in self._texts:
+            facts = self.keys.part(block.texts)
+            self._texts[block.texts.start] = facts, key_columns(facts, self.dtype)
+        return self._texts[block.texts.start]
+
     def _place(self, block: Block, mask_heads: int, query_real: Tensor) -> _Place:
-        facts = self.keys.part(block.texts)
+        facts, columns = self.texts(block)
         real = query_real[block.texts, block.queries]
         allowed = block.allowed(self.device)
         n_texts, n_queries, n_keys = block.shape
         if allowed is None:
             allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         allowed = allowed.expand(n_texts, mask_heads, n_queries, n_keys)
-        given = ground(allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype)
+        given = ground(
+            allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype, columns=columns
+        )
         band = add_uniform(self.uniform, block.texts, given)
         counted = given.counted.to(self.dtype)
         share = counted / given.n_allowed.clamp(min=1)
@@ -319,8 +329,10 @@ class _Run:
         self.output = rows.transpose(1, 2)
         self._totals = Totals(names, batch, n_heads)
         self._received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=plan.device)
-        # Sum over queries of q times the mass, and of q times the active mass: what signed distances count from.
-        self._from = torch.zeros(2, batch, n_heads, dtype=torch.float64, device=plan.device)
+        # Sums of tiles by what they are, (batch, head, ...): a tile's handfuls are added together, not one by one.
+        self._slots: dict[str, slice] = {}
+        self._board = torch.zeros(0)
+        self._pieces: list[tuple[str, Tensor]] = []
         places = {"previous_token", "self_token", "next_token", "window"} & set(names)
         self._wants = {
             "entropy": bool({"entropy_nats", "relative_entropy"} & set(names)),
@@ -329,6 +341,21 @@ class _Run:
             "functions": plan.own_text and bool(set(_FUNCTIONS) & set(names)),
             "active": any(name.endswith("_active") for name in names),
         }
+
+    def _note(self, name: str, sums: Tensor) -> None:
+        """Takes down sums of the tile at hand, (text, head) or (text, head, several)."""
+        self._pieces.append((name, sums.unsqueeze(-1) if sums.ndim == 2 else sums))
+
+    def _post(self, texts: slice) -> None:
+        """Adds what was taken down of one tile; every tile has the same."""
+        if not self._slots:
+            start = 0
+            for name, piece in self._pieces:
+                self._slots[name] = slice(start, start := start + piece.shape[-1])
+            batch, n_heads = self._received.shape[:2]
+            self._board = torch.zeros(batch, n_heads, start, dtype=torch.float64, device=self._received.device)
+        self._board[texts] += torch.cat([piece for _, piece in self._pieces], -1)
+        self._pieces.clear()
 
     def add(self, tile: Tile, place: _Place) -> None:
         """Adds one tile; spends its scores."""
@@ -347,38 +374,42 @@ class _Run:
         log_sum_exp = tile.log_sum_exp(largest)
         if self._wants["entropy"]:
             entropies = tile.entropies(log_sum_exp)
-            self._totals.add("entropy_nats", block.texts, (entropies * place.counted).sum(-1))
-            self._totals.add("relative_entropy", block.texts, (entropies * place.inverse_log).sum(-1))
+            self._note("entropy_nats", (entropies * place.counted).sum(-1))
+            self._note("relative_entropy", (entropies * place.inverse_log).sum(-1))
         scratch = tile.scores
         if "rms_distance_tokens" in self._totals and self._plan.own_text:
             squares = self._plan.offsets_of(block).square_()
             spread = torch.mul(weights, squares, out=scratch).sum(-1).sqrt_()
-            self._totals.add("rms_distance_tokens", block.texts, (spread * place.counted).sum(-1))
+            self._note("rms_distance_tokens", (spread * place.counted).sum(-1))
         if self._wants["ties"]:
             ties = torch.eq(weights, largest.unsqueeze(-1), out=scratch).sum(-1)
             self._add_places_of_the_largest(tile, place, largest, ties)
         elif self._wants["band"]:
             self._add_places_of_the_largest(tile, place, largest, None)
+        self._post(block.texts)
 
     def _add_shares_of_mass(self, tile: Tile, place: _Place) -> None:
         """Mass off resting keys by query: what the `_active` measures count, and what distances count from."""
-        texts, weights = tile.block.texts, tile.weights
+        weights = tile.weights
         first = tile.block.queries.start
         q = torch.arange(first, tile.block.queries.stop, device=weights.device, dtype=weights.dtype)
         mass = place.counted if self._call.sinks is None else weights.sum(-1) * place.counted
-        self._from[0, texts] += (mass * q).sum(-1)
+        heads = weights.shape[:2]
+        self._note("mass from", (mass * q).sum(-1).expand(heads))
         if place.similar is not None:
             uniform = place.similar[0] if self._call.sinks is None else weights.sum(-1) * place.similar[0]
-            self._totals.add("similar_token", texts, -uniform.sum(-1))
+            self._note("uniform similar", uniform.sum(-1).expand(heads))
         if not self._wants["active"]:
             return
         active = _times_columns(weights, place.off_rest)
-        self._from[1, texts] += (active * place.counted * q).sum(-1)
-        counts = (active.unsqueeze(-2) @ place.active_defined).squeeze(-2)
-        for i, name in enumerate(place.active_names):
-            self._totals.add(name, texts, None, counts[..., i])
+        self._note("active from", (active * place.counted * q).sum(-1))
+        if place.active_defined.shape[1] == 1:
+            counts = active @ place.active_defined[:, 0]
+        else:
+            counts = (active.unsqueeze(-2) @ place.active_defined).squeeze(-2)
+        self._note("active counts", counts)
         if place.similar is not None:
-            self._totals.add("similar_token_active", texts, -(active * place.similar[1]).sum(-1))
+            self._note("uniform similar_active", (active * place.similar[1]).sum(-1))
 
     def _add_functions(self, tile: Tile, place: _Place) -> None:
         block, weights, plan = tile.block, tile.weights, self._plan
@@ -387,34 +418,30 @@ class _Run:
         if n_texts > 1:
             functions = place.functions
             if functions is None:
-                facts = plan.keys.part(block.texts)
+                facts = plan.texts(block)[0]
                 functions = plan.function_values(block, facts, place.real, place.off_rest).flatten(1, 2)
-            sums = torch.bmm(flat, functions)
-            for i, name in enumerate((*_FUNCTIONS, *(f"{name}_active" for name in _FUNCTIONS))):
-                if plan.keys.embeddings is not None or not name.startswith("similar_token"):
-                    self._totals.add(name, block.texts, sums[..., i])
+            self._note("functions", torch.bmm(flat, functions))
             return
         heads = flat[0]
+        facts = plan.texts(block)[0]
+        found: list[Tensor | None] = [None] * 2 * len(_FUNCTIONS)
         functions_by_name: dict[str, Tensor] = {"distance_tokens": plan.offsets_of(block).abs_()}
-        if plan.keys.embeddings is not None and "similar_token" in self._totals:
-            cosine = place.cosine
-            functions_by_name["similar_token"] = (
-                plan.cosines(block, plan.keys.part(block.texts))[0] if cosine is None else cosine
-            )
+        if facts.embeddings is not None and "similar_token" in self._totals:
+            functions_by_name["similar_token"] = plan.cosines(block, facts)[0] if place.cosine is None else place.cosine
         if place.pairs is None:
-            same, followed = pair_targets(plan.keys.part(block.texts), block.queries, block.keys)
+            same, followed = pair_targets(facts, block.queries, block.keys)
             functions_by_name["same_token"] = same[0].to(weights.dtype)
             functions_by_name["induction"] = followed[0].to(weights.dtype)
         else:
             at, worth = place.pairs
-            sums = heads.index_select(1, at) @ worth
-            for i, name in enumerate(("same_token", "induction", "same_token_active", "induction_active")):
-                self._totals.add(name, block.texts, sums[None, :, i])
+            found[2], found[3], found[6], found[7] = (heads.index_select(1, at) @ worth).unbind(-1)
         for name, function in functions_by_name.items():
+            i = _FUNCTIONS.index(name)
             worth = function if place.all_real else function * place.real[0, :, None]
-            self._totals.add(name, block.texts, torch.mv(heads, worth.flatten())[None])
-            worth = worth * place.off_rest
-            self._totals.add(f"{name}_active", block.texts, torch.mv(heads, worth.flatten())[None])
+            found[i] = torch.mv(heads, worth.flatten())
+            found[i + len(_FUNCTIONS)] = torch.mv(heads, (worth * place.off_rest).flatten())
+        nothing = heads.new_zeros(n_heads)
+        self._note("functions", torch.stack([nothing if sums is None else sums for sums in found], -1)[None])
 
     def _largest(self, weights: Tensor, place: _Place, block: Block) -> Tensor:
         """The largest weight of each query, (text, head, query); adds up max_weight, which leaves the end out."""
@@ -431,46 +458,72 @@ class _Run:
             without = weights.amax(-1)
             weights.scatter_(-1, index, there)
             largest = torch.maximum(without, at_end)
-        self._totals.add("max_weight", block.texts, (without * place.defined["max_weight"]).sum(-1))
+        self._note("max_weight", (without * place.defined["max_weight"]).sum(-1))
         return largest
 
     def _add_places_of_the_largest(self, tile: Tile, place: _Place, largest: Tensor, ties: Tensor | None) -> None:
         """Weights at the offsets; and where the largest is: at an offset, on the rarest token."""
-        texts, weights = tile.block.texts, tile.weights
+        weights = tile.weights
         shared = None if ties is None else ties.clamp_(min=1).reciprocal_()
         if place.rarest is not None and shared is not None and "rarest_token" in self._totals:
             hits = at_key(weights, place.rarest, tile.block.keys) == largest
-            self._totals.add("rarest_token", texts, (hits * shared * place.defined["rarest_token"]).sum(-1))
+            self._note("rarest_token", (hits * shared * place.defined["rarest_token"]).sum(-1))
         if not self._wants["band"]:
             return
         band = weights.gather(-1, place.band_index.expand(*weights.shape[:2], -1, -1))
         if self._plan.offsets and shared is not None:
             hits = torch.eq(band, largest.unsqueeze(-1)) * shared.unsqueeze(-1)
-            self._totals.add_offsets(texts, (hits * place.band).sum(2), place.band.sum(2))
-        for ending, valid in (("", place.band), ("_active", place.band_active)):
-            sums = (band * valid).sum(2)
-            for name, offset in (("previous_token", -1), ("self_token", 0), ("next_token", 1)):
-                self._totals.add(name + ending, texts, sums[..., offset + REACH])
-            near = slice(REACH - WINDOW, REACH + WINDOW + 1)
-            self._totals.add(f"window{ending}", texts, sums[..., near].sum(-1))
+            self._note("offsets", (hits * place.band).sum(2))
+        self._note("band", (band * place.band).sum(2))
+        self._note("band_active", band.mul_(place.band_active).sum(2))
 
     def finish(self, factor: Tensor | None) -> tuple[Totals, Totals]:
-        """Adds what follows from the mass that keys received, and the counts; returns heads' and uniform totals."""
-        plan, totals = self._plan, self._totals
-        whole = slice(0, self._received.shape[0])
-        for name, column in plan.columns.items():
-            totals.add(name, whole, (self._received @ column.unsqueeze(-1)).squeeze(-1))
-        if plan.own_text:
-            places = torch.arange(self._received.shape[2], device=plan.device, dtype=torch.float64)
-            totals.add("signed_distance_tokens", whole, self._received @ places - self._from[0])
-            active = plan.columns["active"] * places
-            signed = (self._received @ active.unsqueeze(-1)).squeeze(-1) - self._from[1]
-            totals.add("signed_distance_tokens_active", whole, signed)
+        """Turns what was added up into measures; returns the totals of the heads and of uniform attention."""
+        plan, totals, received = self._plan, self._totals, self._received
+        whole = slice(0, received.shape[0])
         uniform = plan.uniform.copy()
-        # Other counts than those of `_active` are no matter of the head: uniform attention's are everybody's.
+        # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
         totals.take_counts(uniform)
-        finish(totals, uniform, plan.keys, self._received, plan.evenly, plan.counted, self._call.value, factor)
+        columns = torch.stack(list(plan.columns.values()), -1)
+        for name, sums in zip(plan.columns, (received @ columns).unbind(-1), strict=True):
+            totals.add(name, whole, sums)
+        if self._slots:
+            self._add_board(whole)
+        finish(totals, uniform, plan.keys, received, plan.evenly, plan.counted, self._call.value, factor)
         return totals, uniform
+
+    def _add_board(self, whole: slice) -> None:
+        plan, totals = self._plan, self._totals
+        board = {name: self._board[..., slot] for name, slot in self._slots.items()}
+        for name in ("entropy_nats", "relative_entropy", "rms_distance_tokens", "max_weight", "rarest_token"):
+            if name in board:
+                totals.add(name, whole, board[name][..., 0])
+        if "active counts" in board:
+            for i, name in enumerate(plan.places[0].active_names):
+                totals.add(name, whole, None, board["active counts"][..., i])
+        if not plan.own_text:
+            return
+        places = torch.arange(self._received.shape[2], device=plan.device, dtype=torch.float64)
+        off_rest = plan.columns["active"] * places
+        ahead = self._received @ places, (self._received @ off_rest.unsqueeze(-1)).squeeze(-1)
+        for ending, start, key in (("", "mass from", ahead[0]), ("_active", "active from", ahead[1])):
+            if start in board:
+                totals.add(f"signed_distance_tokens{ending}", whole, key - board[start][..., 0])
+            if "functions" in board:
+                for i, name in enumerate(_FUNCTIONS):
+                    sums = board["functions"][..., i + (len(_FUNCTIONS) if ending else 0)]
+                    if name != "similar_token":
+                        totals.add(name + ending, whole, sums)
+                    elif f"uniform similar{ending}" in board:
+                        totals.add(name + ending, whole, sums - board[f"uniform similar{ending}"][..., 0])
+            if "band" in board:
+                band = board[f"band{ending}"]
+                for name, offset in (("previous_token", -1), ("self_token", 0), ("next_token", 1)):
+                    totals.add(name + ending, whole, band[..., offset + REACH])
+                totals.add(f"window{ending}", whole, band[..., REACH - WINDOW : REACH + WINDOW + 1].sum(-1))
+        if "offsets" in board:
+            totals.offset_count[:] = plan.uniform.offset_count
+            totals.add_offsets(whole, board["offsets"], torch.zeros_like(board["offsets"]))
 
 
 def _times_columns(weights: Tensor, column: Tensor) -> Tensor:
