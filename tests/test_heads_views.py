@@ -336,7 +336,7 @@ class TestHostileNames:
             assert "[/]" in text
 
     def test_files_stay_in_their_folder(self, findings: Findings, tmp_path: Path) -> None:
-        names = ("../../x", "/etc/x", "..", "x/../x", "X", "x", "", "CON\x00", "ä" * 300)
+        names = ("../../x", "/etc/x", "..", "x/../x", "x", "X", "", "CON\x00", "ä" * 300)
         heads = tuple(replace(one, measures=dict.fromkeys(names, UNDEFINED)) for one in findings.heads[:2])
         stems = [stem for stem, _ in heads_figures.pages(replace(findings, heads=heads))]
         assert len({stem.lower() for stem in stems}) == 2 + len(names)
@@ -378,13 +378,18 @@ class TestAtlas:
     def layout(self, findings: Findings) -> heads_figures.Atlas:
         return heads_figures.atlas_layout(findings, lettering_for(["abc"]))
 
+    @pytest.mark.parametrize("kinds", [("encoder",), ("encoder", "decoder", "cross")])
     @pytest.mark.parametrize("shape", [(1, 1), (2, 4), (6, 12), (12, 12), (24, 16), (30, 9), (32, 32), (3, 64)])
-    def test_everything_is_on_the_page_and_nothing_overlaps(self, shape: tuple[int, int]) -> None:
-        atlas = self.layout(fake_findings(*shape))
+    def test_everything_is_on_the_page_and_nothing_overlaps(
+        self, shape: tuple[int, int], kinds: tuple[str, ...]
+    ) -> None:
+        atlas = self.layout(fake_findings(*shape, kinds=kinds))
         width, height = atlas.size
         assert width >= 1600
         boxes = np.array([cell.box for cell in atlas.cells])
-        assert len({tuple(box[:2]) for box in boxes}) == shape[0] * shape[1]
+        assert len({tuple(box[:2]) for box in boxes}) == shape[0] * shape[1] * len(kinds)
+        for top, before in zip(atlas.tops[1:], atlas.tops, strict=False):
+            assert top - before - shape[0] * atlas.cell[1] > 60  # room for a title and the heads' names
         assert atlas.cell[0] > boxes[:, 2].max()
         assert atlas.cell[1] > boxes[:, 3].max()
         right, low = boxes[:, 0] + boxes[:, 2], boxes[:, 1] + boxes[:, 3]

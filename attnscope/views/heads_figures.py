@@ -244,7 +244,7 @@ def _glyph_px(box: Box) -> float:
 
 
 def _further_px(box: Box) -> float:
-    return min(box[3] * 0.26, 18.0)
+    return min(box[3] * 0.26, box[2] * 0.16, 18.0)
 
 
 def _draw_cells(page: _Page, cells: Sequence[Cell]) -> None:
@@ -745,9 +745,11 @@ def _outline(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[
     )
     drawn = TextPath((0, 0), text, size=100, prop=font, usetex=False)
     points = np.array(drawn.vertices, np.float64)
-    middle = (points[:, 0].min() + points[:, 0].max()) / 2
+    codes = np.array(drawn.codes, np.uint8)
+    across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
+    middle = (across.min() + across.max()) / 2
     # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
-    return (points - (middle, 36.5)) * (1, -1), np.array(drawn.codes, np.uint8)
+    return (points - (middle, 36.5)) * (1, -1), codes
 
 
 def _tick(value: float) -> str:
