@@ -37,7 +37,8 @@ def main() -> None:
     ids, punctuation = story(model, options.tokens)
     network = model._network
     factors = {
-        ("encoder", i): output_factor(layer.attention.out_proj.weight, N_HEADS) for i, layer in enumerate(network.layers)
+        ("encoder", i): output_factor(layer.attention.out_proj.weight, N_HEADS)
+        for i, layer in enumerate(network.layers)
     }
     table = torch.nn.functional.normalize(network.word.weight, dim=-1)
     result = {"benchmark": "measures", "tokens": options.tokens, "threads": options.threads, "measures": len(MEASURES)}
@@ -52,10 +53,8 @@ def story(model, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Alice over and over, as token numbers, and which of them are punctuation."""
     pieces = [model.tokenizer.encode(line) for line in SAMPLE.read_text("utf-8").splitlines() if line.strip()]
     ids = np.concatenate([piece.ids[~piece.special] for piece in pieces])
-    marks = np.concatenate([
-        [not any(c.isalnum() for c in label) for label, added in zip(piece.labels, piece.special, strict=True) if not added]
-        for piece in pieces
-    ])  # fmt: skip
+    labels = [label for piece in pieces for label, added in zip(piece.labels, piece.special, strict=True) if not added]
+    marks = np.array([not any(character.isalnum() for character in label) for label in labels])
     times = -(-n_tokens // len(ids))
     return torch.tensor(np.tile(ids, times)), torch.tensor(np.tile(marks, times))
 

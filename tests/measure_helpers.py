@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.core.attention import AttentionCall, allowed
 from attnscope.core.measures import OFFSETS, TextFacts, measure_names
@@ -136,9 +137,7 @@ class _Text:
         if name == "same_token":
             return {k for k in range(n) if k != q and self.real[k] and self.ids[k] == self.ids[q]}
         return {
-            j + 1
-            for j in range(q)
-            if self.real[j] and self.real[j + 1] and self.ids[j] == self.ids[q] and j + 1 != q
+            j + 1 for j in range(q) if self.real[j] and self.real[j + 1] and self.ids[j] == self.ids[q] and j + 1 != q
         }
 
 
@@ -202,3 +201,18 @@ def uniform_weights(call: AttentionCall) -> Tensor:
     may = allowed(call)
     even = torch.ones(shape, dtype=torch.float64) if may is None else may.expand(shape).double()
     return even / even.sum(-1, keepdim=True).clamp(min=1)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts the elements of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return made

@@ -12,7 +12,7 @@ from attnscope.core.attention import AttentionCall, allowed, attend, attention_w
 from attnscope.core.measures import MEASURES, TextFacts, measure_names, measures_of_weights, output_factor
 from attnscope.core.sums import Sums
 from tests.core_helpers import few_examples, make_call
-from tests.measure_helpers import Expected, expected, make_facts, uniform_weights
+from tests.measure_helpers import Expected, LargestTensor, expected, make_facts, uniform_weights
 
 PROJECTION = torch.randn(7, 6 * 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
@@ -112,3 +112,215 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
         patch.setattr(sums_module, "KEPT_NUMBERS", kept)
         patch.setattr(sums_module, "SHORT_LIST", 1 if elements == 1 else 8)
         check(*situation)
+
+
+def long_call(n: int = 97, **fields) -> tuple[AttentionCall, TextFacts]:
+    """Two texts of odd size in float32; the second is padded."""
+    keys = make_facts([n, n - 36], n, seed=5, vocabulary=40, d=7)
+    sizes = {"n_queries": n, "n_keys": n, "d_head": 31, "d_value": 5, "dtype": torch.float32}
+    call = make_call(**(sizes | {"n_kv_heads": 2, "group": 3, "mask": keys.real[:, None, None]} | fields))
+    return call, keys
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"is_causal": True},
+        {"n_kv_heads": 6, "group": 1},
+        {"n_kv_heads": 1, "group": 6, "is_causal": True},
+        {"bias_shape": (6, 97, 97)},
+        {"bias_shape": (97,), "mask": None, "is_causal": True},
+        {"softcap": 2.0, "with_sinks": True, "is_causal": True},
+        {"scale": 4.0},
+    ],
+)
+@pytest.mark.parametrize("elements", [10_000, 10**7])
+def test_float32_is_exact_to_1e5(monkeypatch: pytest.MonkeyPatch, fields, elements: int) -> None:
+    monkeypatch.setattr(wide, "TILE_ELEMENTS", elements)
+    call, keys = long_call(**fields)
+    check(call, keys, tolerance=1e-5)
+
+
+def test_bfloat16_is_measured_in_float32() -> None:
+    call, keys = long_call(dtype=torch.bfloat16)
+    probe = Sums(keys)
+    assert probe(call).dtype == torch.bfloat16
+    exact = measures_of_weights(attention_weights(call), keys, allowed=allowed(call), values=call.value)
+    for name in ("entropy_nats", "previous_token", "max_weight", "same_token"):
+        np.testing.assert_allclose(probe.sums["encoder"][0].value(name), exact.value(name), atol=1e-5)
+
+
+def minilm_batch(folder) -> tuple:
+    from attnscope.models import load
+
+    model = load("minilm", engine="native")
+    texts = [
+        "The animal didn't cross the street because it was too tired; the street, the animal, and it.",
+        "No.",
+        "A cat saw a cat. " * 4,
+    ]
+    tokens = [model.tokenizer.encode(text) for text in texts]
+    n = max(len(text) for text in tokens)
+    batch = len(texts)
+    ids, special = torch.zeros(batch, n, dtype=torch.int64), torch.zeros(batch, n, dtype=torch.bool)
+    real, marks = torch.zeros_like(special), torch.zeros_like(special)
+    for row, text in enumerate(tokens):
+        ids[row, : len(text)] = torch.from_numpy(text.ids)
+        special[row, : len(text)] = torch.from_numpy(text.special)
+        real[row, : len(text)] = True
+        marks[row, : len(text)] = torch.tensor([not any(map(str.isalnum, label)) for label in text.labels])
+    table = torch.nn.functional.normalize(model._network.word.weight, dim=-1)
+    facts = TextFacts(
+        real=real, special=special, ids=ids, cls=ids == 101, sep=ids == 102, punctuation=marks & ~special,
+        log_frequency=-torch.rand(batch, n) * 9, embeddings=table[ids], rarest=torch.tensor([2, 1, 3]),
+    )  # fmt: skip
+    return model, facts
+
+
+class Recorder:
+    """Lets every call pass, and keeps it."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.calls = inner, []
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        self.calls.append(call)
+        return self.inner(call)
+
+
+def test_minilm_measures_are_their_definitions(minilm_folder) -> None:
+    from attnscope.models.model import Batch
+
+    model, facts = minilm_batch(minilm_folder)
+    projections = {("encoder", i): layer.attention.out_proj.weight for i, layer in enumerate(model._network.layers)}
+    probe = Sums(facts, output_projections=projections)
+    recorder = Recorder(probe)
+    hidden = model.run(Batch(facts.ids, facts.real), recorder)
+    plain = model.run(Batch(facts.ids, facts.real), attend)
+    torch.testing.assert_close(hidden[facts.real], plain[facts.real], rtol=1e-4, atol=1e-5)
+    n = facts.real.shape[1]
+    for call in recorder.calls:
+        exact = dataclasses.replace(call, query=call.query.double(), key=call.key.double())
+        weights, got = attention_weights(exact), probe.sums["encoder"][call.layer]
+        if call.layer in (0, 4):
+            wanted = expected(weights, allowed(call), facts, None, call.value, projections["encoder", call.layer])
+        else:
+            factor = output_factor(projections["encoder", call.layer], 12)
+            wanted = measures_of_weights(weights, facts, allowed=allowed(call), values=call.value, factor=factor)
+        assert_sums(got, wanted, n, tolerance=1e-5)
+    assert probe.sums["encoder"][0].value("previous_token")[2] > 0.99
+    assert probe.sums["encoder"][1].value("next_token")[8] > 0.4
+
+
+def test_padding_and_company_change_nothing(minilm_folder) -> None:
+    from attnscope.models.model import Batch
+
+    model, facts = minilm_batch(minilm_folder)
+    together = Sums(facts)
+    model.run(Batch(facts.ids, facts.real), together)
+    for t in range(3):
+        n = int(facts.real[t].sum())
+        whole = facts.part(slice(t, t + 1))
+        text = dataclasses.replace(
+            whole, **{name: getattr(whole, name)[:, :n] for name in ("real", "special", "ids", "cls", "sep",
+                                                                    "punctuation", "log_frequency", "embeddings")}
+        )  # fmt: skip
+        alone = Sums(text)
+        model.run(Batch(text.ids), alone)
+        for layer, got in alone.sums["encoder"].items():
+            company = together.sums["encoder"][layer]
+            for kind in ("sum", "count", "uniform_sum", "uniform_count"):
+                ours, theirs = getattr(got, kind)[:, 0], getattr(company, kind)[:, t]
+                np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-4 * n, err_msg=f"{kind} of layer {layer}")
+            np.testing.assert_array_equal(got.offset_count[:, 0], company.offset_count[:, t])
+
+
+@pytest.mark.parametrize("chosen", [[name] for name in MEASURES] + [[], ["sink", "induction", "entropy_nats"]])
+def test_measures_chosen_alone_are_the_same(chosen: list[str]) -> None:
+    call, keys = long_call(33)
+    projections = {("encoder", 0): PROJECTION.float()}
+    everything, some = Sums(keys, output_projections=projections), Sums(keys, chosen, output_projections=projections)
+    torch.testing.assert_close(some(call), everything(call))
+    whole, part = everything.sums["encoder"][0], some.sums["encoder"][0]
+    assert part.names == measure_names(chosen)
+    for kind in ("sum", "count", "uniform_sum", "uniform_count"):
+        rows = [whole.names.index(name) for name in part.names]
+        np.testing.assert_allclose(getattr(part, kind), getattr(whole, kind)[rows], rtol=1e-6, atol=1e-6)
+    if chosen == ["positional"]:
+        np.testing.assert_array_equal(part.offset_sum, whole.offset_sum)
+        np.testing.assert_array_equal(part.offset_count, whole.offset_count)
+
+
+def test_a_head_that_spreads_evenly_is_uniform_attention_in_every_measure() -> None:
+    call, keys = long_call(33, is_causal=True)
+    probe = Sums(keys)
+    probe(dataclasses.replace(call, query=torch.zeros_like(call.query)))
+    got = probe.sums["encoder"][0]
+    np.testing.assert_allclose(got.sum, got.uniform_sum, atol=1e-3)
+    np.testing.assert_allclose(got.count, got.uniform_count, atol=1e-3)
+    # All keys share the largest weight: no offset, and not the rarest token, is where it lies.
+    np.testing.assert_allclose(got.offset_sum, got.offset_uniform, atol=1e-4)
+
+
+def test_no_array_of_queries_by_keys_and_heads() -> None:
+    n = 1537
+    keys = make_facts([n], n, vocabulary=200)
+    call = make_call(batch=1, n_kv_heads=12, n_queries=n, n_keys=n, d_head=8, d_value=8, dtype=torch.float32,
+                     is_causal=True)  # fmt: skip
+    with LargestTensor() as seen:
+        Sums(keys)(call)
+    assert seen.elements < n * n / 4
+
+
+def test_what_texts_and_mask_determine_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(sums_module, "blocks", lambda call: asked.append(call.layer) or wide.blocks(call))
+    call, keys = long_call()
+    probe = Sums(keys)
+    for layer in range(3):
+        # A new view of the same mask, as models make them.
+        mask = keys.real[:, None, None]
+        probe(dataclasses.replace(call, layer=layer, mask=mask))
+    assert asked == [0]
+    probe(dataclasses.replace(call, layer=3, mask=keys.real[:, None, None].clone()))
+    probe(dataclasses.replace(call, layer=4, is_causal=True))
+    assert asked == [0, 3, 4]
+    np.testing.assert_array_equal(probe.sums["encoder"][0].sum, probe.sums["encoder"][3].sum)
+
+
+def test_an_encoder_decoder_has_texts_of_two_kinds() -> None:
+    read, written = make_facts([7, 5], 7), make_facts([5, 3], 5, seed=1)
+    probe = Sums(read, query_facts=written)
+    for kind, queries, keys in (("encoder", 7, 7), ("decoder", 5, 5), ("cross", 5, 7)):
+        probe(dataclasses.replace(make_call(n_queries=queries, n_keys=keys), kind=kind))
+    assert list(probe.sums) == ["encoder", "decoder", "cross"]
+    cross = probe.sums["cross"][0]
+    for name in ("previous_token", "distance_tokens", "induction", "similar_token"):
+        assert (cross.count[cross.names.index(name)] == 0).all()
+    assert np.isnan(cross.value("previous_token")).all()
+    assert cross.value("entropy_nats").shape == (3,)
+    with pytest.raises(ValueError, match="cross layer 1 has 2 texts of 7 queries and 7 keys"):
+        probe(dataclasses.replace(make_call(n_queries=7, n_keys=7), kind="cross", layer=1))
+
+
+def test_mistakes_are_refused() -> None:
+    call, keys = long_call()
+    probe = Sums(keys)
+    probe(call)
+    with pytest.raises(RuntimeError, match="encoder layer 0 reached the probe twice"):
+        probe(call)
+    with pytest.raises(ValueError, match="no measure 'entropy'"):
+        Sums(keys, ["entropy"])
+
+
+def test_facts_that_are_missing_leave_their_measures_undefined() -> None:
+    call, keys = long_call(33)
+    bare = TextFacts(real=keys.real, special=keys.special, ids=keys.ids)
+    probe = Sums(bare)
+    probe(call)
+    got = probe.sums["encoder"][0]
+    for name in ("cls", "sep", "punctuation", "rarity", "rarest_token", "similar_token", "norm_weighted"):
+        assert np.isnan(got.value(name)).all(), name
+        assert np.isnan(got.uniform(name)).all(), name
+    assert np.isfinite(got.value("entropy_nats")).all()

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.core import wide
 from attnscope.core.attention import AttentionCall, allowed, attend, attend_with_weights, attention_weights
 from attnscope.core.wide import Wide, attend_wide, blocks, choose_kernel, tiles
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle
+from tests.measure_helpers import LargestTensor
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -346,21 +346,6 @@ def test_blocks_cover_every_query_once_and_skip_hidden_keys() -> None:
     assert len(short) == 1
     assert short[0].shape == (9, 25, 20)
     assert short[0].may is None
-
-
-class LargestTensor(TorchDispatchMode):
-    """Counts the elements of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return made
 
 
 @pytest.mark.parametrize("kernel", ["wide", "tile"])

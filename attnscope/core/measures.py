@@ -15,7 +15,7 @@ This module knows no models and no tokenizers. `core.sums` computes the same wit
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -228,7 +228,7 @@ class TextFacts:
     def part(self, texts: slice) -> "TextFacts":
         """The facts of some of the texts."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return TextFacts(**{name: None if tensor is None else tensor[texts] for name, tensor in given.items()})
+        return replace(self, **{name: tensor[texts] for name, tensor in given.items() if tensor is not None})
 
 
 def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -324,7 +324,8 @@ class SumsOf:
     def _ratio(self, sums: Sum, counts: Sum, name: str) -> Sum:
         i = self.names.index(name)
         total, count = sums[i].sum(0), counts[i].sum(0)
-        return np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+        ratio: Sum = np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+        return ratio
 
 
 Rows = dict[str, Tensor]
@@ -470,8 +471,8 @@ def at_key(rows: Tensor, places: Tensor, key_range: slice) -> Tensor:
     if rows.shape[3] == 0:
         return rows.new_zeros(rows.shape[:3])
     index = index.clamp(0, rows.shape[3] - 1)[:, None, None, None].expand(-1, rows.shape[1], rows.shape[2], 1)
-    found = rows.gather(-1, index).squeeze(-1)
-    return found * inside[:, None, None].to(rows.dtype) if rows.dtype != torch.bool else found & inside[:, None, None]
+    found: Tensor = rows.gather(-1, index).squeeze(-1)
+    return found.masked_fill_(~inside[:, None, None], 0)
 
 
 def at_offsets(rows: Tensor, queries: slice, key_range: slice) -> Tensor:
@@ -483,7 +484,7 @@ def at_offsets(rows: Tensor, queries: slice, key_range: slice) -> Tensor:
     index = index - key_range.start
     inside = (index >= 0) & (index < rows.shape[3])
     found = rows.gather(-1, index.clamp(0, rows.shape[3] - 1).expand(*rows.shape[:2], -1, -1))
-    return found & inside if rows.dtype == torch.bool else found * inside
+    return found.masked_fill_(~inside, 0)
 
 
 def output_factor(weight: Tensor, n_heads: int) -> Tensor:
@@ -502,7 +503,8 @@ def output_factor(weight: Tensor, n_heads: int) -> Tensor:
     if weight.ndim != 2 or weight.shape[1] % n_heads:
         raise ValueError(f"an output projection of {n_heads} heads is (d_model, heads * d_value); got {weight.shape}")
     by_head = weight.detach().double().reshape(weight.shape[0], n_heads, -1).transpose(0, 1)
-    return torch.linalg.qr(by_head, mode="r").R.to(weight.dtype)
+    small: Tensor = torch.linalg.qr(by_head, mode="r").R.to(weight.dtype)
+    return small
 
 
 def value_norms(values: Tensor, n_heads: int, factor: Tensor | None = None) -> Tensor:
@@ -546,7 +548,7 @@ class Totals:
         offsets = (len(OFFSETS), batch, n_heads)
         self.offset_sum, self.offset_count = np.zeros(offsets), np.zeros(offsets)
         self._place = {name: i for i, name in enumerate(names)}
-        self._waiting: list[tuple[str, int | slice, slice, Tensor]] = []
+        self._waiting: list[tuple[str, int | slice | list[int], slice, Tensor]] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._place
@@ -560,12 +562,16 @@ class Totals:
             if numbers is not None:
                 self._later(kind, i, texts, numbers)
 
+    def add_several(self, names: list[str], texts: slice, numbers: Tensor, kind: Literal["sum", "count"]) -> None:
+        """Adds sums or counts of several measures, (measure, text, head or 1)."""
+        self._later(kind, [self._place[name] for name in names], texts, numbers)
+
     def add_offsets(self, texts: slice, sums: Tensor, counts: Tensor) -> None:
         """Adds the counts of largest weights by offset, each (text, head or 1, offset)."""
         self._later("offset_sum", slice(None), texts, sums.permute(2, 0, 1))
         self._later("offset_count", slice(None), texts, counts.permute(2, 0, 1))
 
-    def _later(self, kind: str, place: int | slice, texts: slice, numbers: Tensor) -> None:
+    def _later(self, kind: str, place: int | slice | list[int], texts: slice, numbers: Tensor) -> None:
         # A tile has some fifty handfuls of numbers: converted one by one they would take as long as the tile itself.
         self._waiting.append((kind, place, texts, numbers))
         if len(self._waiting) >= _AT_ONCE:
@@ -671,13 +677,18 @@ def add_rows(totals: Totals, texts: slice, rows: Rows, given: Ground) -> None:
         rows: Name -> (text, head, query); `active` among them.
         given: What the mask and the texts say of these queries.
     """
-    for name, defined in given.defined.items():
-        if name not in totals:
-            continue
-        counts = defined.to(given.n_allowed.dtype)
-        row = rows.get(name)
-        sums = None if row is None else (row * counts).sum(-1)
-        totals.add(name, texts, sums, (counts * rows["active"] if name.endswith("_active") else counts).sum(-1))
+    names = [name for name in given.defined if name in totals]
+    if not names:
+        return
+    counts = torch.stack([given.defined[name] for name in names]).to(given.n_allowed.dtype)
+    is_active = torch.tensor([name.endswith("_active") for name in names], device=counts.device)
+    share = torch.where(is_active[:, None, None, None], rows["active"], 1.0)
+    totals.add_several(names, texts, (counts * share).sum(-1), "count")
+    known = [i for i, name in enumerate(names) if name in rows]
+    if not known:
+        return
+    values = torch.stack([rows[names[i]].expand_as(rows["active"]) for i in known])
+    totals.add_several([names[i] for i in known], texts, (values * counts[known]).sum(-1), "sum")
 
 
 def add_uniform(totals: Totals, texts: slice, given: Ground) -> Tensor:

@@ -424,7 +424,8 @@ class _Run:
             return
         heads = flat[0]
         facts = plan.texts(block)[0]
-        found: list[Tensor | None] = [None] * 2 * len(_FUNCTIONS)
+        nothing = heads.new_zeros(n_heads)
+        found = [nothing] * 2 * len(_FUNCTIONS)
         functions_by_name: dict[str, Tensor] = {"distance_tokens": plan.offsets_of(block).abs_()}
         if facts.embeddings is not None and "similar_token" in self._totals:
             functions_by_name["similar_token"] = plan.cosines(block, facts)[0] if place.cosine is None else place.cosine
@@ -440,8 +441,7 @@ class _Run:
             worth = function if place.all_real else function * place.real[0, :, None]
             found[i] = torch.mv(heads, worth.flatten())
             found[i + len(_FUNCTIONS)] = torch.mv(heads, (worth * place.off_rest).flatten())
-        nothing = heads.new_zeros(n_heads)
-        self._note("functions", torch.stack([nothing if sums is None else sums for sums in found], -1)[None])
+        self._note("functions", torch.stack(found, -1)[None])
 
     def _largest(self, weights: Tensor, place: _Place, block: Block) -> Tensor:
         """The largest weight of each query, (text, head, query); adds up max_weight, which leaves the end out."""

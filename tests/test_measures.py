@@ -1,0 +1,233 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.core.attention import attention_weights
+from attnscope.core.measures import (
+    MEASURES,
+    OFFSETS,
+    TextFacts,
+    measure_names,
+    measures_of_weights,
+    output_factor,
+    value_norms,
+)
+from tests.core_helpers import make_call
+from tests.measure_helpers import make_facts
+
+NAMES = [
+    "resting",
+    "entropy_nats",
+    "relative_entropy",
+    "max_weight",
+    "previous_token",
+    "self_token",
+    "next_token",
+    "window",
+    "positional",
+    "distance_tokens",
+    "signed_distance_tokens",
+    "rms_distance_tokens",
+    "first_token",
+    "cls",
+    "sep",
+    "special",
+    "punctuation",
+    "same_token",
+    "induction",
+    "similar_token",
+    "rarest_token",
+    "rarity",
+    "sink",
+    "received",
+    "value_weighted",
+    "norm_weighted",
+]
+
+
+def plain_text(ids: list[int], **facts) -> TextFacts:
+    """One text without special tokens."""
+    real = torch.ones(1, len(ids), dtype=torch.bool)
+    given = {"real": real, "special": torch.zeros_like(real), "ids": torch.tensor([ids])} | facts
+    return TextFacts(**given)
+
+
+def one_head(rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor([[rows]], dtype=torch.float64)
+
+
+def shift(n: int, offset: int) -> torch.Tensor:
+    """A head that looks at one fixed offset, and at itself where that is beyond the text."""
+    q = torch.arange(n)
+    target = torch.where((q + offset >= 0) & (q + offset < n), q + offset, q)
+    return torch.eye(n, dtype=torch.float64)[target][None, None]
+
+
+EVERYWHERE = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+
+
+def test_the_catalogue_is_complete() -> None:
+    assert list(MEASURES) == NAMES
+    for name, measure in MEASURES.items():
+        assert measure.name == name
+        assert all((measure.what, measure.formula, measure.unit, measure.source))
+        assert measure.low < measure.high
+        assert measure.how in ("columns", "gather", "tile")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MEASURES["cls"].name = "other"  # type: ignore[misc]
+
+
+def test_names_of_sums_follow_the_catalogue() -> None:
+    assert measure_names(["induction", "cls"]) == ("cls", "induction", "induction_active")
+    assert measure_names(["positional"]) == ()
+    assert "positional" not in measure_names()
+    assert len(set(measure_names())) == len(measure_names())
+    with pytest.raises(ValueError, match="no measure 'inductoin'"):
+        measure_names(["inductoin"])
+
+
+@pytest.mark.parametrize(("name", "offset"), [("previous_token", -1), ("self_token", 0), ("next_token", 1)])
+def test_a_head_of_one_offset(name: str, offset: int) -> None:
+    n = 13
+    got = measures_of_weights(shift(n, offset), plain_text(list(range(n))), allowed=EVERYWHERE)
+    assert got.value(name) == 1
+    # The query at the edge has no such token, and is not counted.
+    assert got.count[got.names.index(name)] == n - abs(offset)
+    uniform = got.uniform(name)
+    np.testing.assert_allclose(uniform, 1 / n)
+    assert got.value("window") == 1
+    at = OFFSETS.index(offset)
+    assert got.offset_sum[at] == got.offset_count[at] == n - abs(offset)
+    np.testing.assert_allclose(got.value("entropy_nats"), 0, atol=1e-15)
+    np.testing.assert_allclose(got.value("signed_distance_tokens"), offset * (n - abs(offset)) / n)
+
+
+def test_uniform_attention_in_closed_form() -> None:
+    n = 11
+    got = measures_of_weights(torch.full((1, 1, n, n), 1 / n), plain_text([1] * n), allowed=EVERYWHERE)
+    np.testing.assert_allclose(got.value("entropy_nats"), math.log(n))
+    np.testing.assert_allclose(got.value("relative_entropy"), 1)
+    np.testing.assert_allclose(got.value("same_token"), (n - 1) / n)
+    np.testing.assert_allclose(got.value("distance_tokens"), (n**2 - 1) / (3 * n))
+    np.testing.assert_allclose(got.value("received"), 1 / n)
+    np.testing.assert_allclose(got.value("max_weight"), 1 / n)
+    assert got.value("sink") == 0
+
+
+def test_induction_is_what_followed_the_same_token_before() -> None:
+    # a b c a b c: the second a looks at the first b, and so on; c at the end looks at the second a too.
+    ids = [1, 2, 3, 1, 2, 3]
+    rows = torch.zeros(6, 6, dtype=torch.float64)
+    rows[range(6), [0, 0, 0, 1, 2, 3]] = 1.0
+    got = measures_of_weights(rows[None, None], plain_text(ids), allowed=EVERYWHERE)
+    i = got.names.index("induction")
+    assert got.sum[i] == got.count[i] == 3
+    assert got.value("same_token") == 0
+    # A token right after its like: what followed the first one is the query itself, and says nothing.
+    again = measures_of_weights(torch.eye(2)[None, None], plain_text([7, 7]), allowed=EVERYWHERE)
+    assert again.count[i] == 0
+
+
+def test_active_measures_leave_resting_keys_out() -> None:
+    # Half of every row rests on [CLS]; the rest is on the token before.
+    n = 7
+    facts = plain_text(list(range(n)), special=torch.tensor([[True] + [False] * (n - 1)]))
+    rows = shift(n, -1) / 2
+    rows[..., 0] += 0.5
+    got = measures_of_weights(rows, facts, allowed=EVERYWHERE)
+    i = got.names.index("previous_token_active")
+    # Queries 0 and 1 have no token before them that nobody rests on.
+    np.testing.assert_allclose(got.count[i], (n - 2) / 2)
+    np.testing.assert_allclose(got.value("previous_token_active"), 1)
+    np.testing.assert_allclose(got.value("resting"), (0.5 * (n - 2) + 2) / n)
+    np.testing.assert_allclose(got.uniform("previous_token_active"), 1 / (n - 1))
+
+
+def test_max_weight_leaves_the_final_special_token_out() -> None:
+    rows = one_head([[0.1, 0.2, 0.7]] * 3)
+    special = torch.tensor([[False, False, True]])
+    assert measures_of_weights(rows, plain_text([1, 2, 3]), allowed=EVERYWHERE).value("max_weight") == pytest.approx(
+        0.7
+    )
+    assert measures_of_weights(rows, plain_text([1, 2, 3], special=special)).value("max_weight") == pytest.approx(0.2)
+    # A query that may attend to nothing else is not counted.
+    alone = torch.tensor([[True] * 3, [True] * 3, [False, False, True]])
+    got = measures_of_weights(rows, plain_text([1, 2, 3], special=special), allowed=alone)
+    assert got.count[got.names.index("max_weight")] == 2
+
+
+def test_a_text_whose_first_token_takes_a_third_is_a_sinks() -> None:
+    for weight, is_sink in ((0.35, 1.0), (0.25, 0.0)):
+        rows = one_head([[weight, 1 - weight], [weight, 1 - weight]])
+        assert measures_of_weights(rows, plain_text([1, 2]), allowed=EVERYWHERE).value("sink") == is_sink
+
+
+def test_padding_fully_masked_queries_and_empty_texts_count_nothing() -> None:
+    facts = make_facts([5, 0], 7)
+    call = make_call(n_queries=7, n_keys=7, mask=facts.real[:, None, None])
+    got = measures_of_weights(attention_weights(call), facts, allowed=call.mask, values=call.value)
+    names = [name for name in got.names if name not in ("sink", "received")]
+    rows = [got.names.index(name) for name in names]
+    assert (got.sum[rows][:, 1] == 0).all()
+    assert (got.count[:, 1] == 0).all()
+    assert (got.count[got.names.index("entropy_nats"), 0] == 5).all()
+    assert np.isfinite(got.sum).all()
+    assert np.isfinite(got.uniform_sum).all()
+
+
+def test_the_mask_can_be_told_from_the_weights() -> None:
+    facts = make_facts([7, 5], 7)
+    call = make_call(n_queries=7, n_keys=7, mask=facts.real[:, None, None], is_causal=True)
+    weights = attention_weights(call)
+    causal = torch.ones(7, 7, dtype=torch.bool).tril() & facts.real[:, None, None]
+    told, guessed = measures_of_weights(weights, facts, allowed=causal), measures_of_weights(weights, facts)
+    np.testing.assert_array_equal(told.sum, guessed.sum)
+    np.testing.assert_array_equal(told.count, guessed.count)
+    np.testing.assert_array_equal(told.uniform_sum, guessed.uniform_sum)
+
+
+def test_norms_behind_the_output_projection() -> None:
+    values = make_call(n_kv_heads=2, group=3).value
+    weight = torch.randn(17, 6 * 13, dtype=torch.float64)
+    by_head = weight.view(17, 6, 13)
+    expected = torch.einsum("ohd,bhkd->bhko", by_head, values.repeat_interleave(3, 1)).norm(dim=-1)
+    torch.testing.assert_close(value_norms(values, 6, output_factor(weight, 6)), expected)
+    torch.testing.assert_close(value_norms(values, 6), values.norm(dim=-1).repeat_interleave(3, 1))
+    with pytest.raises(ValueError, match="5 heads"):
+        output_factor(weight, 5)
+
+
+def test_facts_know_where_texts_begin_and_end() -> None:
+    for left in (False, True):
+        facts = make_facts([3, 5, 0], 5, left=left)
+        start = 2 if left else 0
+        assert facts.first.nonzero().tolist() == [[0, start], [1, 0]]
+        assert facts.final_special.tolist() == [start + 2, 4, -1]
+        assert facts.resting.sum(1).tolist() == [2, 2, 0]
+    without = make_facts([3, 5], 5, special_ends=False)
+    assert without.final_special.tolist() == [-1, -1]
+    assert without.resting.sum(1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"real": torch.ones(7, dtype=torch.bool)}, ValueError, r"\(batch, token\)"),
+        ({"special": torch.zeros(2, 6, dtype=torch.bool)}, ValueError, r"special \(2, 6\) does not fit"),
+        ({"rarest": torch.zeros(3, dtype=torch.int64)}, ValueError, r"rarest \(3,\)"),
+        ({"embeddings": torch.zeros(2, 7)}, ValueError, "embeddings"),
+        ({"cls": torch.zeros(2, 7)}, TypeError, "cls must be boolean"),
+        ({"log_frequency": torch.full((2, 7), -math.inf)}, ValueError, "finite"),
+    ],
+)
+def test_facts_that_do_not_fit_are_refused(change, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        dataclasses.replace(make_facts([7, 5], 7), **change)
+
+
+def test_weights_of_other_texts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 7\) queries and \(2, 7\) keys"):
+        measures_of_weights(torch.ones(2, 3, 5, 7), make_facts([7, 5], 7))
