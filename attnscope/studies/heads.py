@@ -336,9 +336,13 @@ class _BlockSums:
 
     def add(self, places: Sequence[int], by_layer: Mapping[int, SumsOf]) -> None:
         """Adds a batch, whose texts stand at these places of the block."""
+        apart = len(set(places)) == len(places)  # no two chunks of one text
         for row, layer in enumerate(self.layers):
             for part, held in self._held.items():
                 values = np.moveaxis(getattr(by_layer[layer], part), 0, -1)  # (batch, head, measure)
+                if apart:
+                    held[places, row, : values.shape[1]] += values
+                    continue
                 for place, value in zip(places, values, strict=True):
                     held[place, row, : value.shape[0]] += value
 

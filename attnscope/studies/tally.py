@@ -87,19 +87,22 @@ def tallies_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tally]:
         KeyError: An array is missing.
         ValueError: They are damaged.
     """
-    kinds = dict.fromkeys(name.split(".", 1)[0] for name in arrays)
-    return {
-        kind: Tally(
-            kind,
-            tuple(int(layer) for layer in arrays[f"{kind}.layers"]),
-            tuple(str(name) for name in arrays[f"{kind}.names"]),
-            *(
-                RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("limbs", "n_texts")})
-                for part in _PARTS
-            ),
-        )
-        for kind in kinds
+    return {kind: _tally_of(kind, arrays) for kind in dict.fromkeys(name.split(".", 1)[0] for name in arrays)}
+
+
+def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
+    layers = tuple(int(layer) for layer in arrays[f"{kind}.layers"])
+    names = tuple(str(name) for name in arrays[f"{kind}.names"])
+    parts = {
+        part: RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("limbs", "n_texts")})
+        for part in _PARTS
     }
+    n_heads = parts["measures"].shape[1] if len(parts["measures"].shape) > 1 else 0
+    empty = Tally.empty(kind, layers, n_heads, names)
+    for part, sums in parts.items():
+        if sums.shape != getattr(empty, part).shape:
+            raise ValueError(f"{part} are {sums.shape}, not {getattr(empty, part).shape}")
+    return Tally(kind, layers, names, **parts)
 
 
 def pair_hits(ids: NDArray[np.int64], *, causal: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -110,7 +113,9 @@ def pair_hits(ids: NDArray[np.int64], *, causal: bool) -> tuple[NDArray[np.float
         causal: Whether later keys are hidden.
 
     Returns:
-        Hits and counts, each (pair measure, offset): the counts are the queries for which the measure is defined.
+        Hits and counts, each (pair measure, offset): the counts are the queries that have such a key on the side of the
+        offset. Of a head that looks both ways that is too much to ask, and of one that looks back only just right,
+        wherever in a model it is.
     """
     n = len(ids)
     places = np.arange(n)
@@ -123,12 +128,11 @@ def pair_hits(ids: NDArray[np.int64], *, causal: bool) -> tuple[NDArray[np.float
     has_later = np.zeros(n, np.bool_)
     has_later[nearest[nearest >= 0]] = True
     # Induction looks at key j + 1 where x_j = x_i, j < i; j = i - 1 would be the query itself.
-    defined = (
-        nearest >= 0 if causal else (nearest >= 0) | has_later,
-        (nearest >= 0) & ((nearest < places - 1) | (second >= 0)),
-    )
-    hits = np.zeros((len(PAIR_MEASURES), len(OFFSETS)))
-    counts = np.repeat([[where.sum()] for where in defined], len(OFFSETS), axis=1).astype(np.float64)
+    followed = (nearest >= 0) & ((nearest < places - 1) | (second >= 0))
+    hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
+    before, after = np.array(OFFSETS) < 0, (np.array(OFFSETS) > 0) & (not causal)
+    counts[0, before], counts[0, after] = (nearest >= 0).sum(), has_later.sum()
+    counts[1, before] = followed.sum()
     for column, offset in enumerate(OFFSETS):
         for row, distance in ((0, offset), (1, offset - 1)):
             hidden = offset > 0 and (causal or row == 1)

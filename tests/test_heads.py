@@ -1,0 +1,500 @@
+"""The study of heads: what it finds on models that are known, and that nothing depends on how the work was split."""
+
+import io
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+import attnscope.studies.heads as study
+from attnscope.corpus import CorpusText
+from attnscope.errors import AttnscopeError
+from attnscope.findings import Findings, Head
+from attnscope.models.own import roles as own_roles
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.merging import merged
+from attnscope.studies.tally import OFFSETS, tallies_of
+from tests.conftest import VOCABULARY, write_tiny, write_tokenizer
+
+SAMPLES = Path(__file__).parent.parent / "sample_texts"
+SENTENCES = [line for line in (SAMPLES / "sentences.txt").read_text("utf-8").splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def own() -> Any:
+    return attnscope.load("own")
+
+
+@pytest.fixture(scope="module")
+def own_causal() -> Any:
+    return attnscope.load("own-causal")
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Any:
+    return attnscope.load("minilm")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 texts, so that a few texts make several."""
+    monkeypatch.setattr(study, "BLOCK", 4)
+
+
+def names_of(head: Head) -> set[str]:
+    return {role.name for role in head.roles}
+
+
+def head_of(found: Findings, name: str) -> Head:
+    return next(head for head in found.heads if head.name == name)
+
+
+def require_same(one: Findings, other: Findings) -> None:
+    """Bit for bit, but for the order in which arrays are held."""
+    assert one.as_json() == other.as_json()
+    assert sorted(one.sums) == sorted(other.sums)
+    for name, array in one.sums.items():
+        np.testing.assert_array_equal(array, other.sums[name])
+
+
+# What is found ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["own", "own-causal"])
+@pytest.mark.parametrize(("file", "split"), [("sentences", "line"), ("alice", "paragraph"), ("multilingual", "line")])
+def test_every_head_of_the_glass_box_is_named_right(name: str, file: str, split: Any) -> None:
+    found = heads(attnscope.load(name), attnscope.Corpus([SAMPLES / f"{file}.txt"], split=split))
+    assert found.corpus["n_texts"] >= 20
+    assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
+        place: set(known) for place, known in own_roles(name).items()
+    }
+    assert {(head.layer, head.head): head.roles[0].name for head in found.heads} == {
+        place: known[0] for place, known in own_roles(name).items()
+    }
+    assert not any(role.tentative for head in found.heads for role in head.roles)
+
+
+def test_minilm_on_prose(minilm: Any) -> None:
+    found = heads(minilm, attnscope.Corpus(SAMPLES / "alice.txt", split="paragraph"))
+    assert head_of(found, "L0H2").roles[0].name == "previous_token"
+    assert "next_token" in names_of(head_of(found, "L1H8"))
+    middle = [head for head in found.heads if 2 <= head.layer <= 4]
+    on_cls = [head for head in middle if head.measures["cls"].value > 0.5 * head.resting_share > 0.1]
+    assert len(on_cls) > 0.8 * len(middle)
+    assert found.corpus["n_texts"] == 54
+    assert found.run["model"] == "minilm"
+
+
+def random_model(folder: Path, kind: str, seed: int) -> Any:
+    """A model as transformers draws it before training."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    sizes = {
+        "bert": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 32},
+        "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 3, "bos_token_id": 3, "eos_token_id": 4},
+        "llama": {
+            "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,
+            "intermediate_size": 32,
+        },
+    }[kind]  # fmt: skip
+    if not folder.exists():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, vocab_size=len(VOCABULARY), max_position_embeddings=200, **sizes)
+        AutoModel.from_config(config).save_pretrained(folder)
+        write_tokenizer(folder)
+    return attnscope.load(str(folder), check=False, engine="hf").untrained(seed)  # type: ignore[attr-defined]
+
+
+def words(n: int, chance: np.random.Generator, known: Sequence[str]) -> str:
+    return " ".join(chance.choice(known) for _ in range(n))
+
+
+def random_corpora() -> dict[str, list[str]]:
+    """Texts of one length, on which random heads differ from uniform attention all alike; short ones; long ones."""
+    chance = np.random.default_rng(0)
+    several = ["the", "cat", "a", "b", "dog.", "it", "is,", "who"]
+    return {
+        "tiny": [words(3, chance, ["the", "cat", "a", "b"]) for _ in range(60)],
+        "short": [words(int(chance.integers(1, 7)), chance, several) for _ in range(60)],
+        "long": [words(60, chance, several) for _ in range(20)],
+    }
+
+
+def share_with_roles(models: Sequence[Any]) -> float:
+    """Of all heads on all corpora, how many have a role but diffuse."""
+    found = [heads(model, texts) for model in models for texts in random_corpora().values()]
+    all_heads = [head for one in found for head in one.heads]
+    return sum(bool(names_of(head) - {"diffuse"}) for head in all_heads) / len(all_heads)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_random_weights_have_no_roles(kind: str, tmp_path: Path) -> None:
+    assert share_with_roles([random_model(tmp_path / kind, kind, seed) for seed in range(2)]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_random_weights_have_no_roles_whatever_the_seed(kind: str, tmp_path: Path) -> None:
+    assert share_with_roles([random_model(tmp_path / kind, kind, seed) for seed in range(20)]) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "split"), [("sentences", "line"), ("alice", "paragraph")])
+def test_the_untrained_minilm_has_no_roles(minilm: Any, file: str, split: Any) -> None:
+    texts = attnscope.Corpus(SAMPLES / f"{file}.txt", split=split)
+    found = [heads(minilm.untrained(seed), texts) for seed in range(5)]
+    all_heads = [head for one in found for head in one.heads]
+    assert sum(bool(names_of(head) - {"diffuse"}) for head in all_heads) < 0.01 * len(all_heads)
+
+
+def test_heads_of_a_fixed_offset_get_no_role_from_texts_that_repeat(own: Any, own_causal: Any) -> None:
+    period_two = [f"{a} {b} " * 15 for a, b in zip("abcdefghijkl", "mnopqrstuvwx", strict=True)]
+    found = heads(own, period_two)
+    for name in ("L0H0", "L1H0"):  # one back, which is what followed the same token before
+        assert head_of(found, name).measures["induction"].value > 0.99
+        assert names_of(head_of(found, name)) == {"previous_token", "local"}
+    two_back = head_of(found, "L1H5")
+    assert two_back.measures["same_token"].value > 0.9
+    assert names_of(two_back) == {"local"}
+    # Nothing tells the heads that really look for like tokens from those that look two back.
+    for one in (found, heads(own_causal, period_two)):
+        assert not {"same_token", "induction"} & set().union(*map(names_of, one.heads))
+
+
+def test_a_causal_head_is_compared_with_what_the_mask_forces_on_it(own_causal: Any) -> None:
+    found = heads(own_causal, ["one two three four five six seven"])
+    uniform = head_of(found, "L0H6").measures["first_token"]
+    expected = np.mean([1 / n for n in range(1, 11)])  # [BOS] [REST] seven words [EOS]
+    assert uniform.uniform == pytest.approx(expected, abs=1e-7)
+    assert uniform.value == pytest.approx(expected, abs=1e-5)  # this head is diffuse
+    assert "first_token" not in names_of(head_of(found, "L0H6"))
+
+
+def test_thresholds_are_options(own: Any) -> None:
+    high = heads(own, SENTENCES[:12], HeadsOptions(thresholds={"local": 1.0}))
+    assert not any("local" in names_of(head) for head in high.heads)
+    assert high.options["roles"]["local"]["threshold"] == 1.0
+    assert high.options["roles"]["induction"]["threshold"] == 0.4
+
+
+def test_with_few_texts_roles_are_tentative(own: Any) -> None:
+    few = heads(own, SENTENCES[:9])
+    assert names_of(head_of(few, "L0H0")) == {"previous_token", "local"}
+    roles = [role for head in few.heads for role in head.roles]
+    assert all(role.tentative and np.isnan([role.low, role.high, role.q, role.p]).all() for role in roles)
+    assert not any(role.tentative for head in heads(own, SENTENCES[:10]).heads for role in head.roles)
+
+
+def test_a_control_has_random_weights_on_the_same_texts(own: Any) -> None:
+    found = heads(own, SENTENCES[:12], HeadsOptions(control=True, seed=3))
+    assert found.run["seed"] == 3
+    assert len(found.control) == len(found.heads)
+    assert not any(names_of(head) - {"diffuse"} for head in found.control)
+    assert any(names_of(head) - {"diffuse"} for head in found.heads)
+    again = heads(own, SENTENCES[:12], HeadsOptions(control=True, seed=3))
+    require_same(found, again)
+
+
+def test_frequencies_can_come_from_a_file(own: Any, tmp_path: Path) -> None:
+    path = tmp_path / "counts.tsv"
+    path.write_text("the\t3\ncat\t1\n", "utf-8")
+    given = heads(own, ["the cat"], HeadsOptions(frequencies=path))
+    vocabulary = int(own.tokenizer.encode("the cat").ids.max()) + 1  # as far as it is known
+    of_words = np.log((np.array([3, 1]) + 1) / (4 + vocabulary))
+    to_itself = head_of(given, "L0H2").measures["rarity"]
+    assert to_itself.value == pytest.approx(-of_words.sum() / 5, rel=1e-5)  # of five tokens three are special
+    assert given.options["frequencies"]["source"] == "counts.tsv"
+    counted = heads(own, ["the cat"])
+    assert given.corpus["sha256"] == counted.corpus["sha256"]
+    assert given.options["frequencies"]["sha256"] != counted.options["frequencies"]["sha256"]
+
+
+def test_special_tokens_are_not_rare(own: Any) -> None:
+    found = heads(own, SENTENCES[:10])
+    assert head_of(found, "L0H3").measures["rarity"].value == pytest.approx(0, abs=1e-3)  # it rests on [BOS]
+
+
+# How the work is split -------------------------------------------------------------------------------------------
+
+
+def sums_of_texts(found: Findings) -> dict[str, np.ndarray[Any, Any]]:
+    """All sums and counts, rounded."""
+    (tally,) = tallies_of(found.sums).values()
+    parts = (tally.measures, tally.uniform, tally.offsets, tally.offsets_uniform, tally.pairs)
+    return {f"{number}{name}": part.total(name) for number, part in enumerate(parts) for name in ("s", "c")}
+
+
+@pytest.mark.parametrize("spec", ["own", "own-causal", "minilm"])
+def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
+    spec: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(spec.replace("-", "_"))
+    counts = tmp_path / "counts.tsv"  # the corpus's own would differ
+    counts.write_text("the\t9\na\t4\n", "utf-8")
+    options = HeadsOptions(frequencies=counts)
+    texts = SENTENCES[:6]
+    together = sums_of_texts(heads(model, texts, options))
+    alone = [sums_of_texts(heads(model, [text], options)) for text in texts]
+    for name, whole in together.items():
+        if name.startswith(("2", "3")):  # where the largest weight is, of equal ones, is a matter of rounding
+            continue
+        np.testing.assert_allclose(sum(one[name] for one in alone), whole, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("options", [{}, {"chunk": 12}, {"chunk": 12, "stride": 5}, {"control": True}], ids=str)
+def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    chosen = HeadsOptions(**options)
+    texts = attnscope.Corpus(SAMPLES / "sentences.txt")
+    whole = heads(own, texts, chosen)
+    parts = [heads(own, texts, replace(chosen, shard=(k, 3))) for k in (1, 2, 3)]
+    assert sum(part.corpus["n_texts"] for part in parts) == whole.corpus["n_texts"] == 26
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        require_same(whole, merged([parts[i] for i in order]))
+    # Two at a time, and through files.
+    half = merged([parts[2], parts[0]])
+    assert half.corpus["shards"] == ["1/3", "3/3"]
+    saved = [attnscope.load_findings(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
+    require_same(whole, merged(saved))
+    assert whole.corpus["n_chunked"] == (
+        0 if "chunk" not in options else sum(len(own.tokenizer.encode(t)) > 12 for t in SENTENCES)
+    )
+
+
+def test_shards_of_blocks_of_the_usual_size(tiny_bert: Path) -> None:
+    model = attnscope.load(str(tiny_bert))
+    chance = np.random.default_rng(0)
+    texts = [words(int(chance.integers(1, 9)), chance, ["the", "cat", "a", "b.", "zeta"]) for _ in range(600)]
+    whole = heads(model, texts)
+    require_same(whole, merged([heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (2, 1)]))
+    assert whole.corpus["n_texts"] == 600
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_stdin_gives_what_the_file_gives(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = SAMPLES / "sentences.txt"
+
+    class Stdin:
+        buffer = io.BytesIO(path.read_bytes())
+
+    monkeypatch.setattr("sys.stdin", Stdin())
+    piped = heads(own, attnscope.Corpus("-"))
+    assert piped.as_json()["heads"] == heads(own, attnscope.Corpus(path)).as_json()["heads"]
+
+
+def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
+    whole = heads(own, SENTENCES[:10])
+    parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
+    assert parts[1].heads == ()
+    assert "holds no text" in parts[1].run["notes"][-1]
+    require_same(whole, merged(parts))
+    require_same(whole, merged(parts[::-1]))
+
+
+def test_a_text_in_chunks_counts_as_one(own: Any) -> None:
+    text = " ".join(SENTENCES[:4])
+    found = heads(own, [text, "a cat"], HeadsOptions(chunk=16))
+    assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
+    tokens = own.tokenizer.encode(text)
+    assert found.corpus["n_tokens"] > len(tokens)  # special tokens come with each chunk
+    (tally,) = tallies_of(found.sums).values()
+    assert tally.n_texts == 2
+    resting = tally.measures.total("c")[0, 0, tally.names.index("resting")]
+    assert resting == found.corpus["n_tokens"]
+
+
+def test_texts_may_be_token_numbers(own: Any) -> None:
+    numbered = [
+        CorpusText(i, "ids", i + 1, ids=tuple(own.tokenizer.encode(text).ids.tolist()))
+        for i, text in enumerate(SENTENCES[:12])
+    ]
+    by_number, by_text = heads(own, numbered), heads(own, SENTENCES[:12])
+    assert by_number.corpus["sha256"] != by_text.corpus["sha256"]
+    for name in ("previous_token", "cls", "special", "resting", "rarity", "same_token"):
+        np.testing.assert_array_equal(by_number.grid("encoder", name), by_text.grid("encoder", name))
+
+
+def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
+    class Dense:
+        """The glass box, as if it had nothing but its weights to show."""
+
+        info = replace(own.info, road="eager")
+        tokenizer = own.tokenizer
+        static_embeddings = staticmethod(own.static_embeddings)
+
+        def run(self, batch: Any, probe: Any) -> Any:
+            from attnscope.core.probes import Weights
+
+            assert isinstance(probe, Weights)
+            return own.run(batch, probe)
+
+    dense, seam = heads(Dense(), SENTENCES), heads(own, SENTENCES)  # type: ignore[arg-type]
+    assert any("dense weights" in note for note in dense.run["notes"])
+    assert [names_of(head) for head in dense.heads] == [names_of(head) for head in seam.heads]
+    for name in seam.measure_names:
+        if name.startswith(("value_weighted", "norm_weighted")):
+            assert np.isnan(dense.grid("encoder", name)).all()
+        elif name not in ("positional", "rarest_token"):  # of equal weights
+            scale = 1e-4 if "distance" in name else 1e-5
+            np.testing.assert_allclose(
+                dense.grid("encoder", name), seam.grid("encoder", name), atol=scale, rtol=scale, err_msg=name
+            )
+
+
+def test_a_hugging_face_model_on_the_eager_road(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "bloom", "bloom", n_head=3, n_layer=2)
+    model = attnscope.load(str(tmp_path / "bloom"))
+    assert model.info.road == "eager"
+    found = heads(model, ["the cat", "a b c d e", "the the cat."] * 4)
+    assert len(found.heads) == 6
+    assert all(0 <= head.resting_share <= 1 for head in found.heads)
+
+
+# Interruptions ---------------------------------------------------------------------------------------------------
+
+
+def after(n: int) -> Callable[[Any], None]:
+    """What interrupts a study at its n-th report."""
+    seen = iter(range(n))
+
+    def report(done: Any) -> None:
+        if next(seen, None) is None:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interruption_leaves_whole_blocks(own: Any, tmp_path: Path) -> None:
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts)
+    found = heads(own, SENTENCES, options, after(2))  # a batch for each block: in the third one
+    assert not found.corpus["complete"]
+    assert found.corpus["n_texts"] == 8
+    expected = heads(own, SENTENCES[:8], options)
+    assert found.as_json()["heads"] == expected.as_json()["heads"]
+    for name, array in expected.sums.items():
+        np.testing.assert_array_equal(found.sums[name], array)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
+    path = attnscope.Corpus(SAMPLES / "sentences.txt")
+    cut = heads(own, path, HeadsOptions(shard=(1, 2)), after(1))
+    rest = heads(own, path, HeadsOptions(shard=(2, 2)))
+    whole = merged([rest, cut])
+    assert not whole.corpus["complete"]
+    assert whole.corpus["n_texts"] == 4 + rest.corpus["n_texts"]
+
+
+def test_an_interruption_in_the_first_block_leaves_a_record_of_nothing(own: Any) -> None:
+    found = heads(own, SENTENCES, report=after(0))
+    assert (found.heads, found.corpus["n_texts"], found.corpus["complete"]) == ((), 0, False)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interruption_of_the_control_keeps_the_rest(own: Any) -> None:
+    found = heads(own, SENTENCES[:12], HeadsOptions(control=True), after(4))
+    assert not found.corpus["complete"]
+    assert found.corpus["n_texts"] == 12
+    assert found.control
+
+
+# What cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["  ", "\n"], ""])
+def test_without_text_there_is_nothing_to_study(own: Any, texts: Any) -> None:
+    with pytest.raises(AttnscopeError, match="no text"):
+        heads(own, texts)
+
+
+def test_one_string_is_one_text(own: Any) -> None:
+    assert heads(own, "the cat").corpus["n_texts"] == 1
+
+
+def test_encoder_decoders_are_refused(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0)
+    with pytest.raises(AttnscopeError, match="an encoder and a decoder"):
+        heads(attnscope.load(str(tmp_path / "t5")), ["the cat"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"chunk": 3}, {"chunk": 1000}, {"chunk": 20, "stride": 19}, {"stride": 0}], ids=str
+)
+def test_chunks_that_cannot_be_are_refused_before_anything_is_read(tiny_bert: Path, options: dict[str, int]) -> None:
+    def texts() -> Iterator[str]:
+        raise AssertionError("the corpus was read")
+        yield ""
+
+    class Unread(attnscope.Corpus):
+        __iter__ = texts  # type: ignore[assignment]
+
+    if options == {"chunk": 3}:
+        options = {"chunk": 2}  # [CLS] and [SEP] leave no room
+    with pytest.raises(AttnscopeError):
+        heads(attnscope.load(str(tiny_bert)), Unread(SAMPLES / "alice.txt"), HeadsOptions(**options))
+
+
+def test_records_that_do_not_belong_together_are_refused_by_name(own: Any, own_causal: Any) -> None:
+    first = heads(own, SENTENCES[:10], HeadsOptions(shard=(1, 2)))
+    second = HeadsOptions(shard=(2, 2))
+    others = {
+        "models": heads(own_causal, SENTENCES[:10], second),
+        "texts": heads(own, SENTENCES[:11], second),
+        "options": heads(own, SENTENCES[:10], replace(second, thresholds={"local": 0.7})),
+        "same shard, 1/2": first,
+        "overlap": heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 3))),
+    }
+    for why, other in others.items():
+        with pytest.raises(AttnscopeError, match=why) as error:
+            merged([first, other], ["one.npz", "other.npz"])
+        assert "one.npz" in error.value.message
+        assert "other.npz" in error.value.message
+    chunked = heads(own, SENTENCES[:10], replace(second, chunk=10))
+    with pytest.raises(AttnscopeError, match="options"):
+        merged([first, chunked])
+
+
+def test_damaged_sums_are_refused_by_name(own: Any) -> None:
+    parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
+    sums = dict(parts[0].sums)
+    sums["encoder.measures.limbs"] = sums["encoder.measures.limbs"][..., :-1]
+    broken = replace(parts[0], sums=sums)
+    with pytest.raises(AttnscopeError, match=r"bad\.npz"):
+        merged([broken, heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 2)))], ["bad.npz", "good.npz"])
+    del sums["encoder.measures.limbs"]
+    with pytest.raises(AttnscopeError, match=r"bad\.npz"):
+        merged([parts[1], broken], ["good.npz", "bad.npz"])
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path) -> None:
+    model = attnscope.load(str(tiny_bert))
+
+    def peak(n: int) -> int:
+        path = tmp_path / f"{n}.txt"
+        path.write_text("the cat a b.\na b c d e f.\n" * (n // 2), "utf-8")
+        tracemalloc.start()
+        heads(model, attnscope.Corpus(path))
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(300)  # whatever is kept from then on
+    assert peak(3000) < 1.05 * peak(300)
+
+
+def test_offsets_of_both_sides_agree() -> None:
+    from attnscope.core import measures
+
+    assert measures.OFFSETS == OFFSETS

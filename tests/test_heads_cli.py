@@ -1,0 +1,365 @@
+"""`attnscope heads`, `merge` and `show` as a user runs them: what is printed and written, and how they fail."""
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnscope.cli import main
+
+SAMPLES = Path(__file__).parent.parent / "sample_texts"
+SENTENCES = str(SAMPLES / "sentences.txt")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Runs a command line in this process, in a folder of its own: exit status, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def attnscope(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return attnscope
+
+
+@pytest.fixture
+def study(run: Run) -> Run:
+    """Runs `attnscope heads` on the glass box."""
+    return lambda *arguments: run("heads", "-m", "own", *arguments)
+
+
+def document(out: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def roles_in(found: dict[str, Any], layer: int, head: int) -> set[str]:
+    (one,) = [h for h in found["heads"] if (h["layer"], h["head"]) == (layer, head)]
+    return {role["name"] for role in one["roles"]}
+
+
+# Results ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
+    status, out, err = study("--file", SENTENCES, "-o", "out", "-f", "npz,csv,json", "--measures", "entropy_nats")
+    assert status == 0, err
+    assert "previous token" in out
+    assert "entropy" in out
+    assert out.splitlines()[-3:] == ["out/heads.npz", "out/heads.csv", "out/heads.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["heads.csv", "heads.json", "heads.npz"]
+    rows = (tmp_path / "out/heads.csv").read_text("utf-8").splitlines()
+    assert len(rows) == 1 + 14
+
+
+def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
+    from attnscope.core.measures import FROM_OFFSETS, measure_names
+
+    status, out, err = study("--file", SENTENCES, "--json")
+    assert status == 0, err
+    found = document(out)
+    assert found["schema"] == "attnscope.heads/1"
+    assert {"model", "sha256", "versions", "dtype", "device", "seed", "threads"} <= set(found["run"])
+    assert found["corpus"]["n_texts"] == 26
+    first = found["heads"][0]
+    assert set(first["measures"]) == {*measure_names(), FROM_OFFSETS}
+    assert set(first["measures"]["previous_token"]) == {"value", "low", "high", "uniform", "count"}
+    assert {"name", "value", "low", "high", "baseline", "q", "tentative"} <= set(first["roles"][0])
+    assert roles_in(found, 0, 0) == {"previous_token", "local"}
+
+
+def test_a_text_is_enough_for_tentative_roles(study: Run) -> None:
+    status, out, _ = study("the cat sat on the mat", "--json")
+    found = document(out)
+    assert status == 0
+    assert all(role["tentative"] and role["q"] is None for head in found["heads"] for role in head["roles"])
+
+
+def test_the_probe_finds_the_induction_head(study: Run) -> None:
+    status, out, err = study("--probe", "repeat", "--json")
+    assert status == 0, err
+    found = document(out)
+    assert roles_in(found, 1, 1) == {"induction"}
+    having = {(h["layer"], h["head"]) for h in found["heads"] if roles_in(found, h["layer"], h["head"]) & {"induction"}}
+    assert having == {(1, 1)}
+    assert found["corpus"]["n_texts"] == 50
+    # Texts come as numbers; their special tokens are known all the same.
+    assert next(h for h in found["heads"] if (h["layer"], h["head"]) == (0, 3))["resting_share"] > 0.99
+
+
+def test_the_probe_on_an_encoder_has_its_special_tokens(run: Run, tiny_bert: Path) -> None:
+    status, out, err = run("heads", "-m", tiny_bert, "--probe", "repeat", "--chunk", "29", "--json")
+    assert status == 0, err
+    assert all(head["measures"]["cls"]["value"] > 0 for head in document(out)["heads"])
+
+
+def test_stdin_and_compressed_files_give_the_same(study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    (tmp_path / "s.txt.gz").write_bytes(gzip.compress(Path(SENTENCES).read_bytes()))
+
+    class Stdin:
+        buffer = io.BytesIO(Path(SENTENCES).read_bytes())
+
+    monkeypatch.setattr("sys.stdin", Stdin())
+    found = [document(study(*given, "--json")[1]) for given in (("--file", SENTENCES), ("--file", "*.gz"), ("-",))]
+    assert found[0]["heads"] == found[1]["heads"] == found[2]["heads"]
+
+
+def test_a_control_beside(study: Run) -> None:
+    status, out, err = study("--file", SENTENCES, "--control", "untrained", "--json")
+    assert status == 0, err
+    found = document(out)
+    assert len(found["control"]) == len(found["heads"])
+    assert all(role["name"] == "diffuse" for head in found["control"] for role in head["roles"])
+
+
+# Shards and records ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(study: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Records of the two shards of a corpus and of the whole, in blocks of 4 texts."""
+    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 4)
+    for shard, folder in (("1/2", "part1"), ("2/2", "part2"), ("1/1", "one")):
+        status, _, err = study("--file", SENTENCES, "--shard", shard, "-o", folder, "-f", "npz,json")
+        assert status == 0, err
+    return tmp_path
+
+
+@pytest.mark.parametrize("order", [("part1", "part2"), ("part2/heads.npz", "part1")])
+def test_merged_files_are_those_of_one_run(run: Run, shards: Path, order: tuple[str, str]) -> None:
+    status, _, err = run("merge", *order, "-o", "whole", "-f", "npz,json")
+    assert status == 0, err
+    assert (shards / "whole/heads.json").read_bytes() == (shards / "one/heads.json").read_bytes()
+    with np.load(shards / "whole/heads.npz") as whole, np.load(shards / "one/heads.npz") as one:
+        assert sorted(whole.files) == sorted(one.files)
+        assert all(np.array_equal(whole[name], one[name]) for name in one.files)
+
+
+def test_what_does_not_belong_together_is_refused_by_name(run: Run, study: Run, shards: Path, tiny_bert: Path) -> None:
+    study("--file", SENTENCES, "--shard", "2/2", "-o", "other", "--threshold", "local=0.7")
+    run("heatmap", "a cat", "-m", tiny_bert, "-o", "map", "-f", "npz")
+    (shards / "junk.npz").write_bytes(b"PK\x03\x04 and nothing more")
+    for parts, named in (
+        (("part1", "part1/heads.npz"), "same shard, 1/2"),
+        (("part1", "other"), "other/heads.npz"),
+        (("part1", "map/weights.npz"), "map/weights.npz"),
+        (("part1", "junk.npz"), "junk.npz"),
+        (("part1", "nowhere.npz"), "nowhere.npz"),
+        (("part1", "one"), "overlap"),
+    ):
+        status, out, err = run("merge", *parts, "-o", "whole")
+        assert (status, out) == (1, ""), named
+        assert err.startswith("error: ")
+        assert named in err
+        assert "internal" not in err
+    assert not (shards / "whole").exists()
+
+
+def test_show_draws_a_record_again(run: Run, shards: Path) -> None:
+    printed = [run("show", given) for given in ("one", "one/heads.npz")]
+    assert printed[0] == printed[1]
+    assert printed[0][0] == 0
+    assert "previous token" in printed[0][1]
+    status, out, err = run("show", "one", "-o", "again", "-f", "png,csv,text", "--measures", "sink")
+    assert status == 0, err
+    assert "again/roles.png" in out
+    assert (shards / "again/heads.csv").is_file()
+    assert (
+        document(run("show", "one", "--json")[1])["heads"]
+        == json.loads((shards / "one/heads.json").read_text())["heads"]
+    )
+
+
+def test_show_still_draws_heatmaps(run: Run, tiny_bert: Path) -> None:
+    run("heatmap", "a cat", "-m", tiny_bert, "-o", "map", "-f", "npz,json")
+    for given in ("map", "map/weights.npz", "map/record.json"):
+        status, out, err = run("show", given)
+        assert status == 0, err
+        assert "L0" in out
+
+
+def test_show_refuses_what_is_no_record(run: Run, shards: Path) -> None:
+    for given in ("one/heads.json", "nowhere", SENTENCES):
+        status, out, err = run("show", given)
+        assert (status, out) == (1, ""), given
+        assert err.startswith("error: ")
+        assert "internal" not in err
+    assert run("show", "one", "-f", "png")[0] == 2
+    assert run("show", "one", "-o", "x", "-f", "gif")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (("show", "one"), ("torch", "transformers", "matplotlib")),
+        (("show", "one", "-o", "drawn"), ("torch", "transformers")),
+        (("merge", "part1", "part2", "-o", "whole", "-f", "npz,csv,json"), ("torch", "transformers", "matplotlib")),
+    ],
+)
+def test_records_need_no_model(shards: Path, arguments: tuple[str, ...], heavy: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom attnscope.cli import main\n"
+        f"sys.argv = ['attnscope', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=shards, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# Failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--shard", "0/2"), ("--shard", "3/2"), ("--shard", "2"), ("--shard", "a/b"), ("--shard", "1/2/3"),
+        ("--threshold", "local"), ("--threshold", "nobody=0.2"), ("--threshold", "local=2"),
+        ("--split", "word"), ("--format", "gif", "-o", "out"), ("--format", "", "-o", "out"), ("--format", "npz"),
+        ("--control", "trained"), ("--chunk", "0"), ("--stride", "-1"), ("--chunk", "many"),
+        ("--measures", "nothing"), ("--probe", "repeat"), ("a text too",), ("--engine", "steam"), ("--dtype", "int8"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_usage_is_said_before_anything_runs(study: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    status, out, err = study("--file", SENTENCES, *arguments)
+    assert (status, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [(), ("--probe", "walk"), ("a", "--probe", "repeat")])
+def test_what_to_study_must_be_said_once(study: Run, arguments: tuple[str, ...]) -> None:
+    assert study(*arguments)[0] == 2
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n"])
+def test_without_text_nothing_is_written(study: Run, tmp_path: Path, content: str) -> None:
+    (tmp_path / "blank.txt").write_text(content, "utf-8")
+    status, out, err = study("--file", "blank.txt", "-o", "out")
+    assert (status, out) == (1, "")
+    assert "no text" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unreadable_file_in_the_middle_loses_nothing(study: Run, tmp_path: Path) -> None:
+    lines = Path(SENTENCES).read_bytes().splitlines(keepends=True)
+    (tmp_path / "a.txt").write_bytes(b"".join(lines[:12]))
+    (tmp_path / "b.txt").write_bytes(lines[12] + b"\xff\xfe broken\n" + lines[13])
+    (tmp_path / "c.txt").write_bytes(b"".join(lines[14:20]))
+    given = ("--file", "a.txt", "--file", "b.txt", "--file", "gone.txt", "--file", "c.txt")
+    status, out, err = study(*given, "-o", "out", "-f", "npz,json")
+    assert status == 1
+    assert "previous token" in out
+    assert "out/heads.npz" in out
+    assert "skipped: b.txt, line 2: " in err
+    assert "skipped: gone.txt: " in err
+    assert "error: 2 parts of the texts could not be read" in err
+    found = json.loads((tmp_path / "out/heads.json").read_text("utf-8"))
+    assert found["corpus"]["n_texts"] == 19
+    assert [problem["source"] for problem in found["corpus"]["problems"]] == ["b.txt", "gone.txt"]
+    assert found["corpus"]["complete"]
+
+
+def test_a_model_of_two_parts_is_refused(run: Run, tmp_path: Path) -> None:
+    from tests.conftest import write_tiny
+
+    write_tiny(tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0)
+    status, out, err = run("heads", "the cat", "-m", "t5")
+    assert (status, out) == (1, "")
+    assert "an encoder and a decoder" in err
+
+
+# Interruptions ---------------------------------------------------------------------------------------------------
+
+_SLOWLY = """
+import sys, time
+import attnscope.studies.heads as study
+study.BLOCK = 4
+blocks = study.blocks
+def slowly(*arguments, **more):
+    for block in blocks(*arguments, **more):
+        if block.index == 2:
+            print("READY", file=sys.stderr, flush=True)
+            while True:
+                time.sleep(0.01)
+        yield block
+study.blocks = slowly
+from attnscope.cli import main
+main()
+"""
+
+
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+    arguments = ["heads", "-m", "own", "--file", SENTENCES, "-o", "out", "-f", "npz,json,csv"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLOWLY, *arguments],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stderr is not None
+        for line in running.stderr:
+            if line.strip() == "READY":
+                break
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=100)
+    assert running.returncode == 130
+    assert "incomplete: this is what the first 8 texts say" in err
+    assert "error: interrupted" in err
+    assert out.splitlines()[-3:] == ["out/heads.npz", "out/heads.json", "out/heads.csv"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["heads.csv", "heads.json", "heads.npz"]
+    found = json.loads((tmp_path / "out/heads.json").read_text("utf-8"))
+    assert not found["corpus"]["complete"]
+    assert found["corpus"]["n_texts"] == 8
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment_leaves_whole_files_or_none(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "attnscope", "heads", "--file", str(SAMPLES / "alice.txt"), "-f", "npz,json"]
+    for number in range(12):
+        folder = tmp_path / str(number)
+        with subprocess.Popen(
+            [*command, "-o", str(folder)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as running:  # fmt: skip
+            time.sleep(0.3 + 0.5 * number)
+            running.send_signal(signal.SIGINT)
+            _, err = running.communicate(timeout=100)
+        assert running.returncode in (0, 130, -signal.SIGINT), err
+        assert "Traceback" not in err or number < 2  # before main has begun Python speaks for itself
+        for path in folder.glob("*") if folder.exists() else ():
+            assert path.name in ("heads.npz", "heads.json")
+            if path.suffix == ".json":
+                json.loads(path.read_text("utf-8"))
+
+
+# From Python -----------------------------------------------------------------------------------------------------
+
+
+def test_the_names_are_there_without_torch() -> None:
+    code = (
+        "import sys, attnscope\n"
+        "assert {'heads', 'Findings', 'load_findings', 'Corpus', 'HeadsOptions'} <= set(dir(attnscope))\n"
+        "attnscope.Corpus, attnscope.Findings, attnscope.load_findings, attnscope.heads, attnscope.HeadsOptions\n"
+        "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

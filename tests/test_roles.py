@@ -1,0 +1,202 @@
+"""Which roles are given, on tallies made by hand: thresholds, baselines, margins, how sure, and how many tests."""
+
+import math
+
+import numpy as np
+import pytest
+
+from attnscope.core.running import benjamini_hochberg
+from attnscope.errors import UsageError
+from attnscope.findings import Head
+from attnscope.studies.roles import FEWEST_TEXTS, LEVEL, RULES, judged, thresholds_from
+from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
+
+NAMES = (
+    "resting", "relative_entropy", "previous_token", "previous_token_active", "self_token", "self_token_active",
+    "next_token", "window", "first_token", "sep", "punctuation", "same_token", "same_token_active", "induction",
+    "similar_token", "similar_token_active", "rarest_token",
+)  # fmt: skip
+N_QUERIES = 20
+
+
+def tally_of(
+    *heads: dict[str, float],
+    uniform: dict[str, float] | None = None,
+    pairs: dict[str, float] | None = None,
+    counts: dict[str, float] | None = None,
+    n_texts: int = 40,
+    noise: float = 0.05,
+) -> Tally:
+    """A layer of heads whose measures have these values over texts of 20 queries, give or take some noise.
+
+    Args:
+        heads: The values of each head; other measures are 0, relative_entropy 0.5.
+        uniform: Values under uniform attention; 0 where not given.
+        pairs: What the best fixed offset reaches on the pair measures.
+        counts: For how many queries a measure is defined, or the mass that is off resting keys; else all.
+        n_texts: How many texts.
+        noise: Standard deviation over texts.
+    """
+    tally = Tally.empty("encoder", (0,), len(heads), NAMES)
+    chance = np.random.default_rng(0)
+    values, even, count = (np.zeros((1, len(heads), len(NAMES))) for _ in range(3))
+    count += N_QUERIES
+    for column, name in enumerate(NAMES):
+        default = 0.5 if name == "relative_entropy" else 0.0
+        values[0, :, column] = [head.get(name, default) for head in heads]
+        even[0, :, column] = (uniform or {}).get(name, 0.0)
+        count[0, :, column] = (counts or {}).get(name, N_QUERIES)
+    many = np.broadcast_to(count, (n_texts, *count.shape))
+    tally.measures.add((values + noise * chance.standard_normal((n_texts, *values.shape))) * many, many)
+    tally.uniform.add(even * many, many)
+    queries = np.full((n_texts, 1, len(heads), len(OFFSETS)), float(N_QUERIES))
+    tally.offsets.add(queries / len(OFFSETS), queries)
+    tally.offsets_uniform.add(queries / len(OFFSETS), queries)
+    hits = np.zeros((n_texts, len(PAIR_MEASURES), len(OFFSETS)))
+    for row, name in enumerate(PAIR_MEASURES):
+        hits[:, row, 3] = (pairs or {}).get(name, 0.0)
+    tally.pairs.add(hits, np.ones_like(hits))
+    return tally
+
+
+def only_head(tally: Tally, **thresholds: float) -> Head:
+    """The one head of a tally, judged."""
+    (head,) = judged([tally], thresholds_from([]) | thresholds)
+    return head
+
+
+def names_of(head: Head) -> set[str]:
+    """The roles of a head."""
+    return {role.name for role in head.roles}
+
+
+def test_a_role_is_given_with_its_evidence() -> None:
+    head = only_head(tally_of({"previous_token": 0.7, "window": 0.3}, uniform={"previous_token": 0.1}))
+    (role,) = head.roles
+    assert role.name == role.measure == "previous_token"
+    assert role.value == pytest.approx(0.7, abs=0.03)
+    assert role.low < role.value < role.high
+    assert role.high - role.low == pytest.approx(2 * 2.02 * 0.05 / math.sqrt(40), rel=0.3)
+    assert (role.baseline, role.threshold) == (pytest.approx(0.1), 0.4)
+    assert 0 <= role.p <= role.q <= LEVEL
+    assert not role.tentative
+    assert role.active_share is None
+
+
+def test_below_the_threshold_there_is_no_role_and_the_threshold_can_be_chosen() -> None:
+    tally = tally_of({"previous_token": 0.35})
+    assert not only_head(tally).roles
+    assert names_of(only_head(tally, previous_token=0.3)) == {"previous_token"}
+
+
+@pytest.mark.parametrize("name", ["previous_token", "first_token", "window"])
+def test_a_baseline_above_the_threshold_must_be_beaten(name: str) -> None:
+    role = next(role for role, rule in RULES.items() if rule.measures[0] == name)
+    uniform = {name: 0.75}
+    assert not only_head(tally_of({name: 0.7}, uniform=uniform)).roles
+    assert names_of(only_head(tally_of({name: 0.95}, uniform=uniform))) == {role}
+
+
+def test_a_sure_but_tiny_difference_from_uniform_attention_is_no_role() -> None:
+    tally = tally_of({"window": 0.751}, uniform={"window": 0.75}, noise=1e-5)
+    assert tally.measures.p_above(0.75)[0, 0, NAMES.index("window")] < 1e-30
+    assert not only_head(tally).roles
+
+
+def test_above_a_baseline_of_nearly_all_there_is_nothing_to_find() -> None:
+    assert not only_head(tally_of({"window": 1.0}, uniform={"window": 1.0}, noise=0)).roles
+    assert not only_head(tally_of({"window": 1.0}, uniform={"window": 0.995}, noise=0)).roles
+
+
+@pytest.mark.parametrize("name", PAIR_MEASURES)
+def test_pair_measures_must_beat_the_best_fixed_offset(name: str) -> None:
+    assert not only_head(tally_of({name: 0.9}, pairs={name: 1.0})).roles
+    assert not only_head(tally_of({name: 0.9}, pairs={name: 0.92})).roles
+    assert names_of(only_head(tally_of({name: 0.9}, pairs={name: 0.5}))) == {name}
+
+
+def test_similar_tokens_are_others_than_the_same() -> None:
+    assert names_of(only_head(tally_of({"similar_token": 0.9, "self_token": 1.0}))) == {"self_token"}
+    assert names_of(only_head(tally_of({"similar_token": 0.5, "same_token": 0.6}))) == {"same_token"}
+    assert names_of(only_head(tally_of({"similar_token": 0.5, "self_token": 0.2}))) == {"similar_token"}
+
+
+def test_the_active_part_counts_where_there_is_enough_of_it() -> None:
+    values = {"previous_token": 0.1, "previous_token_active": 0.9}
+    little = {"previous_token_active": 0.05 * N_QUERIES}
+    enough = {"previous_token_active": 0.15 * N_QUERIES}
+    assert not only_head(tally_of(values | {"resting": 0.95}, counts=little, noise=0.001)).roles
+    (role,) = only_head(tally_of(values | {"resting": 0.85}, counts=enough, noise=0.001)).roles
+    assert (role.name, role.measure) == ("previous_token", "previous_token_active")
+    assert role.active_share == pytest.approx(0.15, abs=0.01)
+
+
+def test_a_role_by_the_whole_measure_is_told_by_that() -> None:
+    (role,) = only_head(tally_of({"previous_token": 0.6, "previous_token_active": 0.9, "resting": 0.3})).roles
+    assert (role.measure, role.active_share) == ("previous_token", None)
+
+
+def test_a_separator_that_hardly_any_query_sees_says_nothing() -> None:
+    assert not only_head(tally_of({"sep": 0.9}, counts={"sep": 1})).roles
+    assert names_of(only_head(tally_of({"sep": 0.9}))) == {"delimiter"}
+
+
+def test_where_all_weights_are_alike_the_largest_is_no_choice() -> None:
+    assert names_of(only_head(tally_of({"rarest_token": 0.8, "relative_entropy": 0.97}))) == {"diffuse"}
+    assert names_of(only_head(tally_of({"rarest_token": 0.8, "relative_entropy": 0.7}))) == {"rare"}
+
+
+@pytest.mark.parametrize("n_texts", [1, 2, FEWEST_TEXTS - 1])
+def test_with_few_texts_roles_are_tentative(n_texts: int) -> None:
+    head = only_head(tally_of({"previous_token": 0.7, "next_token": 0.2}, n_texts=n_texts))
+    (role,) = head.roles
+    assert role.tentative
+    assert all(math.isnan(number) for number in (role.low, role.high, role.p, role.q))
+    assert not only_head(tally_of({"previous_token": 0.7}, n_texts=FEWEST_TEXTS)).roles[0].tentative
+
+
+def test_a_value_that_is_not_sure_is_no_role() -> None:
+    assert not only_head(tally_of({"previous_token": 0.42}, noise=0.3, n_texts=12)).roles
+
+
+def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
+    """A hundred heads exactly at the threshold: each test alone would give five of them the role."""
+    tally = tally_of(*({"previous_token": 0.4},) * 100, noise=0.1)
+    column = NAMES.index("previous_token")
+    p = tally.measures.p_above(0.4)[0, :, column]
+    assert (p < LEVEL).sum() >= 2
+    assert not any(head.roles for head in judged([tally], thresholds_from([])))
+    assert (benjamini_hochberg(p) > LEVEL).all()
+
+
+def test_q_depends_on_the_other_heads() -> None:
+    alone = only_head(tally_of({"previous_token": 0.5}, noise=0.1))
+    among = judged([tally_of({"previous_token": 0.5}, *({},) * 200, noise=0.1)], thresholds_from([]))
+    assert alone.roles[0].q < among[0].roles[0].q <= LEVEL
+
+
+def test_roles_come_with_the_strongest_first() -> None:
+    head = only_head(tally_of({"previous_token": 0.9, "window": 0.95}))
+    assert [role.name for role in head.roles] == ["previous_token", "local"]
+
+
+def test_a_measure_that_is_undefined_everywhere_gives_none() -> None:
+    head = only_head(tally_of({"previous_token": 0.0}, counts={"previous_token": 0}))
+    assert not head.roles
+    assert math.isnan(head.measures["previous_token"].value)
+
+
+def test_nothing_is_judged_from_nothing() -> None:
+    assert judged([], thresholds_from([])) == ()
+
+
+@pytest.mark.parametrize("given", ["induction", "induction=", "induction=x", "induction=0", "induction=1.5", "rest=1",
+                                   "induction=nan", "=0.3", ""])  # fmt: skip
+def test_malformed_thresholds_are_refused(given: str) -> None:
+    with pytest.raises(UsageError):
+        thresholds_from([given])
+
+
+def test_thresholds_that_are_not_given_stay() -> None:
+    found = thresholds_from(["induction=0.3", "local=1"])
+    assert found == {name: rule.threshold for name, rule in RULES.items()} | {"induction": 0.3, "local": 1.0}

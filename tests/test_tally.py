@@ -1,0 +1,64 @@
+"""Tallies against plain loops: what a fixed offset hits, and the state as arrays."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits, tallies_of
+
+
+def plain_hits(ids: list[int], causal: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The definition: which queries have a key of a pair measure on the side of an offset, and which at the offset."""
+    n = len(ids)
+    hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
+    for q in range(n):
+        allowed = range(q + 1) if causal else range(n)
+        same = {k for k in allowed if k != q and ids[k] == ids[q]}
+        followed = {j + 1 for j in range(q) if ids[j] == ids[q] and j + 1 != q}
+        for row, keys in enumerate((same, followed)):
+            for column, offset in enumerate(OFFSETS):
+                counts[row, column] += any((k - q) * offset > 0 for k in keys)
+                hits[row, column] += q + offset in keys
+    return hits, counts
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=24), st.booleans())
+def test_hits_of_fixed_offsets_are_those_of_the_definition(ids: list[int], causal: bool) -> None:
+    hits, counts = pair_hits(np.array(ids), causal=causal)
+    expected = plain_hits(ids, causal)
+    np.testing.assert_array_equal(hits, expected[0])
+    np.testing.assert_array_equal(counts, expected[1])
+
+
+def filled(seed: int, n: int = 7) -> Tally:
+    """A tally of random texts."""
+    chance = np.random.default_rng(seed)
+    tally = Tally.empty("encoder", (0, 2), 3, ("a", "b_active"))
+    for part in (tally.measures, tally.uniform, tally.offsets, tally.offsets_uniform, tally.pairs):
+        part.add(chance.normal(size=(n, *part.shape)), chance.random((n, *part.shape)))
+    return tally
+
+
+def test_the_state_comes_back_from_arrays() -> None:
+    tally = filled(0)
+    back = tallies_of(tally.to_arrays())["encoder"]
+    assert (back.layers, back.names, back.n_texts) == ((0, 2), ("a", "b_active"), 7)
+    for name, array in tally.to_arrays().items():
+        np.testing.assert_array_equal(back.to_arrays()[name], array)
+
+
+def test_merging_is_adding_in_any_order() -> None:
+    a, b, c = (filled(seed, n) for seed, n in ((1, 1), (2, 5), (3, 2)))
+    one, other = a.merge(b).merge(c), c.merge(a.merge(b))
+    for name, array in one.to_arrays().items():
+        np.testing.assert_array_equal(other.to_arrays()[name], array)
+    assert one.n_texts == 8
+
+
+def test_missing_arrays_are_noticed() -> None:
+    arrays = filled(0).to_arrays()
+    del arrays["encoder.pairs.limbs"]
+    with pytest.raises(KeyError):
+        tallies_of(arrays)
