@@ -575,6 +575,9 @@ def test_odd_environments_do_not_matter(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout
     assert result.stdout.splitlines()[-1].endswith("L00.png")
+    path = simple(3, layers=1, heads=1).save(tmp_path / "weights.npz")
+    result = process("show", path, "-o", "out", env=odd)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "out/L00H00.png\n", "")
 
 
 WEIRD = [
