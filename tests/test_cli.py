@@ -210,9 +210,7 @@ def test_every_format_at_once(attnscope: Run, tmp_path: Path) -> None:
 
 
 def test_json_is_one_document_and_nothing_else(attnscope: Run) -> None:
-    result = attnscope(
-        "heatmap", "The café 你好 😀", "-L", "0", "-f", "png,text", "-o", "out", "--json", "--query", "the"
-    )
+    result = attnscope("heatmap", "The café 你好 😀", "-L", "0", "-f", "png", "-o", "out", "--json", "--query", "the")
     document = json.loads(result.out)
     assert result.err == ""
     assert document["schema"] == "attnscope.heatmap/1"
