@@ -5,7 +5,7 @@
     model = attnscope.load("minilm")
     record = attnscope.heatmap(model, "The animal didn't cross the street because it was too tired.")
     record.draw("figures", ["png", "pdf"])
-    record.weights[3, 1]  # layer 3, head 1: (query, key)
+    record.of(3, 1)  # layer 3, head 1: (query, key)
 
     found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence

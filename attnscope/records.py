@@ -20,6 +20,9 @@ from attnscope.errors import AttnscopeError
 
 HEATMAP_SCHEMA = "attnscope.heatmap/1"
 
+LEAST_LEFT = 0.01
+"""What must be left of a row without special tokens for it to be shown."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
@@ -71,8 +74,8 @@ class Tokens:
     def find(self, wanted: str) -> tuple[int, ...]:
         """Places of the tokens that a user means by `wanted`.
 
-        `@9` is the token at place 9. Anything else is compared with the labels, first as it is, then without the
-        marks of word pieces and spaces, then without regard to case, then as a whole word (the pieces of that word).
+        `@9` is the token at place 9. Anything else is a whole word (all its pieces), else a label as it is, else a
+        label without the mark of a word piece or a space; then the same without regard to case.
 
         Returns:
             The places, in order; empty if there is none.
@@ -80,17 +83,17 @@ class Tokens:
         if wanted.startswith("@") and wanted[1:].isdecimal():
             place = int(wanted[1:])
             return (place,) if place < len(self) else ()
-        readings = (
-            (self.labels, wanted),
-            ([_bare(label) for label in self.labels], wanted),
-            ([_bare(label).casefold() for label in self.labels], wanted.casefold()),
-        )
-        for labels, sought in readings:
-            if found := tuple(i for i, label in enumerate(labels) if label == sought):
-                return found
-        return tuple(
-            i for group in self.word_groups() if self._surface(group).casefold() == wanted.casefold() for i in group
-        )
+        groups = self.word_groups()
+        spelled = [""] * len(self)
+        for group in groups if self.words is not None else ():
+            for i in group:
+                spelled[i] = self._surface(group)
+        for fold in (str, str.casefold):
+            # Words come first: the end of "bandit" is a piece "it", and is not what is meant.
+            for names in (spelled, self.labels, [_bare(label) for label in self.labels]):
+                if found := tuple(i for i, name in enumerate(names) if name and fold(name) == fold(wanted)):
+                    return found
+        return ()
 
     def word_groups(self) -> list[list[int]]:
         """Tokens grouped by word, in order; a token that is part of no word is a group by itself."""
@@ -135,6 +138,9 @@ class Tokens:
         if covered and covered.isprintable():
             return covered
         return "".join(_bare(self.labels[i]) for i in group)
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self)}: {' '.join(self.labels[:12])}{' …' if len(self) > 12 else ''})"
 
     def as_json(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; `tokens_from_json` reads them back."""
@@ -198,6 +204,11 @@ class AttentionMap:
         """Whether the weights are there; a record that is drawn ahead of its model has none yet."""
         return self.weights.shape[2:] == (len(self.queries), len(self.keys))
 
+    def __repr__(self) -> str:
+        return (
+            f"AttentionMap({self.kind}, layers {spans(self.layers)}, heads {spans(self.heads)}, {self.weights.shape})"
+        )
+
     def of(self, layer: int, head: int) -> NDArray[np.float32]:
         """The weights of one head, (query, key)."""
         if layer in self.layers and head in self.heads:
@@ -252,7 +263,7 @@ class Heatmap:
         return self.maps[0].heads
 
     def chosen(self, attention: AttentionMap) -> tuple[tuple[int, int], ...]:
-        """The heads to show of a map, as (layer, head), layer by layer."""
+        """The heads to show of a map, as (layer, head): as they were picked, else layer by layer."""
         wanted = self.picked or tuple((layer, head) for layer in attention.layers for head in attention.heads)
         return tuple((layer, head) for layer, head in wanted if attention.exists(layer, head))
 
@@ -272,8 +283,13 @@ class Heatmap:
     def hide_special(self) -> Heatmap:
         """Without the special tokens: their rows and columns go, every remaining row is divided by what is left of it.
 
-        A row whose whole weight was on special tokens becomes zeros.
+        A row of which less than 1% is left becomes zeros: dividing would make a strong link of next to nothing. A
+        record without special tokens, or with hidden ones, stays as it is.
         """
+        if "hide_special" in self.changes or not any(
+            m.queries.special.any() or m.keys.special.any() for m in self.maps
+        ):
+            return self
         if "words" in self.changes:
             raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
         maps = []
@@ -286,7 +302,7 @@ class Heatmap:
             if attention.has_weights:
                 kept = shares[:, :, rows][:, :, :, columns].astype(np.float64)
                 total = kept.sum(-1, keepdims=True)
-                shares = np.divide(kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total > 0)
+                shares = np.divide(kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT)
             maps.append(replace(attention, weights=shares.astype(np.float32), queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
 
@@ -385,9 +401,50 @@ class Heatmap:
             return write_whole(path, self._npz())
         raise AttnscopeError(f"a record is saved as .npz or .json, not {path.suffix or path.name!r}")
 
-    def draw(self, folder: str | Path, formats: Sequence[str] = ("png",), **style: Any) -> list[Path]:
-        """Draws the record's figures into a folder; see `attnscope.views.figures.draw`."""
-        paths: list[Path] = _view("figures:draw")(self, Path(folder), formats, **style)
+    def of(self, layer: int, head: int, kind: str | None = None) -> NDArray[np.float32]:
+        """The weights of one head by its numbers, (query, key).
+
+        Args:
+            layer: Number of the layer in the model, from 0.
+            head: Number of the head, from 0.
+            kind: "encoder", "decoder" or "cross"; None = that of the first map.
+
+        Raises:
+            AttnscopeError: The record does not hold it.
+        """
+        for attention in self.maps:
+            if kind in (None, attention.kind):
+                return attention.of(layer, head)
+        raise AttnscopeError(f"this record has no {kind} attention", f"it has {', '.join(m.kind for m in self.maps)}")
+
+    def draw(
+        self,
+        folder: str | Path,
+        formats: str | Sequence[str] = ("png",),
+        *,
+        scale: str = "fixed",
+        cmap: str = "Blues",
+        query: str | None = None,
+    ) -> list[Path]:
+        """Draws the record's figures into a folder, each file whole or not at all.
+
+        Args:
+            folder: Where to; made if it is not there.
+            formats: Some of "png", "svg", "pdf".
+            scale: What the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or the
+                figure's ("figure").
+            cmap: Name of a matplotlib colormap.
+            query: Also draws bars of what this token attends to: a token, a word, or a place such as `@3`.
+
+        Returns:
+            The files, overview first.
+
+        Raises:
+            AttnscopeError: An unknown format, scale, colormap or token; the folder cannot be written.
+        """
+        wanted = [formats] if isinstance(formats, str) else formats
+        style = _view("figures:Style")(scale, cmap)
+        paths: list[Path] = _view("figures:draw")(self, Path(folder), wanted, style=style, query=query)
         return paths
 
     def _npz(self) -> bytes:

@@ -223,7 +223,7 @@ def read_text(text: str | None, file: Path | None = None) -> str:
         stream = getattr(sys.stdin, "buffer", None)
         result = _decode(stream.read(), name) if stream else sys.stdin.read()
     elif text is not None:
-        name, result = "the text", text
+        name, result = "the text", text.replace("\r\n", "\n").replace("\r", "\n")
     else:
         raise UsageError("no text is given", "give a text, - for stdin, or --file PATH")
 

@@ -214,7 +214,7 @@ def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road() -> None:
 # What is known of a model ---------------------------------------------------------------------------------------
 
 
-def test_grouped_queries_reach_the_probe_unrepeated_and_are_noted() -> None:
+def test_grouped_queries_reach_the_probe_unrepeated() -> None:
     shown = wrap(tiny("llama"))
     calls: list[AttentionCall] = []
 
@@ -227,7 +227,19 @@ def test_grouped_queries_reach_the_probe_unrepeated_and_are_noted() -> None:
         (layer, "decoder", 4, 2) for layer in range(3)
     ]
     assert (shown.info.n_heads, shown.info.n_kv_heads) == ((4,), (2,))
-    assert "Query heads 0-1 share key/value head 0, and so on up to 2-3 with 1 (decoder)." in shown.info.notes
+
+
+def test_no_number_is_claimed_where_layers_differ_in_their_key_value_heads() -> None:
+    config = transformers.Gemma4TextConfig(
+        vocab_size=60, vocab_size_per_layer_input=60, hidden_size=32, hidden_size_per_layer_input=8,
+        intermediate_size=32, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4,
+        num_global_key_value_heads=2, head_dim=8, global_head_dim=8, attention_k_eq_v=True,
+        pad_token_id=2, eos_token_id=1, bos_token_id=0,
+    )  # fmt: skip
+    info = wrap(transformers.Gemma4ForCausalLM(config)).info
+    assert info.n_kv_heads == info.n_heads == (8,)
+    told = "8 query heads on 2 key/value heads, 8 query heads on 4 key/value heads"
+    assert f"Layers differ in their heads (decoder): {told}." in info.notes
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,7 @@ def test_figures_were_measured_with_these_versions():
     pins = pinned()
     assert pins["torch"] == "2.13.0"
     assert pins["transformers"] == "5.23.0"
+
+
+def test_the_readme_has_no_gaps():
+    assert not re.search(r"@[A-Z]+@", (ROOT / "README.md").read_text(encoding="utf-8"))

@@ -68,8 +68,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough; python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has enough.
+        _let_stdout_go()
         sys.exit(1)
     except MemoryError:
         _fail("not enough memory", "choose fewer layers and heads (-L, -H, --pick), or a shorter text")
@@ -116,4 +116,14 @@ def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
             print(f"{name}: {options.one_line(line)}", file=sys.stderr)
     with contextlib.suppress(OSError):
         sys.stderr.flush()
+    _let_stdout_go()
     sys.exit(status)
+
+
+def _let_stdout_go() -> None:
+    """Writes out what stdout still holds; where that fails, python must not complain of it once more at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -62,12 +62,17 @@ def heatmap(
 
     - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
     """
+    from attnscope.errors import UsageError
     from attnscope.studies.heatmap import Choice, Prompt
     from attnscope.studies.heatmap_files import LoadOptions, Wanted, formats_from, write_heatmap
     from attnscope.text import read_text
     from attnscope.views.figures import Style
 
     named = formats_from(formats)
+    if named == ("text",) and out is not None:
+        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
+    if "text" in named and json:
+        raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
     wanted = Wanted(
         choice=Choice(options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick)),
         formats=tuple(name for name in named if name != "text"),

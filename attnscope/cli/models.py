@@ -54,5 +54,7 @@ def info(
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in about.lines(tokenizer.name):
-        table.add_row(name, value)
+        if name != "sha256":
+            table.add_row(name, value)
     Console().print(table)
+    print(f"sha256 {dict(about.lines(tokenizer.name))['sha256']}")

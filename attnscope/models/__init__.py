@@ -3,6 +3,7 @@
 Loads no torch and no engine before a model is loaded.
 """
 
+import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def load(
-    spec: "str | Source | PreTrainedModel" = "minilm",
+    spec: "str | os.PathLike[str] | Source | PreTrainedModel" = "minilm",
     tokenizer: Any = None,
     *,
     engine: str = "auto",
@@ -49,10 +50,16 @@ def load(
         AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
     """
     require_known(engine, dtype)
+    if isinstance(spec, os.PathLike):
+        spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
         from attnscope.models.huggingface import wrap
 
+        if (engine, device, dtype) not in (("auto", "cpu", "float32"), ("hf", "cpu", "float32")):
+            raise UsageError("a model in memory stays as it is", "move or cast it yourself, and leave out the options")
         return wrap(spec, tokenizer, check=check)
+    if tokenizer is not None:
+        raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()

@@ -140,12 +140,18 @@ def _read_seam(
         layers=layers,
         n_layers=n_layers,
         n_heads={kind: max(one.call.n_heads for one in calls) for kind, calls in by_kind.items()},
-        n_kv_heads={kind: max(one.call.n_kv_heads for one in calls) for kind, calls in by_kind.items()},
+        n_kv_heads={kind: _shared_heads(calls) for kind, calls in by_kind.items()},
         extras=extras,
         d_model=_width(output),
         checked=True,
         notes=(*_notes(by_kind, layers), *_gap_notes(layers, n_layers)),
     )
+
+
+def _shared_heads(calls: Sequence[Seen]) -> int:
+    """Key/value heads of a layer; as many as query heads where layers differ, for no one number is true of all."""
+    found = {(one.call.n_heads, one.call.n_kv_heads) for one in calls}
+    return next(iter(found))[1] if len(found) == 1 else max(n_heads for n_heads, _ in found)
 
 
 def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tensor]) -> list[Kind]:
@@ -395,17 +401,10 @@ def _width(output: Any) -> int:
 def _notes(by_kind: Mapping[Kind, Sequence[Seen]], layers: Mapping[Kind, tuple[int, ...]]) -> list[str]:
     notes = []
     for kind, calls in by_kind.items():
-        heads, shared = {(one.call.n_heads, one.call.n_kv_heads) for one in calls}, calls[0].call
-        group = shared.n_heads // shared.n_kv_heads
-        if len(heads) == 1 and group > 1:
-            last = shared.n_heads - group
-            notes.append(
-                f"Query heads 0-{group - 1} share key/value head 0"
-                + (f", and so on up to {last}-{shared.n_heads - 1} with {shared.n_kv_heads - 1}" if last else "")
-                + f" ({kind})."
-            )
-        elif len(heads) > 1:
-            notes.append(f"Layers differ in their numbers of heads ({kind}).")
+        heads = sorted({(one.call.n_heads, one.call.n_kv_heads) for one in calls})
+        if len(heads) > 1:
+            told = ", ".join(f"{n} query heads on {kv} key/value heads" for n, kv in heads)
+            notes.append(f"Layers differ in their heads ({kind}): {told}.")
         modules = {one.module for one in calls}
         if len(modules) < len(calls):
             sets = "1 set" if len(modules) == 1 else f"{len(modules)} sets"

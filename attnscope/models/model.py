@@ -84,7 +84,7 @@ class ModelInfo:
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}"),
+            ("parameters", f"{self.n_parameters:,}{' in the encoder' if self.engine == 'native' else ''}"),
             ("limit", f"{self.max_tokens} tokens" if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -121,8 +121,8 @@ def heatmap(
     target: str | None = None,
     chat: bool = False,
     generate: int = 0,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
     hide_special: bool = False,
     words: bool = False,
@@ -150,8 +150,9 @@ def heatmap(
             do, not enough memory.
 
     Warns:
-        UserWarning: The text was longer than the model takes and was cut.
+        UserWarning: What was read is not just what was given: a text was cut, or a target was written by the model.
     """
+    _require_call(model, text, pick)
     chosen = Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick)).within(model.info)
     reading = read(model, Prompt(text, pair, target, chat, generate))
     for note in reading.notes:
@@ -231,9 +232,16 @@ def fitted(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
     shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
     kept = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
     places = np.sort(np.concatenate([*kept, np.flatnonzero(tokens.special)]))
+    shown = (
+        " and ".join(
+            f"the first {len(k)} of {n} tokens of the {which} text"
+            for k, n, which in zip(kept, shares, ("first", "second"), strict=False)
+        )
+        if shares[1]
+        else f"the first {room} of {len(ordinary)} tokens of the text"
+    )
     return tokens.take(places), (
-        f"the text has {len(tokens)} tokens, the model takes {limit}: "
-        f"the first {sum(len(k) for k in kept)} of {len(ordinary)} tokens of the text are shown, the rest is left out"
+        f"the text has {len(tokens)} tokens, the model takes {limit}: {shown} are shown, the rest is left out"
     )
 
 
@@ -380,5 +388,20 @@ def _require_memory(record: Heatmap) -> None:
         )
 
 
-def _numbers(given: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if given is None else tuple(given)
+def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    return (given,) if isinstance(given, int) else tuple(int(number) for number in given)
+
+
+def _require_call(model: object, text: object, pick: object) -> None:
+    """Refuses what a Python user is likely to hand over by mistake, before it fails somewhere deep down."""
+    if isinstance(model, str):
+        raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
+    if not isinstance(text, str):
+        raise AttnscopeError(f"a text is one string, not {type(text).__name__}", "call heatmap once for each text")
+    if pick is None:
+        return
+    pairs = tuple(pick) if isinstance(pick, Iterable) and not isinstance(pick, str) else (pick,)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise AttnscopeError(f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1), (5, 11)]")

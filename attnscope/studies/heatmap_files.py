@@ -111,8 +111,9 @@ def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: Lo
     if tokenizer is None or prompt != Prompt(prompt.text, prompt.pair):
         return None
     info = native_info(source, read_config(source), sha256="")
-    tokens, _ = fitted(tokenizer.encode(prompt.text, prompt.pair), info.max_tokens)
-    record = outline(info, Reading(tokens), wanted.choice.within(info), prompt.text)
+    tokens, cut = fitted(tokenizer.encode(prompt.text, prompt.pair), info.max_tokens)
+    reading = Reading(tokens, None, (cut,) if cut else ())
+    record = outline(info, reading, wanted.choice.within(info), prompt.text)
     return changed(record, hide_special=wanted.hide_special, words=wanted.words)
 
 

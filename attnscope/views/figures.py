@@ -36,7 +36,9 @@ _MEANING: dict[Scale, str] = {
     "head": "attention weight ÷ the largest weight of the same head",
 }
 _CHANGES = {
-    "hide_special": "special tokens are hidden; each row is divided by what is left of it",
+    "hide_special": (
+        "special tokens are hidden; each row is divided by what is left of it (a row with less than 1% left is empty)"
+    ),
     "words": "word pieces are merged: weights summed over keys, averaged over queries",
 }
 
@@ -227,12 +229,14 @@ class _Header:
 
 
 def _header(record: Heatmap, attention: AttentionMap) -> _Header:
-    text = " ".join(record.text.split())
     queries = attention.queries
-    if 0 <= queries.n_given < len(queries) and queries.text.startswith(record.text):
-        text += f"”  …  “{' '.join(queries.text[len(record.text) :].split())}"
-    if attention.queries.pair is not None:
-        text += f"”  +  “{' '.join(attention.queries.pair.split())}"
+    if attention.kind != "encoder" and len(record.maps) > 1:
+        parts, joint = [record.text, queries.text], "→"
+    elif written := _written(queries):
+        parts, joint = [record.text, written], "…"
+    else:
+        parts, joint = [record.text, *([] if queries.pair is None else [queries.pair])], "+"
+    text = f"”  {joint}  “".join(" ".join(part.split()) for part in parts)
     notes = ["rows: queries (attend) · columns: keys (are attended to)"]
     notes += [_CHANGES[change] for change in record.changes]
     if attention.n_kv_heads < attention.n_heads:
@@ -242,7 +246,16 @@ def _header(record: Heatmap, attention: AttentionMap) -> _Header:
         )
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes.append("green tokens were written by the model itself")
+    notes += [" ".join(str(note).split()) for note in record.run.get("notes", ())]
     return _Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
+
+
+def _written(tokens: Tokens) -> str:
+    """The text that the model wrote after what it was given; empty if it wrote none, or its place is not known."""
+    if not 0 < tokens.n_given < len(tokens):
+        return ""
+    start = int(tokens.offsets[tokens.n_given, 0])
+    return tokens.text[start:] if start >= 0 else ""
 
 
 def _head_title(attention: AttentionMap, pair: tuple[int, int], *, short: bool) -> str:

@@ -51,7 +51,11 @@ class DrawingProcess:
         self._child: subprocess.Popen[bytes] | None = None
         # This very package is imported, wherever it lies; last, as its folder may hold much else.
         home = str(Path(attnscope.__file__).parent.parent)
-        code = f"import sys; sys.path.append({home!r}); from attnscope.views.process import main; main()"
+        code = (
+            # Ctrl-C reaches the whole group; the first process decides what becomes of this one.
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+            f"import sys; sys.path.append({home!r}); from attnscope.views.process import main; main()"
+        )
         with contextlib.suppress(OSError, ValueError):
             # -P: a numpy.py that lies where the user stands must not be imported.
             self._child = subprocess.Popen(
@@ -130,8 +134,6 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
 
 def main() -> None:
     """What the process runs."""
-    # Ctrl-C reaches the whole group; the first process decides what becomes of it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -53,7 +53,7 @@ def query_tables(record: Heatmap, query: str) -> RenderableType:
     """What a token attends to, per head: a table for each place that `query` names."""
     return Group(
         *(
-            query_table(attention, record.chosen(attention), place)
+            query_table(attention, record.chosen(attention), place, kind=attention.kind if len(record.maps) > 1 else "")
             for attention in record.maps
             for place in attention.queries.find(query)
         )
@@ -73,7 +73,7 @@ def strongest_links(attention: AttentionMap, pair: tuple[int, int], most: int = 
         np.fill_diagonal(weights, 0)
     order = np.argsort(-weights, axis=None, kind="stable")[:most]
     found = [(*divmod(int(at), weights.shape[1]), float(weights.flat[at])) for at in order]
-    return [link for link in found if link[2] > 0]
+    return [link for link in found if link[2] >= 0.005]
 
 
 def special_share(attention: AttentionMap, pair: tuple[int, int]) -> float:
@@ -100,12 +100,14 @@ def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Ta
     return table
 
 
-def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, most: int = 5) -> Table:
-    """A row a head: the keys that one query attends to most."""
+def query_table(
+    attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, most: int = 5, kind: str = ""
+) -> Table:
+    """A row a head: the keys that one query attends to most; `kind` goes into the title."""
     label = _shown(attention.queries.labels[place])
     table = Table(
         box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold",
-        title=Text(f"\nwhat “{label}” (token {place}) attends to"),
+        title=Text(f"\n{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to"),
     )  # fmt: skip
     table.add_column("head", style="bold", no_wrap=True)
     table.add_column("keys, largest weight first", overflow="fold")

@@ -1,0 +1,215 @@
+"""The study: what a model attends to on a text, from the real weights and from Python."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attnscope
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records import Heatmap
+from attnscope.studies import heatmap as study
+from attnscope.studies.heatmap import Choice, fingerprint, fitted
+from tests.record_helpers import simple, tokens_of
+
+TIRED = "The animal didn't cross the street because it was too tired."
+WIDE = "The animal didn't cross the street because it was too wide."
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Model:
+    return attnscope.load("minilm")
+
+
+def weight(record: Heatmap, layer: int, head: int, query: str, key: str) -> float:
+    (row,), (column,) = record.maps[0].queries.find(query), record.maps[0].keys.find(key)
+    return float(record.maps[0].of(layer, head)[row, column])
+
+
+def test_it_looks_at_the_animal_that_is_tired_and_less_at_the_one_beside_something_wide(minilm: Model) -> None:
+    tired, wide = attnscope.heatmap(minilm, TIRED), attnscope.heatmap(minilm, WIDE)
+    assert weight(tired, 3, 1, "it", "animal") == pytest.approx(0.68, abs=0.005)
+    assert weight(tired, 3, 1, "it", "street") == pytest.approx(0.05, abs=0.005)
+    assert weight(wide, 3, 1, "it", "animal") == pytest.approx(0.28, abs=0.005)
+    assert weight(wide, 3, 1, "it", "street") == pytest.approx(0.12, abs=0.005)
+    previous = tired.maps[0].of(0, 2)
+    assert np.mean(np.diagonal(previous, -1)) == pytest.approx(0.9999, abs=1e-3)
+
+
+def test_a_record_says_what_made_it(minilm: Model) -> None:
+    record = attnscope.heatmap(minilm, TIRED)
+    assert record.weights.shape == (6, 12, 16, 16)
+    assert record.weights.dtype == np.float32
+    np.testing.assert_allclose(record.weights.sum(-1), 1, atol=1e-5)
+    assert record.text == TIRED
+    assert record.run["model"] == "minilm"
+    assert record.run["sha256"] == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    assert (record.run["engine"], record.run["dtype"], record.run["device"]) == ("native", "float32", "cpu")
+    assert {"attnscope", "python", "torch", "numpy"} <= set(record.run["versions"])
+    assert record.tokens[:6] == ("[CLS]", "the", "animal", "didn", "'", "t")
+    assert "".join(TIRED[a:b] for a, b in record.maps[0].keys.offsets[1:-1]) == TIRED.replace(" ", "")
+
+
+def test_chosen_heads_are_those_of_the_whole(minilm: Model) -> None:
+    whole = attnscope.heatmap(minilm, TIRED)
+    some = attnscope.heatmap(minilm, TIRED, layers=[4, 1], heads=[11, 0, 3])
+    assert (some.layers, some.heads) == ((1, 4), (0, 3, 11))
+    np.testing.assert_allclose(some.weights, whole.weights[[1, 4]][:, [0, 3, 11]], atol=1e-6)
+    picked = attnscope.heatmap(minilm, TIRED, pick=[(5, 2), (0, 7)])
+    assert picked.chosen(picked.maps[0]) == ((5, 2), (0, 7))
+    np.testing.assert_allclose(picked.maps[0].of(5, 2), whole.weights[5, 2], atol=1e-6)
+
+
+def test_changes_are_those_of_the_record(minilm: Model) -> None:
+    changed = attnscope.heatmap(minilm, TIRED, hide_special=True, words=True)
+    assert changed.tokens[:3] == ("The", "animal", "didn't")
+    assert changed.changes == ("hide_special", "words")
+    np.testing.assert_allclose(
+        changed.weights, attnscope.heatmap(minilm, TIRED).hide_special().merge_words().weights, atol=1e-6
+    )
+
+
+def test_pairs_are_read_as_two_texts(minilm: Model) -> None:
+    record = attnscope.heatmap(minilm, "Who is tired?", pair="The animal.")
+    tokens = record.maps[0].queries
+    assert tokens.labels == ("[CLS]", "who", "is", "tired", "?", "[SEP]", "the", "animal", ".", "[SEP]")
+    assert tokens.segments.tolist() == [0] * 6 + [1] * 4
+    assert tokens.pair == "The animal."
+    alone = attnscope.heatmap(minilm, "Who is tired? The animal.")
+    assert fingerprint(record) != fingerprint(alone)
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"layers": [6]}, "there is no layer 6: minilm has 6 layers (they are numbered 0 to 5)"),
+        ({"heads": [1, 12]}, "there is no head 12: minilm has 12 heads (they are numbered 0 to 11)"),
+        ({"pick": [(0, 0), (9, 1)]}, "there is no layer 9: minilm has 6 layers (they are numbered 0 to 5)"),
+        ({"layers": [-1]}, "there is no layer -1: minilm has 6 layers (they are numbered 0 to 5)"),
+    ],
+)
+def test_heads_that_are_not_there_are_refused_with_how_many_there_are(
+    minilm: Model, choice: dict[str, list[int]], said: str
+) -> None:
+    with pytest.raises(AttnscopeError) as caught:
+        attnscope.heatmap(minilm, "x", **choice)  # type: ignore[arg-type]
+    assert str(caught.value) == said
+    assert not isinstance(caught.value, UsageError)
+
+
+@pytest.mark.parametrize("choice", [{"layers": []}, {"heads": []}, {"pick": []}, {"layers": [0], "pick": [(0, 0)]}])
+def test_choices_that_mean_nothing_are_refused(minilm: Model, choice: dict[str, list[int]]) -> None:
+    with pytest.raises(UsageError):
+        attnscope.heatmap(minilm, "x", **choice)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", " \n\t ", "\u200b", "a\0b", "a\ud800"])
+@pytest.mark.parametrize("where", ["text", "pair"])
+def test_what_is_no_text_is_refused(minilm: Model, text: str, where: str) -> None:
+    texts = {"text": "a", "pair": "b"} | {where: text}
+    with pytest.raises(AttnscopeError, match="the text" if where == "text" else "the second text"):
+        attnscope.heatmap(minilm, **texts)
+
+
+@pytest.mark.parametrize("asked", [{"chat": True}, {"generate": 3}, {"target": "x"}])
+def test_what_the_model_cannot_do_is_refused(minilm: Model, asked: dict[str, object]) -> None:
+    with pytest.raises(AttnscopeError, match="minilm"):
+        attnscope.heatmap(minilm, "x", **asked)  # type: ignore[arg-type]
+
+
+def test_a_text_over_the_limit_is_cut_and_that_is_said(minilm: Model) -> None:
+    text = "word " * 600
+    with pytest.warns(UserWarning, match=r"the text has 602 tokens, the model takes 512: the first 510 of 600") as told:
+        record = attnscope.heatmap(minilm, text, layers=[0], heads=[0])
+    assert len(told) == 1
+    assert told[0].filename == __file__  # it points at the caller
+    assert record.weights.shape == (1, 1, 512, 512)
+    assert [str(told[0].message)] == record.run["notes"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attnscope.heatmap(minilm, "word " * 510, layers=[0], heads=[0])
+
+
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(4, 40))
+def test_cutting_keeps_what_it_says(first: int, second: int, limit: int) -> None:
+    n = first + second + (3 if second else 2)
+    special = (0, first + 1, n - 1) if second else (0, n - 1)
+    tokens = tokens_of([f"t{i}" for i in range(n)], special)
+    tokens = replace(tokens, segments=(np.arange(n) > first + 1).astype(np.int32))
+    cut, said = fitted(tokens, limit)
+    assert len(cut) == min(n, limit)
+    assert bool(said) == (n > limit)
+    assert cut.special.sum() == len(special)
+    places = [int(label[1:]) for label in cut.labels]
+    assert places == sorted(places)
+    kept = [[p for p in places if p not in special and tokens.segments[p] == s] for s in (0, 1)]
+    # The first tokens of each text stay; a text is cut only where it is the longer, or takes more than half.
+    assert kept[0] == list(range(1, 1 + len(kept[0])))
+    assert kept[1] == list(range(first + 2, first + 2 + len(kept[1])))
+    if said:
+        room = limit - len(special)
+        assert f"takes {limit}:" in said
+        if second:
+            told = [f"the first {len(kept[0])} of {first} tokens of the first text"]
+            told.append(f"the first {len(kept[1])} of {second} tokens of the second text")
+        else:
+            told = [f"the first {room} of {first} tokens of the text"]
+        assert all(part in said for part in told)
+        if second:
+            assert len(kept[0]) == first or len(kept[0]) >= room // 2
+            assert len(kept[1]) == second or len(kept[1]) >= room // 2
+
+
+def test_a_limit_that_special_tokens_fill_is_an_error() -> None:
+    with pytest.raises(AttnscopeError, match="which its special tokens fill alone"):
+        fitted(tokens_of(["[CLS]", "a", "[SEP]"], (0, 2)), 2)
+
+
+def test_a_text_of_special_tokens_only_is_no_text() -> None:
+    with pytest.raises(AttnscopeError, match="all special"):
+        fitted(tokens_of(["[CLS]", "[SEP]"], (0, 1)), None)
+
+
+def test_maps_that_no_machine_could_hold_are_refused_before_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}[name])
+    with pytest.raises(AttnscopeError, match="on 60 tokens need 0 GiB, this machine has 0 GiB") as caught:
+        study._require_memory(simple(60))
+    assert "--pick" in caught.value.hint
+    monkeypatch.setattr(study.os, "sysconf", lambda name: 2**20)
+    study._require_memory(simple(60))
+
+
+def test_fingerprints_tell_texts_models_and_options_apart() -> None:
+    record = simple(5)
+    others = [
+        simple(5, text="x"),
+        simple(6),
+        simple(5, run=dict(record.run) | {"sha256": "0"}),
+        record.only([(0, 0)]),
+        record.hide_special(),
+    ]
+    marks = [fingerprint(record), fingerprint(record, scale="head"), *(fingerprint(other) for other in others)]
+    assert len(set(marks)) == len(marks)
+    assert all(len(mark) == 8 and int(mark, 16) >= 0 for mark in marks)
+    assert fingerprint(simple(5, seed=3)) == marks[0]  # weights follow from the rest
+
+
+def test_a_choice_is_checked_against_the_model(minilm: Model) -> None:
+    chosen = Choice(layers=(3, 1, 3)).within(minilm.info)
+    assert (chosen.layers, chosen.heads, chosen.picked) == ((1, 3), tuple(range(12)), None)
+    chosen = Choice(pick=((3, 1), (0, 5), (3, 1))).within(minilm.info)
+    assert (chosen.layers, chosen.heads, chosen.picked) == ((0, 3), (1, 5), ((3, 1), (0, 5)))
+
+
+def test_the_record_draws_and_saves_itself(minilm: Model, tmp_path: Path) -> None:
+    record = attnscope.heatmap(minilm, "The cat", layers=[0], heads=[0, 1])
+    paths: Sequence[Path] = record.draw(tmp_path, ["png"], query="cat")
+    assert [path.name for path in paths] == ["overview.png", "L00.png", "query-002.png"]
+    loaded = attnscope.load_record(record.save(tmp_path / "weights.npz"))
+    np.testing.assert_array_equal(loaded.weights, record.weights)
