@@ -418,7 +418,7 @@ def _counts(
     encode = model.tokenizer.encode
     if options.frequencies is not None:
         return read_frequencies(options.frequencies, encode)
-    return count_tokens(list(texts)[:5] if options.shard[0]==1 else texts, encode, special)
+    return count_tokens(texts, encode, special)
 
 
 def _special_ids(model: Model) -> frozenset[int]:
