@@ -3,12 +3,11 @@
 For texts of about 500 tokens and of about 25: seconds of the plain scaled-dot-product forward, of the same with every
 measure on, and of batched eager attention with the same measures from its dense weights. The last line is JSON.
 
-usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2]
+usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
 """
 
 import argparse
 import json
-import statistics
 import time
 from pathlib import Path
 
@@ -30,6 +29,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[500, 25])
     parser.add_argument("--without-dense", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -42,8 +42,8 @@ def main() -> None:
     }
     table = torch.nn.functional.normalize(network.word.weight, dim=-1)
     result = {"benchmark": "measures", "tokens": options.tokens, "threads": options.threads, "measures": len(MEASURES)}
-    for length, per_batch in ((500, 16), (25, 160)):
-        batches = cut(ids, punctuation, length, per_batch, table)
+    for length in options.lengths:
+        batches = cut(ids, punctuation, length, 4000 // length, table)
         times = race(model, batches, factors, options.runs, dense=not options.without_dense)
         result[f"texts_of_{length}"] = summary(times, length)
     print(json.dumps(result))
@@ -90,7 +90,7 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
     return made
 
 
-def race(model, batches, factors, runs: int, *, dense: bool) -> dict[str, list[float]]:
+def race(model, batches, factors, runs: int, *, dense: bool) -> dict[str, np.ndarray]:
     def plain(batch: Batch, _: TextFacts) -> None:
         model.run(batch, attend)
 
@@ -101,27 +101,28 @@ def race(model, batches, factors, runs: int, *, dense: bool) -> dict[str, list[f
         model.run(batch, Dense(facts, factors))
 
     rivals = {"plain": plain, "sums": measured} | ({"dense": from_weights} if dense else {})
-    times: dict[str, list[float]] = {name: [] for name in rivals}
+    times: dict[str, list[list[float]]] = {name: [] for name in rivals}
     for run in range(runs + 1):  # the first round warms up and is not counted
         for name in rivals:
-            times[name].append(0.0)
+            times[name].append([])
         for batch, facts in batches:  # batch by batch in turn: who else uses the machine slows all alike
             for name, forward in rivals.items():
                 started = time.perf_counter()
                 with torch.no_grad():
                     forward(batch, facts)
-                times[name][run] += time.perf_counter() - started
-    return {name: elapsed[1:] for name, elapsed in times.items()}
+                times[name][run].append(time.perf_counter() - started)
+    return {name: np.array(elapsed[1:]) for name, elapsed in times.items()}
 
 
-def summary(times: dict[str, list[float]], length: int) -> dict[str, float]:
-    found = {f"{name}_s": round(statistics.median(elapsed), 3) for name, elapsed in times.items()}
-    ratios = [ours / plain for ours, plain in zip(times["sums"], times["plain"], strict=True)]
-    found["sums_over_plain"] = round(statistics.median(ratios), 3)
-    found["sums_over_plain_of_fastest"] = round(min(times["sums"]) / min(times["plain"]), 3)
-    if "dense" in times:
-        gains = [dense / ours for ours, dense in zip(times["sums"], times["dense"], strict=True)]
-        found["dense_over_sums"] = round(statistics.median(gains), 3)
+def summary(times: dict[str, np.ndarray], length: int) -> dict[str, float]:
+    """Ratios of whole rounds, and of each batch's fastest time, which a busy machine hardly changes."""
+    found = {f"{name}_s": round(float(np.median(elapsed.sum(1))), 3) for name, elapsed in times.items()}
+    for name, over in (("sums", "plain"), ("dense", "sums")):
+        if name in times:
+            ratios = times[name].sum(1) / times[over].sum(1)
+            found[f"{name}_over_{over}"] = round(float(np.median(ratios)), 3)
+            fastest = times[name].min(0).sum() / times[over].min(0).sum()
+            found[f"{name}_over_{over}_of_fastest"] = round(float(fastest), 3)
     print(f"texts of {length}: {found}", flush=True)
     return found
 

@@ -263,7 +263,8 @@ def test_a_head_that_spreads_evenly_is_uniform_attention_in_every_measure() -> N
     np.testing.assert_allclose(got.offset_sum, got.offset_uniform, atol=1e-4)
 
 
-def test_no_array_of_queries_by_keys_and_heads() -> None:
+def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "TILE_ELEMENTS", 200_000)
     n = 1537
     keys = make_facts([n], n, vocabulary=200)
     call = make_call(batch=1, n_kv_heads=12, n_queries=n, n_keys=n, d_head=8, d_value=8, dtype=torch.float32,

@@ -350,7 +350,8 @@ def test_blocks_cover_every_query_once_and_skip_hidden_keys() -> None:
 
 @pytest.mark.parametrize("kernel", ["wide", "tile"])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_no_array_of_queries_by_keys(kernel: wide.Kernel, is_causal: bool) -> None:
+def test_no_array_of_queries_by_keys(monkeypatch: pytest.MonkeyPatch, kernel: wide.Kernel, is_causal: bool) -> None:
+    monkeypatch.setattr(wide, "TILE_ELEMENTS", 200_000)
     n = 2049
     call = make_call(batch=1, n_kv_heads=1, group=3, n_queries=n, n_keys=n, dtype=torch.float32, is_causal=is_causal)
     columns, indices = asked(call)
