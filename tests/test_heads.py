@@ -478,7 +478,8 @@ def test_damaged_sums_are_refused_by_name(own: Any) -> None:
 # Memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "BLOCK", 50)
     model = attnscope.load(str(tiny_bert))
 
     def peak(n: int) -> int:
@@ -490,8 +491,8 @@ def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path) -
         tracemalloc.stop()
         return size
 
-    peak(300)  # whatever is kept from then on
-    assert peak(3000) < 1.05 * peak(300)
+    peak(150)  # whatever is kept from then on
+    assert peak(1500) < 1.05 * peak(150)
 
 
 def test_offsets_of_both_sides_agree() -> None:

@@ -173,6 +173,15 @@ def test_what_does_not_belong_together_is_refused_by_name(run: Run, study: Run, 
     assert not (shards / "whole").exists()
 
 
+def test_a_shard_without_texts_is_written_all_the_same(study: Run, run: Run) -> None:
+    for shard in ("1/2", "2/2"):
+        status, out, err = study("a cat", "--shard", shard, "-o", shard[0], "-f", "npz,png")
+        assert status == 0, err
+    assert out.splitlines()[-1] == "2/heads.npz"
+    assert "holds no text" in err
+    assert run("merge", "1", "2", "-o", "whole", "-f", "npz")[0] == run("show", "2")[0] == 0
+
+
 def test_show_draws_a_record_again(run: Run, shards: Path) -> None:
     printed = [run("show", given) for given in ("one", "one/heads.npz")]
     assert printed[0] == printed[1]

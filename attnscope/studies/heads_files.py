@@ -114,7 +114,7 @@ def write(found: Findings, out: Path, formats: Sequence[str]) -> list[Path]:
     """Writes findings into a folder; each file whole or not at all. What took the time is safe before it is drawn."""
     paths = [found.save(out / f"{RECORD}.{name}") for name in formats if name not in FIGURE_FORMATS]
     figures = [name for name in formats if name in FIGURE_FORMATS]
-    if figures:
+    if figures and found.heads:  # a shard may hold no text
         from attnscope.views.heads_figures import draw
 
         paths += draw(found, out, figures)
