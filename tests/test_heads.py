@@ -492,7 +492,8 @@ def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, m
         return size
 
     peak(150)  # whatever is kept from then on
-    assert peak(1500) < 1.05 * peak(150)
+    # When Python looks for cycles makes a tenth of 3 MB; 12 kB kept of each text would make 16 MB.
+    assert peak(1500) < 1.25 * peak(150)
 
 
 def test_offsets_of_both_sides_agree() -> None:
