@@ -8,7 +8,6 @@ from typing import get_args
 import numpy as np
 
 from attnscope import findings as records
-from attnscope import models
 from attnscope.corpus import Corpus, CorpusText, Split, repeat_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.findings import Findings
@@ -67,15 +66,7 @@ def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | N
         require_writable(order.out)
     if order.measures is not None:
         _require_measures(order.measures)
-    model = models.load(
-        spec,
-        engine=loading.engine,
-        device=loading.device,
-        dtype=loading.dtype,
-        check=loading.check,
-        allow_pickle=loading.allow_pickle,
-        trust_remote_code=loading.trust_remote_code,
-    )
+    model = loading.load(spec)
     found = heads(model, corpus if corpus is not None else _probe(model), options, report)
     return found, [] if order.out is None else write(found, order.out, formats)
 

@@ -59,6 +59,10 @@ class LoadOptions:
     def __post_init__(self) -> None:
         models.require_known(self.engine, self.dtype)
 
+    def load(self, spec: str | models.Source) -> models.Model:
+        """Loads a model with these options."""
+        return models.load(spec, **vars(self))
+
 
 def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> tuple[Heatmap, list[Path]]:
     """Loads a model, runs it on a prompt, and writes the files that are wanted.
@@ -79,15 +83,7 @@ def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOption
             foreseen = _foreseen(source, prompt, wanted, loading)
             if foreseen is not None:
                 drawing.expect(foreseen, wanted.style, wanted.query, wanted.formats)
-        model = models.load(
-            source,
-            engine=loading.engine,
-            device=loading.device,
-            dtype=loading.dtype,
-            check=loading.check,
-            allow_pickle=loading.allow_pickle,
-            trust_remote_code=loading.trust_remote_code,
-        )
+        model = loading.load(source)
         chosen, reading = wanted.choice.within(model.info), read(model, prompt)
         record = observed(model, outline(model.info, reading, chosen, prompt.text), reading)
         record = changed(record, hide_special=wanted.hide_special, words=wanted.words)
