@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from attnscope.core.multihead import MultiHeadAttention
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
-    from attnscope.findings import Findings
-    from attnscope.findings import load as load_findings
     from attnscope.models import load
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
+    from attnscope.records.findings import Findings
+    from attnscope.records.findings import load as load_findings
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
 
@@ -33,7 +33,7 @@ _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Corpus": "attnscope.corpus:Corpus",
-    "Findings": "attnscope.findings:Findings",
+    "Findings": "attnscope.records.findings:Findings",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
@@ -41,7 +41,7 @@ _PUBLIC = {
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
-    "load_findings": "attnscope.findings:load",
+    "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
 }
 

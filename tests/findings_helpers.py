@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.findings import Estimate, Findings, Head, Role
+from attnscope.records.findings import Estimate, Findings, Head, Role
 
 NAN = math.nan
 

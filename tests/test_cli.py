@@ -398,7 +398,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
 
         raise AttnscopeError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}", "make room there")
 
-    monkeypatch.setattr("attnscope.records.write_whole", full)
+    monkeypatch.setattr("attnscope.records.maps.write_whole", full)
     require_one_line(attnscope("heatmap", "x", "-f", "npz", "-o", "out"), "No space left on device")
     assert files(tmp_path) == []
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope import findings
 from attnscope.errors import AttnscopeError
-from attnscope.findings import Estimate, Findings, Head, Role
+from attnscope.records import findings
+from attnscope.records.findings import Estimate, Findings, Head, Role
 from tests.findings_helpers import NAN, fake_findings, role
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)

@@ -14,8 +14,8 @@ import attnscope
 import attnscope.studies.heads as study
 from attnscope.corpus import CorpusText
 from attnscope.errors import AttnscopeError
-from attnscope.findings import Findings, Head
 from attnscope.models.own import roles as own_roles
+from attnscope.records.findings import Findings, Head
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merged
 from attnscope.studies.tally import OFFSETS, tallies_of

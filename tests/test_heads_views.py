@@ -18,7 +18,7 @@ from matplotlib.text import Text as Written
 from rich.console import Console, RenderableType
 
 from attnscope.errors import AttnscopeError
-from attnscope.findings import Estimate, Findings, Head
+from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views import heads_figures, heads_summary, heads_terminal
 from attnscope.views.canvas import Canvas
 from attnscope.views.lettering import lettering_for

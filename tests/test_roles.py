@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.core.running import benjamini_hochberg
 from attnscope.errors import UsageError
-from attnscope.findings import Head
+from attnscope.records.findings import Head
 from attnscope.studies.roles import FEWEST_TEXTS, LEVEL, RULES, judged, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
 

@@ -8,7 +8,7 @@ import typer
 from attnscope.cli import options
 
 if TYPE_CHECKING:
-    from attnscope.findings import Findings
+    from attnscope.records.findings import Findings
 
 Formats = Annotated[
     str | None,
@@ -20,12 +20,9 @@ Formats = Annotated[
 
 def heads(
     text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None,
-    file: Annotated[
-        list[str] | None,
-        typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; may be given several times."),
-    ] = None,
-    split: Annotated[str, typer.Option(help="What of a text file is one text: line, paragraph or file.")] = "line",
-    field: Annotated[str, typer.Option(help="The field of jsonl or csv that holds the text.")] = "text",
+    file: options.Files = None,
+    split: options.Split = "line",
+    field: options.Field = "text",
     probe: Annotated[
         str | None, typer.Option(help="repeat: random tokens that come twice, the standard test for induction.")
     ] = None,
@@ -65,10 +62,10 @@ def heads(
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`
     """
     from attnscope.studies.heads_files import StudyOrder, study
-    from attnscope.studies.heatmap_files import LoadOptions
+    from attnscope.studies.inputs import LoadOptions, TextsWanted
 
     order = StudyOrder(
-        text=text, files=tuple(file or ()), split=split, field=field, probe=probe, thresholds=tuple(thresholds or ()),
+        texts=TextsWanted(text, tuple(file or ()), split, field), probe=probe, thresholds=tuple(thresholds or ()),
         measures=measures, chunk=chunk, stride=stride, frequencies=frequencies, control=control, shard=shard, out=out,
         formats=formats,
     )  # fmt: skip

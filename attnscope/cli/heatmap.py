@@ -64,7 +64,8 @@ def heatmap(
     """
     from attnscope.errors import UsageError
     from attnscope.studies.heatmap import Choice, Prompt
-    from attnscope.studies.heatmap_files import LoadOptions, Wanted, formats_from, write_heatmap
+    from attnscope.studies.heatmap_files import Wanted, formats_from, write_heatmap
+    from attnscope.studies.inputs import LoadOptions
     from attnscope.text import read_text
     from attnscope.views.figures import Style
 

@@ -1,11 +1,14 @@
 """`attnscope show`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.views.figures import Style
 
 
 def show(
@@ -30,21 +33,39 @@ def show(
     quiet: options.Quiet = False,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
+    from attnscope.records.findings import HEADS_SCHEMA
+    from attnscope.records.storage import schema_of
+    from attnscope.views.figures import Style
+
     record = _file_of(record)
-    if _is_of_heads(record):
+    if schema_of(record) == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
-        return
+    else:  # a file that names no schema is refused there
+        style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
+        _show_heatmap(record, out, formats, query, pick, style, json, quiet)
+
+
+def _show_heatmap(
+    record: Path,
+    out: Path | None,
+    formats: str | None,
+    query: str | None,
+    pick: str | None,
+    style: "Style",
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Draws a record of attention weights."""
     from attnscope.cli.heatmap import print_result
     from attnscope.errors import UsageError
     from attnscope.records import load
     from attnscope.studies.heatmap_files import formats_from, redraw
-    from attnscope.views.figures import Style, sheets_of
+    from attnscope.views.figures import sheets_of
 
     named = formats_from(formats or ("text" if out is None else "png"))
     if out is None and set(named) != {"text"}:
         raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
     picked = options.heads_from(pick)
-    style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
     loaded = load(record)
     if picked is not None:
         loaded = loaded.only(picked)
@@ -59,7 +80,7 @@ def _show_heads(
 ) -> None:
     """Draws a record of heads."""
     from attnscope.cli.heads import print_findings
-    from attnscope.findings import load
+    from attnscope.records.findings import load
     from attnscope.studies.heads_files import drawn_again
 
     loaded = load(record)
@@ -72,24 +93,3 @@ def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
     known = ("heads.npz", "weights.npz", "record.json")
     return next((record / name for name in known if (record / name).is_file()), record)
-
-
-def _is_of_heads(path: Path) -> bool:
-    """Whether a file is a record of heads, by the schema that it names; what cannot be read is not."""
-    import json
-    import zipfile
-
-    from attnscope.findings import HEADS_SCHEMA
-
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                file.seek(0)
-                return HEADS_SCHEMA.encode() in file.read(200)
-            import numpy as np
-
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                return bool(json.loads(archive["record"].tobytes())["schema"] == HEADS_SCHEMA)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return False

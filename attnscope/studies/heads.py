@@ -31,9 +31,9 @@ from attnscope.corpus import (
     read_frequencies,
 )
 from attnscope.errors import AttnscopeError
-from attnscope.findings import Findings
 from attnscope.models.model import Batch, Embeds, Model, Projects, Trained
 from attnscope.records import Tokens
+from attnscope.records.findings import Findings
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from

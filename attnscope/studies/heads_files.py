@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
-from attnscope import findings as records
-from attnscope.corpus import Corpus, CorpusText, Split, repeat_probe
+from attnscope.corpus import Corpus, CorpusText, repeat_probe
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.findings import Findings
 from attnscope.models.model import Model, Vocabulary
+from attnscope.records import findings as records
+from attnscope.records.findings import Findings
 from attnscope.studies.heads import HeadsOptions, Report, heads
-from attnscope.studies.heatmap_files import LoadOptions, require_writable
+from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
 from attnscope.studies.merging import merged
 from attnscope.studies.roles import thresholds_from
 from attnscope.views.figures import FIGURE_FORMATS
@@ -28,10 +27,7 @@ RECORD = "heads"
 class StudyOrder:
     """What the command line asks for; see `attnscope heads --help`."""
 
-    text: str | None
-    files: tuple[str, ...]
-    split: str
-    field: str
+    texts: TextsWanted
     probe: str | None
     thresholds: tuple[str, ...]
     measures: str | None
@@ -118,30 +114,18 @@ def formats_from(given: str | None) -> tuple[str, ...]:
     Raises:
         UsageError: There is no such format.
     """
-    if given is None:
-        return USUAL_FORMATS
-    names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
-    for name in names:
-        if name not in FORMATS:
-            raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(FORMATS)}")
-    if not names:
-        raise UsageError("no format is given", f"choose from {', '.join(FORMATS)}")
-    return names
+    return USUAL_FORMATS if given is None else named_formats(given, FORMATS)
 
 
 def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
     """The texts that were asked for; None for the probe."""
-    if (order.text is not None) + bool(order.files) + (order.probe is not None) != 1:
+    if order.probe is None:
+        return order.texts.corpus()
+    if order.texts.given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
-    if order.split not in get_args(Split):
-        raise UsageError(f"there is no split {order.split!r}", f"choose one of {', '.join(get_args(Split))}")
-    if order.probe is not None:
-        if order.probe != "repeat":
-            raise UsageError(f"there is no probe {order.probe!r}", "there is: repeat")
-        return None
-    if order.files or order.text == "-":
-        return Corpus(order.files or ["-"], split=order.split, field=order.field)  # type: ignore[arg-type]  # as above
-    return [order.text or ""]
+    if order.probe != "repeat":
+        raise UsageError(f"there is no probe {order.probe!r}", "there is: repeat")
+    return None
 
 
 def _require_measures(given: str) -> None:

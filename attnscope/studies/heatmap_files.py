@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope import models
-from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import native_info
 from attnscope.records import Heatmap
 from attnscope.studies.heatmap import Choice, Prompt, Reading, changed, fingerprint, fitted, observed, outline, read
+from attnscope.studies.inputs import LoadOptions, named_formats, require_writable
 from attnscope.text import slug
 from attnscope.views.figures import FIGURE_FORMATS, Style, draw, sheets_of
 from attnscope.views.process import DrawingProcess
@@ -43,25 +42,6 @@ class Wanted:
     query: str | None = None
     words: bool = False
     hide_special: bool = False
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """How a model is loaded; see `attnscope.models.load`."""
-
-    engine: str = "auto"
-    device: str = "cpu"
-    dtype: str = "float32"
-    check: bool = True
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        models.require_known(self.engine, self.dtype)
-
-    def load(self, spec: str | models.Source) -> models.Model:
-        """Loads a model with these options."""
-        return models.load(spec, **vars(self))
 
 
 def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> tuple[Heatmap, list[Path]]:
@@ -133,36 +113,10 @@ def _folder_name(record: Heatmap, wanted: Wanted) -> str:
     return f"{slug(str(record.run['model']))}-{slug(record.text)}-{mark}"
 
 
-def require_writable(folder: Path) -> None:
-    """Finds out before the model runs for minutes that nothing can be written; leaves no trace."""
-    hint = "choose another folder with --out, or make room there"
-    made: list[Path] = []
-    try:
-        made = [part for part in (folder, *folder.parents) if not part.exists()]
-        if not made and not folder.is_dir():
-            raise AttnscopeError(f"cannot write into {folder}: it is a file, not a folder", hint)
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
-    finally:
-        for part in made:
-            with contextlib.suppress(OSError):
-                part.rmdir()
-
-
 def formats_from(given: str) -> tuple[str, ...]:
     """The formats in a list such as `png,npz`; "text" is one of them.
 
     Raises:
-        AttnscopeError: There is no such format.
+        UsageError: There is no such format.
     """
-    known: Sequence[str] = (*FILE_FORMATS, "text")
-    names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
-    for name in names:
-        if name not in known:
-            raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(known)}")
-    if not names:
-        raise UsageError("no format is given", f"choose from {', '.join(known)}")
-    return names
+    return named_formats(given, (*FILE_FORMATS, "text"))

@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.findings import Findings
+from attnscope.records.findings import Findings
 from attnscope.studies.roles import judged
 from attnscope.studies.tally import Tally, tallies_of
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums, benjamini_hochberg
 from attnscope.errors import UsageError
-from attnscope.findings import Estimate, Head, Role
+from attnscope.records.findings import Estimate, Head, Role
 from attnscope.studies.tally import PAIR_MEASURES, Tally
 
 LEVEL = 0.05

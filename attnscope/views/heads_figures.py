@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.findings import Findings, Head
 from attnscope.records import write_whole
+from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary, layout
 from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, png
 from attnscope.views.figures import FIGURE_FORMATS

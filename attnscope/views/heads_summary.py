@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attnscope.findings import Findings, Head, Role
+from attnscope.records.findings import Findings, Head, Role
 
 UNCLASSIFIED = "·"
 UNDEFINED = "–"

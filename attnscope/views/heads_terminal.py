@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError
-from attnscope.findings import Estimate, Findings, Head, Role
+from attnscope.records.findings import Estimate, Findings, Head, Role
 from attnscope.views import heads_summary
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, ink_on, interval, label, number, percent
 

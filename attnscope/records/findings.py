@@ -11,7 +11,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import write_whole
+from attnscope.records.storage import finite, plain, write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
 
@@ -195,7 +195,7 @@ class Findings:
 
     def as_json(self) -> dict[str, Any]:
         """All but the sums as plain JSON values; NaN and infinities become null."""
-        document: dict[str, Any] = _plain(self._document(), _finite)
+        document: dict[str, Any] = plain(self._document(), finite)
         return document
 
     def _document(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Findings:
         held = io.BytesIO()
         # NaN and infinities stay what they are here, other than in a .json for others to read. Bytes, as NumPy's own
         # text takes four of them a character.
-        described = np.frombuffer(json.dumps(_plain(self._document())).encode(), np.uint8)
+        described = np.frombuffer(json.dumps(plain(self._document())).encode(), np.uint8)
         np.savez(held, allow_pickle=False, record=described, **{f"sum_{k}": v for k, v in self.sums.items()})
         return write_whole(path, held.getvalue())
 
@@ -302,27 +302,6 @@ def _head_from(data: Mapping[str, Any]) -> Head:
 
 def _nan(name: str, value: Any) -> Any:
     return math.nan if value is None and name != "active_share" else value
-
-
-def _same(number: float) -> float:
-    return number
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
-
-
-def _plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
-    """The same as plain JSON values, NumPy's numbers and arrays included; `number` says what becomes of a float."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float):
-        return number(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item, number) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, number) for item in value]
-    return value
 
 
 def _digits(value: float) -> str:

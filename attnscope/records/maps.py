@@ -1,12 +1,9 @@
-"""Frozen results: what was measured, on what, by what. NumPy only; they load and draw without torch."""
+"""A text's tokens, and the attention maps that a model gave them."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import io
 import json
-import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.storage import view, write_whole
 
 HEATMAP_SCHEMA = "attnscope.heatmap/1"
 
@@ -443,8 +441,8 @@ class Heatmap:
             AttnscopeError: An unknown format, scale, colormap or token; the folder cannot be written.
         """
         wanted = [formats] if isinstance(formats, str) else formats
-        style = _view("figures:Style")(scale, cmap)
-        paths: list[Path] = _view("figures:draw")(self, Path(folder), wanted, style=style, query=query)
+        style = view("figures:Style")(scale, cmap)
+        paths: list[Path] = view("figures:draw")(self, Path(folder), wanted, style=style, query=query)
         return paths
 
     def _npz(self) -> bytes:
@@ -454,7 +452,7 @@ class Heatmap:
         return held.getvalue()
 
     def _repr_png_(self) -> bytes:
-        png: bytes = _view("figures:glance")(self)
+        png: bytes = view("figures:glance")(self)
         return png
 
     def __repr__(self) -> str:
@@ -575,37 +573,6 @@ def spans(numbers: Sequence[int]) -> str:
             start = number
         previous = number
     return ",".join(parts)
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file whole or not at all: into a temporary file beside it, then renamed.
-
-    Raises:
-        AttnscopeError: It cannot be written (no permission, no room, no such folder).
-    """
-    # Not by tempfile, whose files only their owner may read: what we write is as readable as any other file.
-    held = path.parent / f".{secrets.token_hex(8)}.part"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with held.open("xb") as file:
-            file.write(content)
-        held.replace(path)
-    except OSError as error:
-        raise AttnscopeError(
-            f"cannot write {path}: {error.strerror or error}",
-            "choose another folder with --out, or make room there",
-        ) from None
-    else:
-        return path
-    finally:
-        with contextlib.suppress(OSError):
-            held.unlink(missing_ok=True)
-
-
-def _view(name: str) -> Any:
-    """A function of attnscope.views, loaded when it is first used, so that records need no drawing library."""
-    module, function = name.split(":")
-    return getattr(importlib.import_module(f"attnscope.views.{module}"), function)
 
 
 _PIECE_MARKS = ("##", "·")

@@ -1,0 +1,103 @@
+"""What every study is asked with: which model and how it loads, which texts, which formats, which folder."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from attnscope import models
+from attnscope.corpus import Corpus, Split
+from attnscope.errors import AttnscopeError, UsageError
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded; see `attnscope.models.load`."""
+
+    engine: str = "auto"
+    device: str = "cpu"
+    dtype: str = "float32"
+    check: bool = True
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        models.require_known(self.engine, self.dtype)
+
+    def load(self, spec: str | models.Source) -> models.Model:
+        """Loads a model with these options."""
+        return models.load(spec, **vars(self))
+
+
+@dataclass(frozen=True)
+class TextsWanted:
+    """The texts that a study is to read.
+
+    Attributes:
+        text: One text; "-" reads stdin.
+        files: Files and patterns instead; see `attnscope.Corpus`.
+        split: What of a text file is one text: "line", "paragraph" or "file".
+        field: The field of jsonl or csv that holds the text.
+    """
+
+    text: str | None = None
+    files: tuple[str, ...] = ()
+    split: str = "line"
+    field: str = "text"
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any text or file."""
+        return self.text is not None or bool(self.files)
+
+    def corpus(self) -> Corpus | list[str]:
+        """The texts, read as they are used.
+
+        Raises:
+            UsageError: Not exactly one of text and files is given, or there is no such split.
+        """
+        if (self.text is not None) + bool(self.files) != 1:
+            raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
+        if self.split not in get_args(Split):
+            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+        if self.files or self.text == "-":
+            return Corpus(self.files or ["-"], split=self.split, field=self.field)  # type: ignore[arg-type]  # as above
+        return [self.text or ""]
+
+
+def require_writable(folder: Path) -> None:
+    """Finds out before the model runs for minutes that nothing can be written; leaves no trace."""
+    hint = "choose another folder with --out, or make room there"
+    made: list[Path] = []
+    try:
+        made = [part for part in (folder, *folder.parents) if not part.exists()]
+        if not made and not folder.is_dir():
+            raise AttnscopeError(f"cannot write into {folder}: it is a file, not a folder", hint)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
+    finally:
+        for part in made:
+            with contextlib.suppress(OSError):
+                part.rmdir()
+
+
+def named_formats(given: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The formats in a list such as `png,npz`, each once.
+
+    Raises:
+        UsageError: There is no such format, or none is given.
+    """
+    names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(known)}")
+    if not names:
+        raise UsageError("no format is given", f"choose from {', '.join(known)}")
+    return names
