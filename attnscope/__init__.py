@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from attnscope.records import load as load_record
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.records.pooled import PooledHeatmap
+    from attnscope.records.pooled import load as load_pooled
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.pooled import pooled_heatmap
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
@@ -37,12 +40,15 @@ _PUBLIC = {
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
     "Tokens": "attnscope.records:Tokens",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
     "load_findings": "attnscope.records.findings:load",
+    "load_pooled": "attnscope.records.pooled:load",
     "load_record": "attnscope.records:load",
+    "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
 }
 
 __all__ = [
@@ -53,13 +59,16 @@ __all__ = [
     "HeadsOptions",
     "Heatmap",
     "MultiHeadAttention",
+    "PooledHeatmap",
     "Tokens",
     "__version__",
     "heads",
     "heatmap",
     "load",
     "load_findings",
+    "load_pooled",
     "load_record",
+    "pooled_heatmap",
 ]
 
 

@@ -9,6 +9,7 @@ from attnscope.cli import options
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
+    from attnscope.records.pooled import PooledHeatmap
 
 
 def heatmap(
@@ -34,6 +35,23 @@ def heatmap(
     hide_special: Annotated[
         bool, typer.Option("--hide-special", help="Leave special tokens out and renormalise each row.")
     ] = False,
+    pooled: Annotated[
+        int | None,
+        typer.Option(
+            help="Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
+            "[default: 256 for more than 400 tokens]",
+            show_default=False,
+        ),
+    ] = None,
+    pool: Annotated[
+        str, typer.Option(help="What a pooled cell shows: mean (mass per query) or max (largest weight).")
+    ] = "mean",
+    rows: Annotated[
+        str | None, typer.Option(help="Only these queries, exactly, such as 1000:1064.", show_default=False)
+    ] = None,
+    cols: Annotated[
+        str | None, typer.Option(help="Only these keys, exactly, such as 0:64.", show_default=False)
+    ] = None,
     out: options.Out = None,
     formats: Annotated[
         str,
@@ -61,9 +79,11 @@ def heatmap(
     - `attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz`
 
     - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
+
+    - `attnscope heatmap --file book.txt --pick L3H1 --rows 1000:1064 --cols 0:64`
     """
     from attnscope.errors import UsageError
-    from attnscope.studies.heatmap import Choice, Prompt
+    from attnscope.studies.heatmap import Choice, Cut, Prompt
     from attnscope.studies.heatmap_files import Wanted, formats_from, write_heatmap
     from attnscope.studies.inputs import LoadOptions
     from attnscope.text import read_text
@@ -82,6 +102,9 @@ def heatmap(
         query=query,
         words=words,
         hide_special=hide_special,
+        cut=Cut(options.span_from("--rows", rows), options.span_from("--cols", cols)),
+        pooled=pooled,
+        pool=pool,
     )
     prompt = Prompt(read_text(text, file), pair, target, chat, generate)
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
@@ -90,7 +113,9 @@ def heatmap(
     print_result(record, paths, "text" in named, query, json)
 
 
-def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str | None, json: bool) -> None:
+def print_result(
+    record: "Heatmap | PooledHeatmap", paths: list[Path], drawn: bool, query: str | None, json: bool
+) -> None:
     """The result on stdout: one JSON document; else the drawing or table that was asked for, then the paths."""
     if json:
         options.print_json(record.to_json(files=[str(path) for path in paths]))
@@ -98,10 +123,14 @@ def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str |
     if drawn or query is not None:
         from rich.console import Console
 
+        from attnscope.records import Heatmap
+        from attnscope.views.pooled_terminal import pooled_drawing
         from attnscope.views.terminal import drawing, query_tables
 
         console = Console()
-        if drawn:
+        if not isinstance(record, Heatmap):
+            console.print(pooled_drawing(record, console))
+        elif drawn:
             console.print(drawing(record, console, query))
         elif query is not None:
             console.print(query_tables(record, query))

@@ -34,12 +34,16 @@ def show(
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
     from attnscope.records.findings import HEADS_SCHEMA
+    from attnscope.records.pooled import POOLED_SCHEMA
     from attnscope.records.storage import schema_of
     from attnscope.views.figures import Style
 
     record = _file_of(record)
-    if schema_of(record) == HEADS_SCHEMA:
+    schema = schema_of(record)
+    if schema == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
+    elif schema == POOLED_SCHEMA:
+        _show_pooled(record, out, formats, pick, Style(scale, cmap), json, quiet)  # type: ignore[arg-type]
     else:  # a file that names no schema is refused there
         style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
         _show_heatmap(record, out, formats, query, pick, style, json, quiet)
@@ -75,6 +79,26 @@ def _show_heatmap(
     print_result(loaded, paths, "text" in named, query, json)
 
 
+def _show_pooled(
+    record: Path, out: Path | None, formats: str | None, pick: str | None, style: "Style", json: bool, quiet: bool
+) -> None:
+    """Draws a record of pooled maps."""
+    from attnscope.cli.heatmap import print_result
+    from attnscope.errors import UsageError
+    from attnscope.records.pooled import load
+    from attnscope.studies.heatmap_files import formats_from, redraw_pooled
+
+    named = formats_from(formats or ("text" if out is None else "png"))
+    if out is None and set(named) != {"text"}:
+        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
+    loaded = load(record)
+    if (picked := options.heads_from(pick)) is not None:
+        loaded = loaded.only(picked)
+    paths = [] if out is None else redraw_pooled(loaded, out, named, style)
+    options.say(loaded.run.get("notes", ()), quiet)
+    print_result(loaded, paths, "text" in named, None, json)
+
+
 def _show_heads(
     record: Path, out: Path | None, formats: str | None, measures: str | None, json: bool, quiet: bool
 ) -> None:
@@ -91,5 +115,5 @@ def _show_heads(
 
 def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
-    known = ("heads.npz", "weights.npz", "record.json")
+    known = ("heads.npz", "weights.npz", "pooled.npz", "record.json")
     return next((record / name for name in known if (record / name).is_file()), record)
