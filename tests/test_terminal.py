@@ -247,9 +247,7 @@ def test_the_legend_says_from_which_weight_a_shade_is_drawn(encoding: str, shade
 
 
 def test_the_legend_of_a_coloured_map_shows_five_weights() -> None:
-    legend = next(
-        line for line in printed(simple(4, layers=1, heads=1), colour=True).splitlines() if "weight" in line
-    )
+    legend = next(line for line in printed(simple(4, layers=1, heads=1), colour=True).splitlines() if "weight" in line)
     for weight in (0.0, 0.25, 0.5, 0.75, 1.0):
         red, green, blue = (int(terminal._colour(weight)[at : at + 2], 16) for at in (1, 3, 5))
         assert f"48;2;{red};{green};{blue}m" in legend
