@@ -284,15 +284,15 @@ class PooledHeatmap:
 
 
 def around(tokens: Tokens, place: int, characters: int = 30) -> str:
-    """The text around a token, the token itself between ⟨ and ⟩; its label where its place in the text is not known."""
+    """The text around a token, the token itself between ⟦ and ⟧; its label where its place in the text is not known."""
     start, stop = map(int, tokens.offsets[place])
     if start < 0:
-        return f"⟨{tokens.labels[place]}⟩"
+        return f"⟦{tokens.labels[place]}⟧"
     text = tokens.text if int(tokens.segments[place]) == 0 or tokens.pair is None else tokens.pair
     token = text[start:stop]
     start += len(token) - len(token.lstrip())
     before, after = text[max(0, start - characters) : start], text[stop : stop + characters]
-    return " ".join(f"{before}⟨{text[start:stop] or tokens.labels[place]}⟩{after}".split())
+    return " ".join(f"{before}⟦{text[start:stop] or tokens.labels[place]}⟧{after}".split())
 
 
 def load(path: str | Path) -> PooledHeatmap:

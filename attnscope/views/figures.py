@@ -31,6 +31,7 @@ _SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
 _BAR = "#2f6fb0"
 _MOST_BARS = 24
 _LABEL_ROOM_EM = 11
+_LONGEST_TEXT = 2000
 _MEANING: dict[Scale, str] = {
     "fixed": "attention weight: the share of a query's attention that a key gets",
     "figure": "attention weight: the share of a query's attention that a key gets (scale: largest of this figure)",
@@ -238,7 +239,8 @@ def _header(record: Heatmap, attention: AttentionMap) -> _Header:
         parts, joint = [record.text, written], "…"
     else:
         parts, joint = [record.text, *([] if queries.pair is None else [queries.pair])], "+"
-    text = f"”  {joint}  “".join(" ".join(part.split()) for part in parts)
+    # Measuring a book for the one line that it gets would take seconds.
+    text = f"”  {joint}  “".join(" ".join(part[:_LONGEST_TEXT].split()) for part in parts)
     notes = ["rows: queries (attend) · columns: keys (are attended to)"]
     notes += [_CHANGES[change] for change in record.changes]
     if attention.n_kv_heads < attention.n_heads:

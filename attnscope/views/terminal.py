@@ -72,7 +72,10 @@ def strongest_links(attention: AttentionMap, pair: tuple[int, int], most: int = 
     weights[attention.queries.special] = 0
     weights[:, attention.keys.special] = 0
     if attention.kind != "cross":
-        np.fill_diagonal(weights, 0)
+        first_query, first_key = (0, 0) if attention.part is None else attention.part[:2]
+        itself = np.arange(weights.shape[0]) + first_query - first_key
+        within = (itself >= 0) & (itself < weights.shape[1])
+        weights[within.nonzero()[0], itself[within]] = 0
     order = np.argsort(-weights, axis=None, kind="stable")[:most]
     found = [(*divmod(int(at), weights.shape[1]), float(weights.flat[at])) for at in order]
     return [link for link in found if link[2] >= 0.005]
@@ -95,7 +98,7 @@ def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Ta
         links = Text()
         for number, (query, key, weight) in enumerate(strongest_links(attention, pair)):
             links.append("   " if number else "")
-            links.append(f"{_shown(attention.queries.labels[query])} → {_shown(attention.keys.labels[key])} ")
+            links.append(f"{printable(attention.queries.labels[query])} → {printable(attention.keys.labels[key])} ")
             links.append(f"{weight:.2f}", style="cyan")
         share = special_share(attention, pair)
         table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if attention.keys.special.any() else "-", links)
@@ -106,7 +109,7 @@ def query_table(
     attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, most: int = 5, kind: str = ""
 ) -> Table:
     """A row a head: the keys that one query attends to most; `kind` goes into the title."""
-    label = _shown(attention.queries.labels[place])
+    label = printable(attention.queries.labels[place])
     table = Table(
         box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold",
         title=Text(f"\n{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to"),
@@ -119,7 +122,7 @@ def query_table(
         strongest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= 0.005]
         for number, key in enumerate(strongest):
             keys.append("   " if number else "")
-            keys.append(f"{_shown(attention.keys.labels[key])} ")
+            keys.append(f"{printable(attention.keys.labels[key])} ")
             keys.append(f"{row[key]:.2f}", style="cyan")
         table.add_row(f"L{pair[0]}H{pair[1]}", keys)
     return table
@@ -128,7 +131,7 @@ def query_table(
 def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> RenderableType:
     """One head with a label for each query, its columns numbered."""
     weights, queries = attention.of(*pair), attention.queries
-    names = [_cut(_shown(label), _LABEL_CELLS) for label in queries.labels]
+    names = [_cut(printable(label), _LABEL_CELLS) for label in queries.labels]
     digits = len(str(max(weights.shape) - 1))
     margin = max(cell_len(name) for name in names) + 1 + digits + 1
     shown, pool = _fitting(weights, max(1, (console.width - margin) // 2), rows=False)
@@ -156,18 +159,32 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
 
 def _thumbnails(attention: AttentionMap, heads: Sequence[tuple[int, int]], console: Console) -> RenderableType:
     """The heads of a layer side by side, as small as the terminal allows."""
-    n_keys = len(attention.keys)
-    per_line = max(1, min(len(heads), (console.width + 2) // (max(min(n_keys, 24), 4) + 2)))
+    return side_by_side([(f"H{pair[1]}", attention.of(*pair)) for pair in heads], console, "weights")
+
+
+def side_by_side(
+    titled: Sequence[tuple[str, NDArray[np.float32]]], console: Console, what: str, least_width: int = 24
+) -> Text:
+    """Maps side by side, as small as the terminal allows, each with its title.
+
+    Args:
+        titled: Titles and maps, (query, key), 0 to 1, all of one shape.
+        console: Tells the width, and whether there are colours.
+        what: What a map holds, in the plural: a character may show the largest of several.
+        least_width: Characters that a map has at least, if it has so many columns and the terminal allows.
+    """
+    n_keys = titled[0][1].shape[1]
+    per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
     room = max(4, (console.width + 2) // per_line - 2)
     lines = Text()
-    for first in range(0, len(heads), per_line):
-        row = heads[first : first + per_line]
-        maps = [_fitting(attention.of(*pair), room, rows=True) for pair in row]
+    for first in range(0, len(titled), per_line):
+        row = titled[first : first + per_line]
+        maps = [_fitting(weights, room, rows=True) for _, weights in row]
         pool = maps[0][1]
         width = maps[0][0].shape[1]
         if pool > 1 and first == 0:
-            lines.append(f"(a character shows the largest of {pool} × {pool} weights)\n", style="dim")
-        lines.append("  ".join(f"H{pair[1]}".ljust(width) for pair in row).rstrip(), style="bold")
+            lines.append(f"(a character shows the largest of {pool} × {pool} {what})\n", style="dim")
+        lines.append("  ".join(title.ljust(width) for title, _ in row).rstrip(), style="bold")
         lines.append("\n")
         coloured = _has_colours(console)
         for line in range(0, maps[0][0].shape[0], 2 if coloured else 1):
@@ -244,7 +261,7 @@ def _shade(weight: float, shades: str) -> str:
     return shades[min(len(shades) - 1, 1 + int(weight * (len(shades) - 1)))]
 
 
-def _shown(label: str) -> str:
+def printable(label: str) -> str:
     """A label with nothing in it that a terminal would obey; records may come from anywhere."""
     return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in label)
 
