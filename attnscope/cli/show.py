@@ -33,6 +33,7 @@ def show(
     quiet: options.Quiet = False,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
+    from attnscope.errors import UsageError
     from attnscope.records.findings import HEADS_SCHEMA
     from attnscope.records.pooled import POOLED_SCHEMA
     from attnscope.records.storage import schema_of
@@ -43,6 +44,8 @@ def show(
     if schema == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
     elif schema == POOLED_SCHEMA:
+        if query is not None:
+            raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
         _show_pooled(record, out, formats, pick, Style(scale, cmap), json, quiet)  # type: ignore[arg-type]
     else:  # a file that names no schema is refused there
         style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
