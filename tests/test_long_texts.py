@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from attnscope import heatmap, pooled_heatmap
 from attnscope.core import wide
 from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.measures import TextFacts
+from attnscope.core.sums import Sums
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import hf_check, hf_seam, load
 from attnscope.models.huggingface import HuggingFaceModel
@@ -83,6 +85,23 @@ def test_light_masks_say_what_written_out_ones_do(
     assert torch.allclose(light[real], written_out[real], atol=1e-5)
     assert all(call.mask is not None and call.mask.shape == (2, 1, 1, 23) for call in seen)
     assert {call.is_causal for call in seen} == {"bert" not in model_type}
+
+
+def test_measures_of_heads_are_the_same_with_light_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("gemma2", sliding_window=5)  # windowed and whole layers in turn
+    ids = torch.randint(3, 50, (1, 41), generator=torch.Generator().manual_seed(1))
+    nothing = torch.zeros(1, 41, dtype=torch.bool)
+    facts = TextFacts(real=~nothing, special=nothing, ids=ids, punctuation=nothing)
+    found = []
+    for light_from in (1000, 8):
+        monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", light_from)
+        probe = Sums(facts)
+        model.run(Batch(ids), probe)
+        found.append(probe.sums["decoder"])
+    assert not np.allclose(found[0][0].sum, found[0][1].sum, equal_nan=True)
+    for layer in (0, 1):
+        np.testing.assert_allclose(found[0][layer].sum, found[1][layer].sum, atol=1e-4)
+        np.testing.assert_allclose(found[0][layer].count, found[1][layer].count, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -284,15 +303,15 @@ def run_part(model: HuggingFaceModel, n: int) -> None:
 def test_nothing_of_the_size_of_a_map_is_ever_made(
     model_type: str, more: dict[str, Any], run: Callable[[HuggingFaceModel, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What is done for long texts, done for one of 320 tokens; tiles as small as they come: 4 queries.
+    # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
     monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", 64)
     monkeypatch.setattr(wide, "TILE_ELEMENTS", 1)
-    monkeypatch.setattr(wide, "LEAST_QUERIES", 4)
-    model, n = model_of(model_type, **more), 320
+    model, n = model_of(model_type, **more), 640
     run(model, n)  # what is made once and kept
     with Largest() as largest:
         run(model, n)
-    assert 0 < largest.n_bytes <= 4 * 4 * n * 4 < n * n / 2  # a tile: queries, heads, keys, bytes
+    # A tile: queries, heads, keys, bytes. A map of truth values would be more than twice that.
+    assert 0 < largest.n_bytes <= 16 * 4 * n * 4 < n * n / 2
 
 
 def test_the_count_of_allocations_sees_a_map() -> None:
