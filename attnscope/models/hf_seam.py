@@ -242,8 +242,8 @@ def attention_function(
     light = None if run is None else _light_of(module, attention_mask, run)
     mask, bias = mask_and_bias(attention_mask, query.dtype)
     if light is not None and light.window is None and mask is not None and bool(mask.all()):
-        # A mask that hides nothing keeps kernels from their fastest way. One beside a window stays: probes that work out
-        # once what calls with the same mask share must not take a windowed layer for a whole one.
+        # A mask that hides nothing keeps kernels from their fastest way. One beside a window stays: probes that work
+        # out once what calls with the same mask share must not take a windowed layer for a whole one.
         mask = None
     more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
     call = AttentionCall(
