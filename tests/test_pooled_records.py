@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope import load_pooled
+from attnscope import load_pooled, load_record
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import AttentionMap
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
@@ -124,6 +124,8 @@ def test_what_is_no_record_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 no")
     with pytest.raises(AttnscopeError, match="is not an attnscope record"):
         load_pooled(tmp_path / "x.npz")
+    with pytest.raises(AttnscopeError, match="load_pooled reads it"):
+        load_record(pooled_record().save(tmp_path / "pooled.npz"))
     with pytest.raises(AttnscopeError, match="saved as"):
         pooled_record().save(tmp_path / "x.csv")
 

@@ -475,6 +475,8 @@ def load(path: str | Path) -> Heatmap:
     try:
         held, described = read_arrays(path)
         if described["schema"] != HEATMAP_SCHEMA:
+            if described["schema"] == "attnscope.pooled/1":
+                raise AttnscopeError(f"{path} holds pooled maps", "attnscope.load_pooled reads it")
             raise AttnscopeError(f"{path} holds {described['schema']!r}, which this version cannot read")
         names = ["weights", *(f"{entry['kind']}_weights" for entry in described["maps"][1:])]
         # Through float64: JSON's null is NaN there, and every float32 survives.
