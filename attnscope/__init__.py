@@ -24,20 +24,25 @@ if TYPE_CHECKING:
     from attnscope.models import load
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
+    from attnscope.records.batches import Batch
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.studies.batch import BatchOptions, batch
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
+    "Batch": "attnscope.records.batches:Batch",
+    "BatchOptions": "attnscope.studies.batch:BatchOptions",
     "Corpus": "attnscope.corpus:Corpus",
     "Findings": "attnscope.records.findings:Findings",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
     "Tokens": "attnscope.records:Tokens",
+    "batch": "attnscope.studies.batch:batch",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
@@ -48,6 +53,8 @@ _PUBLIC = {
 __all__ = [
     "AttentionMap",
     "AttnscopeError",
+    "Batch",
+    "BatchOptions",
     "Corpus",
     "Findings",
     "HeadsOptions",
@@ -55,6 +62,7 @@ __all__ = [
     "MultiHeadAttention",
     "Tokens",
     "__version__",
+    "batch",
     "heads",
     "heatmap",
     "load",

@@ -11,6 +11,7 @@ import typer
 
 from attnscope import __version__
 from attnscope.cli import options
+from attnscope.cli.batch import batch
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(heatmap)
+app.command()(batch)
 app.command()(heads)
 app.command()(merge)
 app.command()(show)

@@ -28,12 +28,8 @@ def heatmap(
     heads: options.Heads = None,
     pick: options.Pick = None,
     query: options.Query = None,
-    words: Annotated[
-        bool, typer.Option("--words", help="Merge word pieces: sum over keys, mean over queries.")
-    ] = False,
-    hide_special: Annotated[
-        bool, typer.Option("--hide-special", help="Leave special tokens out and renormalise each row.")
-    ] = False,
+    words: options.Words = False,
+    hide_special: options.HideSpecial = False,
     out: options.Out = None,
     formats: Annotated[
         str,

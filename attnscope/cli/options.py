@@ -132,6 +132,8 @@ Query = Annotated[
     str | None,
     typer.Option(help="Also show what this token attends to: a token, a word, or a place such as @3."),
 ]
+Words = Annotated[bool, typer.Option("--words", help="Merge word pieces: sum over keys, mean over queries.")]
+HideSpecial = Annotated[bool, typer.Option("--hide-special", help="Leave special tokens out and renormalise each row.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of paths.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")]
 Device = Annotated[str, typer.Option(help="Where the model runs, as torch names it.")]

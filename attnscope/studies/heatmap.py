@@ -342,13 +342,14 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         "checked": info.checked,
         "n_parameters": info.n_parameters,
         "seed": None,
-        "versions": dict(_versions()),
+        "versions": dict(versions()),
         "notes": [*info.notes, *notes],
     }
 
 
 @cache
-def _versions() -> tuple[tuple[str, str], ...]:
+def versions() -> tuple[tuple[str, str], ...]:
+    """The versions that numbers depend on, by name."""
     return (
         ("attnscope", __version__),
         ("python", platform.python_version()),

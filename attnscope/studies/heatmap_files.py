@@ -75,7 +75,7 @@ def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, que
     """Writes the files of a record that was saved before."""
     figures = [name for name in formats if name in FIGURE_FORMATS]
     paths = draw(record, out, figures, style=style, query=query)
-    return paths + _save(record, out, formats)
+    return paths + save_data(record, out, formats)
 
 
 def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> Heatmap | None:
@@ -99,10 +99,11 @@ def _write(record: Heatmap, wanted: Wanted, drawing: DrawingProcess | None) -> l
     paths: list[Path] = []
     if drawing is not None:
         paths += drawing.draw(record, folder, figures, style=wanted.style, query=wanted.query)
-    return paths + _save(record, folder, wanted.formats)
+    return paths + save_data(record, folder, wanted.formats)
 
 
-def _save(record: Heatmap, folder: Path, formats: Sequence[str]) -> list[Path]:
+def save_data(record: Heatmap, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Writes those files of a record that hold its weights: of "npz" and "json" what is among the formats."""
     files = {"npz": "weights.npz", "json": "record.json"}
     return [record.save(folder / files[name]) for name in formats if name in files]
 

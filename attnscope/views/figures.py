@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -150,14 +151,15 @@ class Painter:
 
     Args:
         style: How to colour them.
+        threads: How many threads compress and write files beside drawing; 0 = all is done by the one that draws.
     """
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, style: Style, threads: int = 2) -> None:
         import matplotlib as mpl
 
         if style.cmap not in mpl.colormaps:
             raise AttnscopeError(f"matplotlib has no colormap {style.cmap!r}", "such as Blues, viridis, magma, Greys")
-        self.style = style
+        self.style, self.threads = style, threads
         self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
 
     @as_shipped()
@@ -167,23 +169,32 @@ class Painter:
             if wanted not in FIGURE_FORMATS:
                 raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
 
-        def compress_and_write(path: Path, pixels: NDArray[np.uint8]) -> Path:
-            return write_whole(path, png(pixels))
+        making = self._contents(record, sheets, folder, formats)
+        if not self.threads:
+            return [_written_out(*one) for one in making]
 
         # Compressing runs beside drawing: zlib lets other threads run meanwhile.
-        with ThreadPoolExecutor(2) as pool:
-            written = []
-            for sheet in sheets:
-                canvas = self.canvas(record, sheet)
-                for wanted in formats:
-                    path = folder / f"{sheet.stem}.{wanted}"
-                    if wanted == "png":
-                        pixels = canvas.show(record, sheet).pixels()
-                        written.append(pool.submit(compress_and_write, path, pixels))
-                    else:
-                        drawn = canvas.show(record, sheet, vector=True).vector(wanted)
-                        written.append(pool.submit(write_whole, path, drawn))
+        with ThreadPoolExecutor(self.threads) as pool:
+            written = [pool.submit(_written_out, *one) for one in making]
             return [one.result() for one in written]
+
+    def _contents(
+        self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]
+    ) -> Iterator[tuple[Path, Callable[[], bytes]]]:
+        """Each file, and what gives its bytes: all that needs the canvas is done by then."""
+        used: set[int] = set()
+        for sheet in sheets:
+            canvas = self.canvas(record, sheet)
+            used.add(id(canvas))
+            for wanted in formats:
+                path = folder / f"{sheet.stem}.{wanted}"
+                if wanted == "png":
+                    yield path, partial(png, canvas.show(record, sheet).pixels())
+                else:
+                    drawn = canvas.show(record, sheet, vector=True).vector(wanted)
+                    yield path, partial(bytes, drawn)
+        # Of many texts, one after the other, only the last one's canvases are of use.
+        self._canvases = {name: canvas for name, canvas in self._canvases.items() if id(canvas) in used}
 
     @as_shipped()
     def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
@@ -210,6 +221,10 @@ class Painter:
             making = BarCanvas if sheet.form == "bars" else MapCanvas
             self._canvases[name] = making(record, sheet, titles, header, self.style)
         return self._canvases[name]
+
+
+def _written_out(path: Path, content: Callable[[], bytes]) -> Path:
+    return write_whole(path, content())
 
 
 def _looks(attention: AttentionMap) -> tuple[object, ...]:
