@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
 _BAR = "#2f6fb0"
 _MOST_BARS = 24
 _LABEL_ROOM_EM = 11
+_STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
 _MEANING: dict[Scale, str] = {
     "fixed": "attention weight: the share of a query's attention that a key gets",
     "figure": "attention weight: the share of a query's attention that a key gets (scale: largest of this figure)",
@@ -362,6 +364,8 @@ class MapCanvas(_Page):
             places = list(range(len(sheet.heads)))
         super().__init__(grid.width_px, grid.height_px, lettering, header, grid.zoom)
         self.grid, zoom = grid, grid.zoom
+        self._label: Callable[[tuple[int, int]], list[Text]] | None = None
+        self._others: list[Text] | None = None
         self.corners = [grid.corners[place] for place in places]
         self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
         cmap = mpl.colormaps[style.cmap]
@@ -373,7 +377,10 @@ class MapCanvas(_Page):
         else:
             for (x, y), title in zip(self.corners, titles, strict=True):
                 self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
-            self._token_labels(queries, keys)
+            self._label = partial(self._token_labels, queries, keys)
+            self._label(self.corners[0])
+            left, below = (math.ceil(width(grid.label_px)) + 2 * _STRIP_PX for width in widest)
+            self._copy_labels(left, below)
         self._seams(queries, keys)
         self._colour_bar(cmap)
         self.footer(grid.footer_y, grid.footer)
@@ -390,6 +397,10 @@ class MapCanvas(_Page):
     def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> MapCanvas:
         """Puts the weights of a sheet on the canvas."""
         attention = record.maps[sheet.map]
+        if vector and self._label is not None and self._others is None:
+            self._others = [text for corner in self.corners[1:] for text in self._label(corner)]
+        for text in self._others or ():
+            text.set_visible(vector)  # in pixels they are copies
         self.title(record, sheet)
         values = [_pooled(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v.max(initial=0.0)) for v in values]
@@ -423,22 +434,36 @@ class MapCanvas(_Page):
             x, y = self.grid.corners[column]
             self.write(x + width / 2, y - 14 * self.zoom, f"H{head}", size, ha="center", weight="bold")
 
-    def _token_labels(self, queries: Tokens, keys: Tokens) -> None:
-        grid, size = self.grid, self.grid.label_px
+    def _token_labels(self, queries: Tokens, keys: Tokens, corner: tuple[int, int]) -> list[Text]:
+        """Writes the labels of one map."""
+        grid, size, (x, y) = self.grid, self.grid.label_px, corner
         room = _LABEL_ROOM_EM * size + 0.5
+        written = []
         for tokens, by_row in ((queries, True), (keys, False)):
             for place in range(0, len(tokens), grid.label_step * self.pool):
                 label = self.lettering.fit(tokens.labels[place], size, room)
                 color = _label_color(tokens, place)
                 middle = (place // self.pool + 0.5) * grid.cell_px
-                for x, y in self.corners:
-                    if by_row:
-                        self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
-                    else:
-                        self.write(
-                            x + middle, y + self.map_px[1] + 5, label, size,
-                            ha="center", va="top", rotation=90, color=color,
-                        )  # fmt: skip
+                if by_row:
+                    text = self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
+                else:
+                    below = y + self.map_px[1] + 5
+                    text = self.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
+                written.append(text)
+        return written
+
+    def _copy_labels(self, left: int, below: int) -> None:
+        """Lets the labels of the first map stand at all others too: text is what takes the time.
+
+        Args:
+            left: Width of the strip at the left of a map that has its labels.
+            below: Height of the strip below it.
+        """
+        (width, height), (x, y) = self.map_px, self.corners[0]
+        beside = (-left, -_STRIP_PX, left - 2, height + 2 * _STRIP_PX)
+        under = (-_STRIP_PX, height + 2, width + 2 * _STRIP_PX, below)
+        for dx, dy, wide, tall in (beside, under):
+            self.copy((x + dx, y + dy, wide, tall), [(x + dx, y + dy) for x, y in self.corners[1:]])
 
     def _seams(self, queries: Tokens, keys: Tokens) -> None:
         """Lines where the second text of a pair, or what the model wrote, begins."""
