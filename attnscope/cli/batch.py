@@ -108,4 +108,5 @@ def fail_if_not_whole(result: "Batch") -> None:
         raise KeyboardInterrupt
     if result.failed:
         n = len(result.failed)
-        raise AttnscopeError(f"{n:,} {'text' if n == 1 else 'texts'} could not be drawn", "all others are")
+        what = "1 text" if n == 1 else f"{n:,} texts"
+        raise AttnscopeError(f"{what} could not be read or drawn", "all others are drawn")

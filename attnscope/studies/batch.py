@@ -199,6 +199,7 @@ class _Run:
             self._note(result)
             return
         self._workers.remove(result)
+        result.end()
         if result.lost is not None:
             self._note(Done(result.lost, 0, 0.0, result.how_it_died))
             self._start()

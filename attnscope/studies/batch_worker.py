@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import logging
 import os
 import pickle
 import queue
@@ -138,7 +139,14 @@ class Worker(threading.Thread):
             self.child.wait(_PATIENCE_S + 1)
         except subprocess.TimeoutExpired:
             self.child.kill()
-            self.child.wait()
+        self.end()
+
+    def end(self) -> None:
+        """Waits for the process, which ends by itself once it has no more tasks."""
+        self.child.wait()
+        self.join()
+        assert self.child.stdout is not None
+        self.child.stdout.close()
 
     @property
     def how_it_died(self) -> str:
@@ -164,6 +172,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print must not get between the answers
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, inbox), daemon=True).start()
     setup = inbox.get()

@@ -220,8 +220,8 @@ def enlarged(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def png(pixels: NDArray[np.uint8]) -> bytes:
     """Pixels, (height, width, 3), as a PNG file.
 
-    Every row is filtered as its difference to the one above (PNG specification, third edition, 9.2): figures are made of
-    rectangles. Libraries try all filters on every row, which takes twice as long and makes larger files of them.
+    Every row is filtered as its difference to the one above (PNG specification, third edition, 9.2): figures are made
+    of rectangles. Libraries try all filters on every row, which takes twice as long and makes larger files of them.
     """
     height, width, _ = pixels.shape
     rows = np.ascontiguousarray(pixels).reshape(height, 3 * width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from urllib.parse import quote
 
@@ -9,6 +10,8 @@ from attnscope.records.batches import Batch, DrawnText, FailedText
 
 _MOST_CHARACTERS = 400
 _SHOWN_IN_IMG = (".png", ".svg")
+
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _CSS = """
 :root { color-scheme: light dark; --faint: #6f6f6f; --line: #d5d5d5; }
@@ -76,6 +79,5 @@ def _cut(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """A text for HTML; what no browser can show, such as controls, as its code point."""
-    visible = "".join(c if c.isprintable() or c in " \n\t" or ord(c) > 159 else f"<U+{ord(c):04X}>" for c in text)
-    return escape(visible)
+    """A text for HTML; what no browser shows (controls) or what would turn the text around, as its code point."""
+    return escape(_UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text))
