@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from attnscope.records.batches import Batch
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.records.rollouts import Rollout
+    from attnscope.records.rollouts import load as load_rollout
     from attnscope.studies.batch import BatchOptions, batch
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.rollout import rollout
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
@@ -41,6 +44,7 @@ _PUBLIC = {
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "Rollout": "attnscope.records.rollouts:Rollout",
     "Tokens": "attnscope.records:Tokens",
     "batch": "attnscope.studies.batch:batch",
     "heads": "attnscope.studies.heads:heads",
@@ -48,6 +52,8 @@ _PUBLIC = {
     "load": "attnscope.models:load",
     "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
+    "load_rollout": "attnscope.records.rollouts:load",
+    "rollout": "attnscope.studies.rollout:rollout",
 }
 
 __all__ = [
@@ -60,6 +66,7 @@ __all__ = [
     "HeadsOptions",
     "Heatmap",
     "MultiHeadAttention",
+    "Rollout",
     "Tokens",
     "__version__",
     "batch",
@@ -68,6 +75,8 @@ __all__ = [
     "load",
     "load_findings",
     "load_record",
+    "load_rollout",
+    "rollout",
 ]
 
 

@@ -15,6 +15,7 @@ from attnscope.cli.batch import batch
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.rollout import rollout
 from attnscope.cli.show import show
 from attnscope.errors import AttnscopeError, UsageError
 
@@ -31,6 +32,7 @@ app.command()(heatmap)
 app.command()(batch)
 app.command()(heads)
 app.command()(merge)
+app.command()(rollout)
 app.command()(show)
 app.command()(models)
 app.command()(info)

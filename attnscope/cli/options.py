@@ -4,7 +4,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,6 +81,21 @@ def progress(quiet: bool) -> "Iterator[Report | None]":
             bar.update(task, description=told, total=total, completed=done.share or 0.0)
 
         yield report
+
+
+@contextlib.contextmanager
+def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
+    """A progress bar on stderr for work whose steps are counted, with the time left; only on a terminal."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def one_line(message: str) -> str:

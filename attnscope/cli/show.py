@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def show(
     record: Annotated[
-        Path, typer.Argument(help="A record that attnscope saved: weights.npz, record.json, heads.npz, or its folder.")
+        Path,
+        typer.Argument(
+            help="A record that attnscope saved: weights.npz, record.json, heads.npz, rollout.npz, or its folder."
+        ),
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Draw its figures into this folder.")] = None,
     formats: Annotated[
@@ -34,12 +37,16 @@ def show(
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
     from attnscope.records.findings import HEADS_SCHEMA
+    from attnscope.records.rollouts import ROLLOUT_SCHEMA
     from attnscope.records.storage import schema_of
     from attnscope.views.figures import Style
 
     record = _file_of(record)
-    if schema_of(record) == HEADS_SCHEMA:
+    schema = schema_of(record)
+    if schema == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
+    elif schema == ROLLOUT_SCHEMA:
+        _show_rollout(record, out, formats, query, Style(scale, cmap), json, quiet)  # type: ignore[arg-type]
     else:  # a file that names no schema is refused there
         style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
         _show_heatmap(record, out, formats, query, pick, style, json, quiet)
@@ -89,7 +96,21 @@ def _show_heads(
     print_findings(loaded, paths, measures, json)
 
 
+def _show_rollout(
+    record: Path, out: Path | None, formats: str | None, query: str | None, style: "Style", json: bool, quiet: bool
+) -> None:
+    """Draws a record of rollout and flow."""
+    from attnscope.cli.rollout import print_rollout
+    from attnscope.records.rollouts import load
+    from attnscope.studies.rollout_files import RolloutFiles, drawn_again
+
+    loaded = load(record)
+    paths = drawn_again(loaded, formats, RolloutFiles(out, style=style, query=query))
+    options.say(loaded.run.get("notes", ()), quiet)
+    print_rollout(loaded, paths, query, json)
+
+
 def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
-    known = ("heads.npz", "weights.npz", "record.json")
+    known = ("heads.npz", "rollout.npz", "weights.npz", "record.json")
     return next((record / name for name in known if (record / name).is_file()), record)

@@ -234,7 +234,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits each of red, green and blue
         (b"tEXt", f"Software\0attnscope {__version__}".encode("latin-1")),
         (b"pHYs", struct.pack(">IIB", dots_per_metre, dots_per_metre, 1)),
-        (b"IDAT", zlib.compress(filtered, 6)),
+        (b"IDAT", zlib.compress(filtered.tobytes(), 6)),
         (b"IEND", b""),
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(

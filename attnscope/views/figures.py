@@ -74,6 +74,7 @@ class Sheet:
         map: Which map of the record it shows.
         heads: The heads on it, as (layer, head), in reading order.
         query: Place of the query that bars are for.
+        title: What the figure says it shows; empty = which heads.
     """
 
     stem: str
@@ -81,6 +82,7 @@ class Sheet:
     map: int
     heads: tuple[tuple[int, int], ...]
     query: int = -1
+    title: str = ""
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
@@ -239,13 +241,15 @@ def _looks(attention: AttentionMap) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
+    """What stands around the maps of a figure: the model, the text, and the notes at the foot."""
+
     model: str
     subtitle: str
     notes: tuple[str, ...]
 
 
-def _header(record: Heatmap, attention: AttentionMap) -> _Header:
+def _header(record: Heatmap, attention: AttentionMap) -> Header:
     queries = attention.queries
     if attention.kind != "encoder" and len(record.maps) > 1:
         parts, joint = [record.text, queries.text], "→"
@@ -264,7 +268,7 @@ def _header(record: Heatmap, attention: AttentionMap) -> _Header:
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes.append("green tokens were written by the model itself")
     notes += [" ".join(str(note).split()) for note in record.run.get("notes", ())]
-    return _Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
+    return Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
 
 
 def _written(tokens: Tokens) -> str:
@@ -286,6 +290,8 @@ def _head_title(attention: AttentionMap, pair: tuple[int, int], *, short: bool) 
 def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     attention = record.maps[sheet.map]
     model = str(record.run.get("model", "model"))
+    if sheet.title:
+        return f"{model} · {sheet.title}"
     kind = f"{attention.kind} " if len(record.maps) > 1 else ""
     layers = sorted({layer for layer, _ in sheet.heads})
     if sheet.form == "bars":
@@ -311,7 +317,7 @@ def _label_color(tokens: Tokens, place: int) -> str:
 class _Page(Canvas):
     """A canvas with a title, the text, and a footer of notes."""
 
-    def __init__(self, width: int, height: int, lettering: Lettering, header: _Header, zoom: float = 1.0) -> None:
+    def __init__(self, width: int, height: int, lettering: Lettering, header: Header, zoom: float = 1.0) -> None:
         super().__init__(width, height, lettering)
         self.zoom = zoom
         left, room = layout.MARGIN_PX, width - 2 * layout.MARGIN_PX
@@ -337,7 +343,14 @@ class _Page(Canvas):
 class MapCanvas(_Page):
     """Maps of heads: with token labels, or many small ones without."""
 
-    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: _Header, style: Style) -> None:
+    meaning = _MEANING
+
+    @staticmethod
+    def column_name(head: int) -> str:
+        """What stands above a column of small maps."""
+        return f"H{head}"
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
         import matplotlib as mpl
 
         attention = record.maps[sheet.map]
@@ -432,7 +445,7 @@ class MapCanvas(_Page):
         size = min(size, width / 2.2)
         for column, head in enumerate(heads):
             x, y = self.grid.corners[column]
-            self.write(x + width / 2, y - 14 * self.zoom, f"H{head}", size, ha="center", weight="bold")
+            self.write(x + width / 2, y - 14 * self.zoom, self.column_name(head), size, ha="center", weight="bold")
 
     def _token_labels(self, queries: Tokens, keys: Tokens, corner: tuple[int, int]) -> list[Text]:
         """Writes the labels of one map."""
@@ -489,7 +502,7 @@ class MapCanvas(_Page):
         self.image(self.grid.bar, cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
         self.frames([self.grid.bar])
         size = layout.CAPTION_PX * self.zoom
-        meaning = self.lettering.fit(_MEANING[self.style.scale], size, self.width_px - x - width - 50)
+        meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
         self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
         below = y + height + 12 * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", moving=True) for _ in range(7)]
@@ -506,7 +519,9 @@ class MapCanvas(_Page):
 class BarCanvas(_Page):
     """What one query attends to: bars over keys, a panel a head."""
 
-    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: _Header, style: Style) -> None:
+    meaning = "bars: the share of the query's attention that each key gets; a full panel is 1"
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
         del style  # bars have one colour and always reach from 0 to 1
         attention = record.maps[sheet.map]
         keys = attention.keys
@@ -516,7 +531,7 @@ class BarCanvas(_Page):
         columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0
         if record.picked is not None or not columns:
             columns = layout.columns_for(len(sheet.heads))
-        notes = ["bars: the share of the query's attention that each key gets; a full panel is 1", *header.notes[1:]]
+        notes = [self.meaning, *header.notes[1:]]
         if self.n_bars < len(keys):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
         notes += [lettering.note] if lettering.note else []
