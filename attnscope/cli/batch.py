@@ -109,4 +109,4 @@ def fail_if_not_whole(result: "Batch") -> None:
     if result.failed:
         n = len(result.failed)
         what = "1 text" if n == 1 else f"{n:,} texts"
-        raise AttnscopeError(f"{what} could not be read or drawn", "all others are drawn")
+        raise AttnscopeError(f"{what} could not be read or drawn", "all others are drawn" if result.drawn else "")

@@ -17,7 +17,7 @@ def rollout(
     model: options.Model = "minilm",
     query: options.Query = None,
     residual: Annotated[
-        float, typer.Option(help="The share of the identity in each layer, for the residual connection; 0 to 1.")
+        float, typer.Option(min=0, max=1, help="The share of the identity in each layer, for the residual connection.")
     ] = 0.5,
     flow: Annotated[
         bool | None,

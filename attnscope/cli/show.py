@@ -27,7 +27,14 @@ def show(
     ] = None,
     query: options.Query = None,
     pick: options.Pick = None,
-    scale: options.Scale = "fixed",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            help="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+            "[default: fixed; figure for a rollout]",
+            show_default=False,
+        ),
+    ] = None,
     cmap: options.Cmap = "Blues",
     measures: Annotated[
         str | None, typer.Option(help="Of heads: also print these measures, such as entropy_nats,positional.")
@@ -46,9 +53,9 @@ def show(
     if schema == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
     elif schema == ROLLOUT_SCHEMA:
-        _show_rollout(record, out, formats, query, Style(scale, cmap), json, quiet)  # type: ignore[arg-type]
+        _show_rollout(record, out, formats, query, Style(scale or "figure", cmap), json, quiet)  # type: ignore[arg-type]
     else:  # a file that names no schema is refused there
-        style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
+        style = Style(scale or "fixed", cmap)  # type: ignore[arg-type]  # as in heatmap
         _show_heatmap(record, out, formats, query, pick, style, json, quiet)
 
 

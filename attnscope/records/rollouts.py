@@ -1,4 +1,4 @@
-"""What is left of the input tokens after several layers, by attention alone: a record of rollout and flow. NumPy only."""
+"""What is left of the input tokens after several layers, by attention alone: rollout and flow. NumPy only."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Rollout:
         mean: What the heads of each layer attend to on average, (layer, query, key), float64; nothing added.
         rollout: How much of each input token is in each place after each layer, (layer, query, token), float64; rows
             sum to 1.
-        flow: The most that can flow from each place of each layer to each input token, by itself, (layer, query, token),
-            float64, 0 to 1; NaN in rows that were not asked for.
+        flow: The most that can flow from each place of each layer to each input token, by itself,
+            (layer, query, token), float64, 0 to 1; NaN in rows that were not asked for.
         run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
     """
 

@@ -12,7 +12,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records import Heatmap
 from attnscope.records.rollouts import Rollout
-from attnscope.studies.heatmap import Choice, Prompt, observed, outline, read
+from attnscope.studies.heatmap import Choice, Prompt, Reading, fitted, observed, outline, read
 
 MOST_FLOWS = 60_000
 """So many maximum flows are found unasked; they take about a minute."""
@@ -77,11 +77,16 @@ def rollout(
 
 def _whole_maps(model: Model, text: str) -> Heatmap:
     """The maps of all layers and heads of the model's first stack."""
-    reading = read(model, Prompt(text))
+    prompt, two_stacks = Prompt(text), "encoder" in model.info.kinds and "decoder" in model.info.kinds
+    if two_stacks:
+        # What a decoder reads changes nothing in the encoder, so it may read the same.
+        tokens, cut = fitted(model.tokenizer.encode(prompt.text), model.info.max_tokens)
+        reading = Reading(tokens, tokens, (cut,) if cut else ())
+    else:
+        reading = read(model, prompt)
     record = outline(model.info, reading, Choice().within(model.info), text)
     notes = list(record.run["notes"])
-    if len(record.maps) > 1:
-        notes = [note for note in notes if note not in reading.notes]  # they are on what the decoder reads
+    if two_stacks:
         notes.append("rollout and flow are the encoder's: neither is defined through a decoder that reads it")
         record = replace(record, maps=record.maps[:1])
     record = observed(model, record, reading)

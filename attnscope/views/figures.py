@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -343,7 +343,7 @@ class _Page(Canvas):
 class MapCanvas(_Page):
     """Maps of heads: with token labels, or many small ones without."""
 
-    meaning = _MEANING
+    meaning: Mapping[Scale, str] = _MEANING
 
     @staticmethod
     def column_name(head: int) -> str:
