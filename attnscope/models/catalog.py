@@ -239,6 +239,18 @@ _hash_lock = threading.Lock()
 _hashed: dict[tuple[Path, int, int], str] = {}
 
 
+def hashes() -> dict[tuple[Path, int, int], str]:
+    """The hashes that this process knows, by path, size and time of change, for processes that it starts."""
+    with _hash_lock:
+        return dict(_hashed)
+
+
+def know(found: dict[tuple[Path, int, int], str]) -> None:
+    """Takes over what `hashes` of another process gave: files that have not changed need no hashing again."""
+    with _hash_lock:
+        _hashed.update(found)
+
+
 def _file_sha256(path: Path) -> str:
     try:
         with _hash_lock, path.open("rb") as file:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from attnscope import models
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.catalog import verify
+from attnscope.models.catalog import hashes, verify
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.studies.batch_folder import BatchFolder, folder_name
 from attnscope.studies.batch_worker import Done, Setup, Task, Worker
@@ -128,7 +128,7 @@ def batch(
     source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
     common = _common(source, options)
     tasks = [_task(text, out, common) for text in given]
-    setup = Setup(source, loading, wanted, options.chat, options.generate, options.threads)
+    setup = Setup(source, loading, wanted, options.chat, options.generate, options.threads, hashes())
     with BatchFolder(out) as folder:
         folder.sweep()
         kept = {} if options.force else {t.index: d for t in tasks if (d := _done(folder, t)) is not None}

@@ -24,6 +24,7 @@ from typing import IO, Any
 from attnscope import models
 from attnscope.corpus import tokens_of_ids
 from attnscope.errors import AttnscopeError
+from attnscope.models import catalog
 from attnscope.models.model import Model
 from attnscope.records.batches import DrawnText
 from attnscope.records.storage import write_whole
@@ -48,6 +49,7 @@ class Setup:
         chat: As in `Prompt`.
         generate: As in `Prompt`.
         threads: How many threads it computes with.
+        hashes: Of the model's files; see `catalog.hashes`.
     """
 
     source: models.Source
@@ -56,6 +58,7 @@ class Setup:
     chat: bool
     generate: int
     threads: int
+    hashes: dict[tuple[Path, int, int], str]
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,7 @@ class _Drawer:
         import torch
 
         torch.set_num_threads(setup.threads)
+        catalog.know(setup.hashes)
         self._setup, self._wanted = setup, setup.wanted
         self._model: Model = setup.loading.load(setup.source)
         self._chosen = setup.wanted.choice.within(self._model.info)
