@@ -179,6 +179,8 @@ class _Run:
             self._folder.log("interrupted")
         finally:
             for worker in self._workers:
+                worker.child.terminate()
+            for worker in self._workers:
                 worker.stop()
         return self._failed
 
@@ -202,7 +204,8 @@ class _Run:
         result.end()
         if result.lost is not None:
             self._note(Done(result.lost, 0, 0.0, result.how_it_died))
-            self._start()
+            if len(self._todo) - self._n_done > len(self._workers):  # more than those that the others are at
+                self._start()
         elif not result.ready and not self._workers:
             raise AttnscopeError(
                 f"no model could be loaded: {result.how_it_died}", "with fewer --workers more memory is left for each"
