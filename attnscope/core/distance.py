@@ -47,8 +47,8 @@ def hellinger_sums(a: Tensor, b: Tensor | None = None) -> PairSums:
 
         h²(p, q) = 1/2 Σ_k (√p_k - √q_k)² = 1/2 (Σ_k p_k + Σ_k q_k) - Σ_k √p_k √q_k
 
-    The last sum, over queries as well, is the product of two matrices (head, query x key). 0 to 1; 1 where p and q share
-    no key. h is a metric, and the root of the mean of h² is too: a Euclidean distance between rows of √p.
+    The last sum, over queries as well, is the product of two matrices (head, query x key). 0 to 1; 1 where p and q
+    share no key. h is a metric, and the root of the mean of h² is too: a Euclidean distance between rows of √p.
 
     Args:
         a: Weights, (head, query, key), at least 0, rows summing to at most 1.
@@ -255,9 +255,8 @@ def _distributions(a: Tensor, b: Tensor | None) -> tuple[list[Tensor], list[Tens
     """The rows of a, and of b if there is one, in float64 with what sinks took as a further key; which are there."""
     given = [a] if b is None else [a, b]
     if any(part.ndim != 3 for part in given) or given[0].shape[1:] != given[-1].shape[1:]:
-        raise ValueError(
-            f"weights are (head, query, key) over the same queries and keys; got {[tuple(part.shape) for part in given]}"
-        )
+        shapes = [tuple(part.shape) for part in given]
+        raise ValueError(f"weights are (head, query, key) over the same queries and keys; got {shapes}")
     rows = [part.to(torch.float64) for part in given]
     defined = [(part > 0).any(-1) for part in rows]
     rest = [(1 - part.sum(-1, keepdim=True)) * there[..., None] for part, there in zip(rows, defined, strict=True)]
