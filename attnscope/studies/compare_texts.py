@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -40,16 +39,13 @@ def compare_heads(
 
     Raises:
         AttnscopeError: Fewer than two heads, or one that there is not; an empty text.
-
-    Warns:
-        UserWarning: The text was cut to what the model takes.
     """
     require_measures((measure,))
     chosen = tuple(dict.fromkeys(pick))
     if len(chosen) < 2:
         raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
     require_one_kind(model)
-    reading = _read(model, text)
+    reading = read(model, Prompt(text))
     record = observed(model, outline(model.info, reading, Choice(pick=chosen).within(model.info), text), reading)
     attention = record.maps[0]
     for place in chosen:
@@ -101,15 +97,12 @@ def compare_texts(
 
     Raises:
         AttnscopeError: An empty text; the query names no token, or none that the other text has something for.
-
-    Warns:
-        UserWarning: A text was cut to what the model takes.
     """
     from attnscope.core.distance import row_divergences
 
     require_measures((measure,))
     require_one_kind(model)
-    readings = [_read(model, one) for one in (text, other)]
+    readings = [read(model, Prompt(one)) for one in (text, other)]
     everything = Choice().within(model.info)
     records: list[Heatmap] = []
     for reading, one in zip(readings, (text, other), strict=True):
@@ -220,10 +213,3 @@ def _table(measure: str, weights: NDArray[np.float32], *, special: bool) -> Pair
     mean = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
     unknown = np.full(sums.shape, np.nan)
     return PairTable(measure, special, mean, unknown, unknown, counts)
-
-
-def _read(model: Model, text: str) -> Reading:
-    reading = read(model, Prompt(text))
-    for note in reading.notes:
-        warnings.warn(note, stacklevel=3)
-    return reading
