@@ -8,6 +8,7 @@ import typer
 from attnscope.cli import options
 
 if TYPE_CHECKING:
+    from attnscope.records.comparison import HeadComparison, ModelComparison
     from attnscope.records.findings import Findings
 
 Formats = Annotated[
@@ -111,7 +112,7 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
         print(path)
 
 
-def fail_if_not_whole(findings: "Findings") -> None:
+def fail_if_not_whole(findings: "Findings | HeadComparison | ModelComparison") -> None:
     """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
 
     The result has been printed and written by then: nothing is lost.

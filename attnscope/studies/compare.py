@@ -226,7 +226,8 @@ def table_of(
     low, high = sums.interval()
     values = [sums.ratio(), np.maximum(low, 0.0), high, sums.total("c")]
     filled = []
-    for value, diagonal in zip(values, (0.0, 0.0, 0.0, float(sums.total("c").max(initial=0.0))), strict=True):
+    end = 0.0 if sums.n_texts > 1 else math.nan
+    for value, diagonal in zip(values, (0.0, end, end, float(values[3].max(initial=0.0))), strict=True):
         whole = np.full(shape, diagonal)
         whole[pairs] = value
         if len(pairs[0]) < math.prod(shape):

@@ -243,7 +243,7 @@ class Page(Canvas):
             vertices, codes = [], []
             for one in numbers:
                 if one.color == color:
-                    points, kinds = _outline(one.text, one.fashion)
+                    points, kinds = outline_of(one.text, one.fashion)
                     vertices.append(points * (one.size_px / 100) + (one.x, one.y))
                     codes.append(kinds)
             path = Outline(np.concatenate(vertices), np.concatenate(codes))
@@ -303,7 +303,7 @@ def hex_of(cmap: Colormap, share: float) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _outline(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+def outline_of(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
