@@ -10,6 +10,9 @@
     found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
 
+    alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
+    alike.tables[0].distances  # (head, head)
+
 Importing it loads no torch; the first use of a model does.
 """
 
@@ -24,23 +27,37 @@ if TYPE_CHECKING:
     from attnscope.models import load
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
+    from attnscope.records.comparison import HeadComparison, MinimalPair, ModelComparison, PickedHeads
+    from attnscope.records.comparison import load as load_comparison
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.studies.compare import CompareOptions, compare, compare_models
+    from attnscope.studies.compare_texts import compare_heads, compare_texts
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
+    "CompareOptions": "attnscope.studies.compare:CompareOptions",
     "Corpus": "attnscope.corpus:Corpus",
     "Findings": "attnscope.records.findings:Findings",
+    "HeadComparison": "attnscope.records.comparison:HeadComparison",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
+    "MinimalPair": "attnscope.records.comparison:MinimalPair",
+    "ModelComparison": "attnscope.records.comparison:ModelComparison",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "Tokens": "attnscope.records:Tokens",
+    "compare": "attnscope.studies.compare:compare",
+    "compare_heads": "attnscope.studies.compare_texts:compare_heads",
+    "compare_models": "attnscope.studies.compare:compare_models",
+    "compare_texts": "attnscope.studies.compare_texts:compare_texts",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
+    "load_comparison": "attnscope.records.comparison:load",
     "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
 }
@@ -48,16 +65,26 @@ _PUBLIC = {
 __all__ = [
     "AttentionMap",
     "AttnscopeError",
+    "CompareOptions",
     "Corpus",
     "Findings",
+    "HeadComparison",
     "HeadsOptions",
     "Heatmap",
+    "MinimalPair",
+    "ModelComparison",
     "MultiHeadAttention",
+    "PickedHeads",
     "Tokens",
     "__version__",
+    "compare",
+    "compare_heads",
+    "compare_models",
+    "compare_texts",
     "heads",
     "heatmap",
     "load",
+    "load_comparison",
     "load_findings",
     "load_record",
 ]

@@ -270,13 +270,18 @@ class PickedHeads(Comparison):
         return [*shown, ("single head", self.single)] if self.single is not None else shown
 
     def differences(self) -> list[tuple[str, NDArray[np.float32]]]:
-        """Two heads: the first minus the second; more: each minus their mean; and the single head minus the mean."""
+        """Two heads: the first minus the second; more: each minus their mean; and the single head minus the mean.
+
+        NaN in rows of which one is empty.
+        """
         names = [head_name(place) for place in self.heads]
         if len(names) == 2:
-            found = [(f"{names[0]} − {names[1]}", self.weights[0] - self.weights[1])]
+            found = [(f"{names[0]} − {names[1]}", _difference(self.weights[0], self.weights[1]))]
         else:
-            found = [(f"{name} − mean", w - self.mean) for name, w in zip(names, self.weights, strict=True)]
-        return [*found, ("single head − mean", self.single - self.mean)] if self.single is not None else found
+            found = [(f"{name} − mean", _difference(w, self.mean)) for name, w in zip(names, self.weights, strict=True)]
+        if self.single is not None:
+            found.append(("single head − mean", _difference(self.single, self.mean)))
+        return found
 
     def facts(self) -> dict[str, Any]:
         """All but the arrays and the run, as plain JSON values."""
@@ -544,6 +549,11 @@ def load(path: str | Path) -> HeadComparison | PickedHeads | MinimalPair | Model
         raise AttnscopeError(
             f"{path} is no comparison of heads: {error}", "give the compare.npz that `compare` wrote"
         ) from None
+
+
+def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    there = a.any(-1, keepdims=True) & b.any(-1, keepdims=True)
+    return np.where(there, a - b, np.float32(np.nan))
 
 
 def _root_mean(divergences: Floats) -> Floats:

@@ -231,7 +231,8 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
         marked = [marks.get(role, Mark(UNCLASSIFIED, _NO_ROLE)) for role in found.roles]
         roles = "colour and letter: strongest role"
         entries = _role_entries(found.roles, marks)
-        panels.append((roles, [m.color for m in marked], [m.glyph if numbered else "" for m in marked], entries))
+        glyphs = [m.glyph if numbered and m.glyph != UNCLASSIFIED else "" for m in marked]
+        panels.append((roles, [m.color for m in marked], glyphs, entries))
     pitch = _PLANE_PX + 30 + 180
     width = 2 * layout.MARGIN_PX + len(panels) * pitch - 30
     low, high = arrangement.places.min(0, initial=0.0), arrangement.places.max(0, initial=0.0)
@@ -258,7 +259,7 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
         page.write(left, top - 12, heading, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         page.frames([box])
         at = (arrangement.places - middle) * (scale, -scale) + (left + _PLANE_PX / 2, top + tall / 2)
-        _discs(page, at, 12.5 if numbered else 6.0, fills, inside)
+        _discs(page, at, 11.0 if numbered else 6.0, fills, inside)
         _scale_bar(page, box, scale, extent)
         _legend(page, left + _PLANE_PX + 20, top + 10, "", entries)
     page.foot(footer_y, footer)
@@ -317,14 +318,16 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
     page.head(f"{title_of(found)}: layers", f"{table_line(table)} · {texts_line(found.corpus)}")
     values = arrangement.layers
     high = float(np.nanmax(values, initial=0.0)) or 1.0
+    least = float(np.nanmin(values, initial=high))
+    low = math.floor(least * 20 - 0.5) / 20 if high - least < high / 2 else 0.0
     page.write(left, top - 40, "layer by layer", layout.PANEL_TITLE_PX, ha="left", weight="bold")
-    _cells(page, (left, top), values, cell, _ALIKE, high, numbers=cell >= 34)
+    _cells(page, (left, top), values, cell, (max(0.0, low), high), numbers=cell >= 34)
     step = max(1, math.ceil(14 / cell))
     for place in range(0, n, step):
         middle = (place + 0.5) * cell
         page.write(left - 8, top + middle, f"L{layers[place]}", 13, ha="right", va="center_baseline", color=FAINT)
         page.write(left + middle, top - 12, f"L{layers[place]}", 13, ha="center", color=FAINT)
-    _bar(page, (left, top + size + 20, min(300, size), 12), _ALIKE, high, "", "dark: alike")
+    _bar(page, (left, top + size + 20, min(300, size), 12), _ALIKE, high, "", "dark: alike", max(0.0, low))
     page.write(right, top - 40, "each layer to the next", layout.PANEL_TITLE_PX, ha="left", weight="bold")
     pitch = size / n
     thick = min(30.0, pitch * 0.55)
@@ -441,19 +444,18 @@ def _cells(
     corner: tuple[float, float],
     values: NDArray[np.float64],
     cell: int,
-    cmap: str,
-    high: float,
+    limits: tuple[float, float],
     *,
     numbers: bool,
 ) -> None:
     """A square of coloured cells, with their numbers if there is room."""
-    colors = _cmap(cmap)
+    colors, (low, high) = _cmap(_ALIKE), limits
     boxes: list[Box] = []
     fills: list[str] = []
     written = []
     for (row, column), value in np.ndenumerate(values):
         x, y = corner[0] + column * cell, corner[1] + row * cell
-        fill = hex_of(colors, float(value) / high) if math.isfinite(value) else _UNKNOWN
+        fill = hex_of(colors, (float(value) - low) / (high - low)) if math.isfinite(value) else _UNKNOWN
         boxes.append((x, y, cell - 1, cell - 1))
         fills.append(fill)
         written.append(Number(x + cell / 2, y + cell / 2, distance(float(value)), min(15.0, cell * 0.26), ink_on(fill)))
@@ -467,12 +469,13 @@ def _image(page: Page, box: Box, values: NDArray[np.float64], cmap: Colormap, hi
     times = max(1, round(box[2] / max(1, values.shape[1])))
     page.fill([box], [_UNKNOWN])  # shows through where a value is unknown
     shown = page.image(box, cmap, moving=False)
+    shown.set_zorder(1.5)  # over the fill, under lines
     shown.set_data(np.ma.masked_invalid(values.repeat(times, 0).repeat(times, 1)))
     shown.set_clim(0, high)
 
 
-def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_dark: str) -> float:
-    """A colour bar from 0 up, and what it means; returns where it ends below."""
+def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_dark: str, low: float = 0.0) -> float:
+    """A colour bar, and what it means; returns where it ends below."""
     x, y, width, height = bar
     if heading:
         for number, line in enumerate(wrapped_lines(heading, width + 40, page.lettering)):
@@ -481,8 +484,11 @@ def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_
         y += 16
     page.image((x, y, width, height), _cmap(cmap), moving=False).set_data(np.linspace(0, 1, 256)[None])
     page.frames([(x, y, width, height)])
-    for tick in layout.nice_ticks(high):
-        page.write(x + width * tick / high, y + height + 11, f"{tick:g}", 11.5, ha="center", color=FAINT)
+    step = layout.nice_ticks(high - low)[-1] / max(1, len(layout.nice_ticks(high - low)) - 1) or high
+    for tick in np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step:
+        page.write(
+            x + width * (tick - low) / (high - low), y + height + 11, f"{tick:.3g}", 11.5, ha="center", color=FAINT
+        )
     page.write(x, y + height + 30, meaning_of_dark, layout.CAPTION_PX, ha="left", color=FAINT)
     return y + height + 38
 

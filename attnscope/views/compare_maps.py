@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.records import Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads, head_name
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page, wrapped_lines
+from attnscope.views.canvas import FAINT, INK, Page, enlarged, wrapped_lines
 from attnscope.views.compare_summary import HIDDEN, distance, distance_name, key_name, title_of
 from attnscope.views.figures import LABEL_ROOM_EM, label_color, widest_label
 from attnscope.views.heads_summary import printable
@@ -89,7 +89,7 @@ def joined_tokens(found: MinimalPair) -> Tokens:
 
 def largest(values: Sequence[NDArray[np.float32]]) -> float:
     """The largest size of any value; 1 where all are 0."""
-    return max((float(np.abs(v).max(initial=0.0)) for v in values), default=0.0) or 1.0
+    return max((float(np.nan_to_num(np.abs(v)).max(initial=0.0)) for v in values), default=0.0) or 1.0
 
 
 def panels_page(
@@ -129,7 +129,7 @@ def panels_page(
         values = _pooled(panel.values, pool)
         box = (x, y, values.shape[1] * grid.cell_px, values.shape[0] * grid.cell_px)
         shown = page.image(box, cmap, moving=False)
-        shown.set_data(values.repeat(max(1, grid.cell_px // 2), 0).repeat(max(1, grid.cell_px // 2), 1))
+        shown.set_data(np.ma.masked_invalid(enlarged(values)))
         shown.set_clim(low, high)
         page.frames([box])
         page.write(x, y - 12, panel.title, layout.PANEL_TITLE_PX, ha="left", weight="bold")

@@ -109,7 +109,8 @@ def _picked(found: PickedHeads, console: Console) -> list[RenderableType]:
     if len(names) == 2:
         said += [Text(f"{table_line(t)}: {distance(t.distances[0, 1])}", style="dim") for t in other]
     if found.single is not None:
-        gap = np.abs(found.single.astype(np.float64) - found.mean).sum(-1) / 2
+        gap = np.abs(dict(found.differences())["single head − mean"].astype(np.float64)).sum(-1) / 2
+        gap = gap[np.isfinite(gap)] if np.isfinite(gap).any() else np.zeros(1)
         said.append(Text(f"the single head moves {gap.mean():.0%} of a row's weight away from the mean of the heads"))
     said.append(Text(printable(found.single_note, 400), style="dim"))
     return [*said, *(Text(line, style="dim") for line in _notes(table))]
