@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 ROUNDING = 1e-5
 """What a row may lack to 1 by rounding; more is the share of a sink."""
 
-_ELEMENTS_AT_ONCE = 2**17  # temporary arrays stay in the processor's cache
+_ELEMENTS_AT_ONCE = 2**18  # of fewer, threads wait for each other longer than they compute; of more, caches overflow
 _TINY = 1e-300  # instead of 0, whose logarithm is not finite; x ln x is 7e-298 there
 
 

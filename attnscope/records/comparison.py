@@ -223,10 +223,17 @@ class HeadComparison(Comparison):
         fields = Arrangement.__dataclass_fields__
         arranged = tuple(Arrangement(**{name: arrays[f"{t.name}.{name}"] for name in fields}) for t in tables)
         heads, n = tuple(map(_place, data["heads"])), len(data["heads"])
+        layers = len({layer for layer, _ in heads})
+        shapes = {
+            "merges": (max(0, n - 1), 4), "order": (n,), "places": (n, 2), "explained": (2,),
+            "layers": (layers,) * 2, "layers_low": (layers,) * 2, "layers_high": (layers,) * 2,
+        }  # fmt: skip
         if any(t.mean.shape != (n, n) for t in tables) or any(
-            a.places.shape != (n, 2) or sorted(a.order.tolist()) != list(range(n)) for a in arranged
+            getattr(a, name).shape != shape for a in arranged for name, shape in shapes.items()
         ):
             raise ValueError("its tables do not fit its heads")
+        if any(sorted(a.order.tolist()) != list(range(n)) for a in arranged):
+            raise ValueError("its order is not one of its heads")
         roles = None if data["roles"] is None else tuple(map(str, data["roles"]))
         if roles is not None and len(roles) != n:
             raise ValueError("its roles do not fit its heads")
@@ -431,6 +438,8 @@ class MinimalPair(Comparison):
             data["measure"] not in held
             or any(d.shape != (len(heads), len(aligned)) for d in held.values())
             or any(not 0 <= place < len(aligned) for place in data["queries"])
+            or arrays["equal"].shape != (len(aligned),)
+            or (len(aligned) and (aligned.min() < 0 or (aligned.max(0) >= (len(first), len(second))).any()))
         ):
             raise ValueError("its weights do not fit its tokens")
         return cls(

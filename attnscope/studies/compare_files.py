@@ -15,7 +15,7 @@ from attnscope.studies.compare_texts import compare_heads, compare_texts
 from attnscope.studies.heatmap import Choice
 from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
 from attnscope.studies.texts import Report
-from attnscope.text import read_text
+from attnscope.text import read_text, require_text
 from attnscope.views.figures import FIGURE_FORMATS
 
 FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
@@ -133,7 +133,8 @@ def _comparison(order: CompareOrder, report: Report | None) -> Callable[[Model, 
     if order.other_text is not None or order.choice.pick is not None:
         text = read_text(texts.text)
         if order.other_text is not None:
-            other = read_text(order.other_text)
+            other = order.other_text
+            require_text(other, "the second text")
             return lambda model, _: compare_texts(
                 model, text, other, query=order.query, measure=measures[0], hide_special=order.hide_special
             )
