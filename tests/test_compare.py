@@ -152,6 +152,11 @@ class TestAllHeads:
         assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
         np.testing.assert_allclose(found.tables[0].mean, compare(tiny, "b").tables[0].mean, atol=1e-7)
 
+    def test_the_model_can_be_studied_further(self, tiny) -> None:
+        compare(tiny, TEXTS)
+        compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
+        assert len(attnscope.heads(tiny, TEXTS).heads) == 6
+
     def test_one_head_is_a_record_too(self, tiny) -> None:
         found = compare(tiny, TEXTS, CompareOptions(choice=Choice(layers=(0,), heads=(1,))))
         assert found.most_alike(found.tables[0]) == []

@@ -171,7 +171,8 @@ print([name for name in ("torch", "transformers") if name in sys.modules], file=
 
 
 def test_roles_colour_the_map(run: Run) -> None:
-    run("heads", "-m", "own", "--file", SENTENCES, "-o", "h", "-f", "npz", "-q")
+    status, _, err = run("heads", "-m", "own", "--file", SENTENCES, "-o", "h", "-f", "npz", "-q")
+    assert (status, err) == (0, "")
     status, out, err = run(
         "compare", "-m", "own", "--file", SENTENCES, "--heads-record", "h/heads.npz", "-o", "out", "-f", "npz", "-q"
     )

@@ -359,7 +359,7 @@ class _Study:
                 None if bool(real.all()) else tensor(real),
                 tensor(padded([t.segments.astype(np.int64) for t in tokens])),
             )
-            with torch.inference_mode():
+            with torch.no_grad():
                 seen.append(_Seen.of(model, given, chosen.layers, chosen.heads, chosen.picked))
         if self._sums is None:
             self._sums = _PairSums([one.heads for one in seen], self.options)
@@ -451,7 +451,7 @@ class _Seen:
 
         from attnscope.core.calls import of_text, rows_together
 
-        with torch.inference_mode():
+        with torch.no_grad():
             if self.maps:
                 step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(one.shape[1] for one in self.maps)))
                 for low in range(0, n, step):

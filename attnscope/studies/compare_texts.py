@@ -191,7 +191,7 @@ def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tupl
         torch.from_numpy(numbers.astype(np.int64))[None].to(model.info.device)
         for numbers in (reading.tokens.ids, reading.tokens.segments)
     )
-    with torch.inference_mode():
+    with torch.no_grad():
         model.run(Batch(ids, segments=segments), probe)
         (by_layer,) = probe.calls.values()
         call = single_head([(by_layer[layer], head) for layer, head in chosen])
