@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,7 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
     top = _TOP_PX + _TREE_PX + 8 + strips * (_STRIP_PX + 3)
     size = n * cell
     layers = sorted({layer for layer, _ in found.heads})
-    legend_rows = 7 + len(layers) + (len(marks) + 3 if found.roles is not None else 0)
+    entries_px = _legend_px(layers) + (_legend_px(marks) + 60 if found.roles is not None else 0)
     width = left + size + 40 + _LEGEND_PX + layout.MARGIN_PX
     notes = [
         "heads in the order of their clusters (average linkage); lines above: where clusters merge",
@@ -135,7 +135,7 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
         *([] if table.special else [HIDDEN]),
     ]
     footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = max(top + size, top + legend_rows * 24) + 30
+    footer_y = math.ceil(max(top + size, top + 110 + entries_px)) + 30
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title_of(found), texts_line(found.corpus))
     tree = tree_of(arrangement.merges, order)
@@ -248,7 +248,8 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
     ]
     footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     top = _TOP_PX + 26
-    footer_y = top + tall + 34
+    longest = max(_legend_px(entries) for *_, entries in panels)
+    footer_y = top + max(tall, math.ceil(longest)) + 34
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(f"{title_of(found)}: a map", f"{table_line(table)} · {texts_line(found.corpus)}")
     scale = _PLANE_PX / extent
@@ -259,7 +260,7 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
         page.write(left, top - 12, heading, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         page.frames([box])
         at = (arrangement.places - middle) * (scale, -scale) + (left + _PLANE_PX / 2, top + tall / 2)
-        _discs(page, at, 11.0 if numbered else 6.0, fills, inside)
+        _discs(page, at, 11.0 if len(fills) <= 100 else 8.5 if numbered else 5.0, fills, inside)
         _scale_bar(page, box, scale, extent)
         _legend(page, left + _PLANE_PX + 20, top + 10, "", entries)
     page.foot(footer_y, footer)
@@ -498,7 +499,7 @@ def _legend(page: Page, x: float, y: float, heading: str, entries: Sequence[tupl
     if heading:
         page.write(x, y, heading, layout.CAPTION_PX, ha="left", weight="bold")
         y += 22
-    step = 22 if len(entries) <= 30 else 15
+    step = _legend_px(entries) / max(1, len(entries))
     page.fill([(x, y + i * step - 8, 20, step - 5) for i in range(len(entries))], [color for _, color, _ in entries])
     for number, (name, color, glyph) in enumerate(entries):
         if glyph:
@@ -506,7 +507,12 @@ def _legend(page: Page, x: float, y: float, heading: str, entries: Sequence[tupl
         room = page.width_px - x - 30 - layout.MARGIN_PX
         named = page.lettering.fit(name, layout.CAPTION_PX, max(60, room))
         page.write(x + 28, y + number * step, named, layout.CAPTION_PX, ha="left")
-    return y + len(entries) * step
+    return y + _legend_px(entries)
+
+
+def _legend_px(entries: Sized) -> float:
+    """How tall a legend is."""
+    return len(entries) * (22.0 if len(entries) <= 18 else 15.0)
 
 
 def _role_entries(roles: Sequence[str], marks: dict[str, Mark]) -> list[tuple[str, str, str]]:
