@@ -10,6 +10,9 @@
     found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
 
+    alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
+    alike.tables[0].distances  # (head, head)
+
 Importing it loads no torch; the first use of a model does.
 """
 
@@ -25,11 +28,15 @@ if TYPE_CHECKING:
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
     from attnscope.records.batches import Batch
+    from attnscope.records.comparison import HeadComparison, MinimalPair, ModelComparison, PickedHeads
+    from attnscope.records.comparison import load as load_comparison
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
     from attnscope.records.rollouts import Rollout
     from attnscope.records.rollouts import load as load_rollout
     from attnscope.studies.batch import BatchOptions, batch
+    from attnscope.studies.compare import CompareOptions, compare, compare_models
+    from attnscope.studies.compare_texts import compare_heads, compare_texts
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
     from attnscope.studies.rollout import rollout
@@ -39,17 +46,27 @@ _PUBLIC = {
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Batch": "attnscope.records.batches:Batch",
     "BatchOptions": "attnscope.studies.batch:BatchOptions",
+    "CompareOptions": "attnscope.studies.compare:CompareOptions",
     "Corpus": "attnscope.corpus:Corpus",
     "Findings": "attnscope.records.findings:Findings",
+    "HeadComparison": "attnscope.records.comparison:HeadComparison",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
+    "MinimalPair": "attnscope.records.comparison:MinimalPair",
+    "ModelComparison": "attnscope.records.comparison:ModelComparison",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "Rollout": "attnscope.records.rollouts:Rollout",
     "Tokens": "attnscope.records:Tokens",
     "batch": "attnscope.studies.batch:batch",
+    "compare": "attnscope.studies.compare:compare",
+    "compare_heads": "attnscope.studies.compare_texts:compare_heads",
+    "compare_models": "attnscope.studies.compare:compare_models",
+    "compare_texts": "attnscope.studies.compare_texts:compare_texts",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
+    "load_comparison": "attnscope.records.comparison:load",
     "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
     "load_rollout": "attnscope.records.rollouts:load",
@@ -61,18 +78,28 @@ __all__ = [
     "AttnscopeError",
     "Batch",
     "BatchOptions",
+    "CompareOptions",
     "Corpus",
     "Findings",
+    "HeadComparison",
     "HeadsOptions",
     "Heatmap",
+    "MinimalPair",
+    "ModelComparison",
     "MultiHeadAttention",
+    "PickedHeads",
     "Rollout",
     "Tokens",
     "__version__",
     "batch",
+    "compare",
+    "compare_heads",
+    "compare_models",
+    "compare_texts",
     "heads",
     "heatmap",
     "load",
+    "load_comparison",
     "load_findings",
     "load_record",
     "load_rollout",

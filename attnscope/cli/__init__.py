@@ -12,6 +12,7 @@ import typer
 from attnscope import __version__
 from attnscope.cli import options
 from attnscope.cli.batch import batch
+from attnscope.cli.compare import compare
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
@@ -33,6 +34,7 @@ app.command()(batch)
 app.command()(heads)
 app.command()(merge)
 app.command()(rollout)
+app.command()(compare)
 app.command()(show)
 app.command()(models)
 app.command()(info)

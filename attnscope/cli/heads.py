@@ -8,6 +8,7 @@ import typer
 from attnscope.cli import options
 
 if TYPE_CHECKING:
+    from attnscope.records.comparison import HeadComparison, ModelComparison
     from attnscope.records.findings import Findings
 
 Formats = Annotated[
@@ -111,7 +112,7 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
         print(path)
 
 
-def fail_if_not_whole(findings: "Findings") -> None:
+def fail_if_not_whole(findings: "Findings | HeadComparison | ModelComparison") -> None:
     """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
 
     The result has been printed and written by then: nothing is lost.
@@ -131,3 +132,14 @@ def fail_if_not_whole(findings: "Findings") -> None:
     if problems:
         what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
         raise AttnscopeError(f"{what} could not be read", "all the rest was studied, and is in the result")
+
+
+def show_saved(saved: options.Saved) -> None:
+    """Shows a record of heads again."""
+    from attnscope.records.findings import load
+    from attnscope.studies.heads_files import drawn_again
+
+    loaded = load(saved.record)
+    paths = drawn_again(loaded, saved.out, saved.formats)
+    options.say(loaded.run.get("notes", ()), saved.quiet)
+    print_findings(loaded, paths, saved.measures, saved.json)

@@ -103,3 +103,24 @@ def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str |
             console.print(query_tables(record, query))
     for path in paths:
         print(path)
+
+
+def show_saved(saved: options.Saved) -> None:
+    """Shows a record of attention weights again."""
+    from attnscope.errors import UsageError
+    from attnscope.records import load
+    from attnscope.studies.heatmap_files import formats_from, redraw
+    from attnscope.views.figures import Style, sheets_of
+
+    style = Style(saved.scale or "fixed", saved.cmap)  # type: ignore[arg-type]  # Style refuses any other
+    named = formats_from(saved.formats or ("text" if saved.out is None else "png"))
+    if saved.out is None and set(named) != {"text"}:
+        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
+    picked = options.heads_from(saved.pick)
+    loaded = load(saved.record)
+    if picked is not None:
+        loaded = loaded.only(picked)
+    sheets_of(loaded, saved.query)  # an unknown query is said before anything is written
+    paths = [] if saved.out is None else redraw(loaded, saved.out, named, style, saved.query)
+    options.say(loaded.run.get("notes", ()), saved.quiet)
+    print_result(loaded, paths, "text" in named, saved.query, saved.json)

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +14,27 @@ import typer
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnscope.studies.heads import Progress as Done
-    from attnscope.studies.heads import Report
+    from attnscope.studies.texts import Progress as Done
+    from attnscope.studies.texts import Report
 
 _NUMBERS = re.compile(r"\d+(-\d+)?")
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved record, and how `attnscope show` is to show it; see its options."""
+
+    record: Path
+    out: Path | None
+    formats: str | None
+    query: str | None
+    pick: str | None
+    scale: str | None
+    cmap: str
+    measures: str | None
+    json: bool
+    quiet: bool
 
 
 def numbers_from(given: str | None) -> tuple[int, ...] | None:

@@ -78,3 +78,16 @@ def print_rollout(found: "Rollout", paths: list[Path], query: str | None, json: 
     Console().print(tables(found, query))
     for path in paths:
         print(path)
+
+
+def show_saved(saved: options.Saved) -> None:
+    """Shows a record of rollout and flow again."""
+    from attnscope.records.rollouts import load
+    from attnscope.studies.rollout_files import RolloutFiles, drawn_again
+    from attnscope.views.figures import Style
+
+    style = Style(saved.scale or "figure", saved.cmap)  # type: ignore[arg-type]  # as in heatmap
+    loaded = load(saved.record)
+    paths = drawn_again(loaded, saved.formats, RolloutFiles(saved.out, style=style, query=saved.query))
+    options.say(loaded.run.get("notes", ()), saved.quiet)
+    print_rollout(loaded, paths, saved.query, saved.json)

@@ -9,8 +9,6 @@ import csv
 import io
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,14 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.storage import finite, plain, write_whole
+from attnscope.records.storage import DAMAGED, digits, finite, plain, write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
-
-# All that NumPy, zipfile and json raise on files that are no such record, or no longer.
-_DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -227,8 +220,8 @@ class Findings:
             roles = "+".join(role.name for role in head.roles) or "unclassified"
             writer.writerow([
                 head.kind, head.layer, head.head, roles, any(role.tentative for role in head.roles),
-                _digits(head.resting_share),
-                *("" if one is None else _digits(getattr(one, part)) for one in estimates for part in parts),
+                digits(head.resting_share),
+                *("" if one is None else digits(getattr(one, part)) for one in estimates for part in parts),
             ])  # fmt: skip
         return held.getvalue()
 
@@ -269,7 +262,7 @@ def load(path: str | Path) -> Findings:
         return Findings(data["run"], data["corpus"], data["options"], heads, sums, control)
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}") from None
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise AttnscopeError(
             f"{path} is no record of heads: {error}", "give the heads.npz that `heads` wrote"
         ) from None
@@ -302,10 +295,6 @@ def _head_from(data: Mapping[str, Any]) -> Head:
 
 def _nan(name: str, value: Any) -> Any:
     return math.nan if value is None and name != "active_share" else value
-
-
-def _digits(value: float) -> str:
-    return repr(float(value)) if math.isfinite(value) else ""
 
 
 def _told(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:

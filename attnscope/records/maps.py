@@ -298,10 +298,8 @@ class Heatmap:
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)
             shares = attention.weights
             if attention.has_weights:
-                kept = shares[:, :, rows][:, :, :, columns].astype(np.float64)
-                total = kept.sum(-1, keepdims=True)
-                shares = np.divide(kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT)
-            maps.append(replace(attention, weights=shares.astype(np.float32), queries=queries, keys=keys))
+                shares = divided_by_rest(shares[:, :, rows][:, :, :, columns]).astype(np.float32)
+            maps.append(replace(attention, weights=shares, queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
 
     def merge_words(self) -> Heatmap:
@@ -559,6 +557,19 @@ def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.floa
             for entry, weights in zip(data["maps"], arrays, strict=True)
         ),
     )
+
+
+def divided_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """What is left of rows without some of their keys, (..., key), each divided by its sum.
+
+    A row of which less than 1% is left becomes zeros; NaN stays.
+    """
+    kept = weights.astype(np.float64)
+    total = kept.sum(-1, keepdims=True)
+    shares: NDArray[np.float64] = np.divide(
+        kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT
+    )
+    return shares
 
 
 def spans(numbers: Sequence[int]) -> str:

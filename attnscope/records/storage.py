@@ -9,6 +9,7 @@ import math
 import re
 import secrets
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError
+
+# All that NumPy, zipfile and json raise on files that are no record, or no longer.
+DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, IndexError, zipfile.BadZipFile,
+    zlib.error,
+)  # fmt: skip
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -76,6 +83,11 @@ def _same(number: float) -> float:
 def finite(number: float) -> float | None:
     """The number, or None where it is NaN or infinite: JSON has neither."""
     return number if math.isfinite(number) else None
+
+
+def digits(number: float) -> str:
+    """As many digits as are needed to read the number back unchanged; empty where it is undefined."""
+    return repr(float(number)) if math.isfinite(number) else ""
 
 
 def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:

@@ -7,7 +7,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,14 +20,12 @@ from attnscope.models.catalog import hashes, verify
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.studies.batch_folder import BatchFolder, folder_name
 from attnscope.studies.batch_worker import Done, Setup, Task, Worker
-from attnscope.studies.heads import Progress
 from attnscope.studies.heatmap import Choice, versions
 from attnscope.studies.heatmap_files import Wanted
 from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.texts import Progress, Report
 from attnscope.views.figures import Style
 from attnscope.views.gallery import page
-
-Report = Callable[[Progress], None]
 
 # What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
 _PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2

@@ -7,17 +7,21 @@ keeps the picture; each further figure of the same text restores it and adds its
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope import __version__
-from attnscope.views.lettering import Lettering
+from attnscope.views import layout
+from attnscope.views.lettering import BASE_FAMILY, Lettering
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -25,6 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.image import AxesImage
     from matplotlib.text import Text
+
+Box = tuple[float, float, float, float]
+"""x, y, width, height in pixels."""
+
+Fashion = Literal["plain", "bold", "italic"]
 
 DPI = 100
 INK, FAINT, LINE = "#1a1a1a", "#6f6f6f", "#b8b8b8"
@@ -211,6 +220,88 @@ class Canvas:
         return held.getvalue()
 
 
+@dataclass(frozen=True)
+class Number:
+    """A number or letter in a cell: its middle, what it says, how large, in which colour and fashion."""
+
+    x: float
+    y: float
+    text: str
+    size_px: float
+    color: str
+    fashion: Fashion = "plain"
+
+
+class Page(Canvas):
+    """A canvas with what pages of tables and maps have in common; `drawn` are its numbers."""
+
+    drawn: tuple[Number, ...] = ()
+
+    def head(self, title: str, subtitle: str) -> None:
+        """Title and subtitle."""
+        left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
+        title = self.lettering.fit(title, layout.TITLE_PX * 1.12, room)
+        self.write(left, left + 4, title, layout.TITLE_PX, ha="left", weight="bold")
+        subtitle = self.lettering.fit(subtitle, layout.SUBTITLE_PX, room)
+        self.write(left, left + 34, subtitle, layout.SUBTITLE_PX, ha="left", color=FAINT)
+
+    def foot(self, y: float, lines: Sequence[str]) -> None:
+        """Notes at the foot."""
+        for place, line in enumerate(lines):
+            down = y + place * layout.LINE_PX
+            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX, ha="left", color=FAINT)
+
+    def fill(self, boxes: Sequence[Box], colors: Sequence[Any], edge: str = "none") -> None:
+        """Filled rectangles."""
+        from matplotlib.collections import PolyCollection
+
+        if not boxes:
+            return
+        x, y, width, height = np.array(boxes, np.float64).T
+        corners = np.stack([np.stack(c, 1) for c in ((x, y), (x + width, y), (x + width, y + height), (x, y + height))])
+        placed = PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=colors, edgecolors=edge, linewidths=0.7)
+        self.axes.add_collection(placed, autolim=False)
+
+    def numbers(self, numbers: Sequence[Number]) -> None:
+        """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path as Outline
+
+        for color in sorted({one.color for one in numbers}):
+            vertices, codes = [], []
+            for one in numbers:
+                if one.color == color:
+                    points, kinds = outline_of(one.text, one.fashion)
+                    vertices.append(points * (one.size_px / 100) + (one.x, one.y))
+                    codes.append(kinds)
+            path = Outline(np.concatenate(vertices), np.concatenate(codes))
+            self.axes.add_artist(PathPatch(path, facecolor=color, edgecolor="none", zorder=3))
+        self.drawn = (*self.drawn, *numbers)
+
+    def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:
+        """Frames on the edges of boxes."""
+        frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
+        self.lines(frames, color=color, width_px=width_px)
+
+    def sides(
+        self,
+        corner: tuple[float, float],
+        shape: tuple[int, int],
+        cell: tuple[int, int],
+        size_px: float = layout.PANEL_TITLE_PX,
+    ) -> None:
+        """Names of layers at the left and of heads above; where there is no room for all, of every second and so on."""
+        size = min(size_px, cell[0] / 1.6 if size_px > 12 else size_px)
+        step = -(-math.ceil(self.lettering.width_px(f"H{shape[1] - 1}", size) * 1.25) // cell[0])
+        for head in range(0, shape[1], step):
+            x = corner[0] + (head + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
+            self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
+        step = -(-math.ceil(size_px * 1.25) // cell[1])
+        for layer in range(0, shape[0], step):
+            y = corner[1] + (layer + 0.5) * cell[1]
+            self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
+
+
 def enlarged(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """An array with every cell repeated, for vector files."""
     times = max(1, min(_VECTOR_CELL_PX, _VECTOR_MAP_PX // max(values.shape)))
@@ -241,3 +332,33 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
         for kind, data in chunks
     )
+
+
+def wrapped_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
+    """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
+    return layout.wrapped(lettering.spell(text), room * 0.95, lettering.width_px)
+
+
+def hex_of(cmap: Colormap, share: float) -> str:
+    """The colour "#rrggbb" at a share of a colormap, 0 to 1."""
+    return "#" + "".join(f"{round(part * 255):02x}" for part in cmap(share)[:3])
+
+
+@lru_cache(maxsize=4096)
+def outline_of(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(
+        family=BASE_FAMILY,
+        weight="bold" if fashion == "bold" else "normal",
+        style="italic" if fashion == "italic" else "normal",
+    )
+    drawn = TextPath((0, 0), text, size=100, prop=font, usetex=False)
+    points = np.array(drawn.vertices, np.float64)
+    codes = np.array(drawn.codes, np.uint8)
+    across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
+    middle = (across.min() + across.max()) / 2
+    # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
+    return (points - (middle, 36.5)) * (1, -1), codes

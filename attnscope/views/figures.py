@@ -32,7 +32,7 @@ DEFAULT_CMAP = "Blues"
 _SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
 _BAR = "#2f6fb0"
 _MOST_BARS = 24
-_LABEL_ROOM_EM = 11
+LABEL_ROOM_EM = 11
 _STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
 _MEANING: dict[Scale, str] = {
     "fixed": "attention weight: the share of a query's attention that a key gets",
@@ -310,7 +310,8 @@ def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     return f"{model} · {kind}{what}"
 
 
-def _label_color(tokens: Tokens, place: int) -> str:
+def label_color(tokens: Tokens, place: int) -> str:
+    """In which colour a token's label is: special tokens and what the model wrote have their own."""
     if 0 <= tokens.n_given <= place:
         return _WRITTEN
     return _SPECIAL if tokens.special[place] else INK
@@ -370,7 +371,7 @@ class MapCanvas(_Page):
             grid = layout.overview_grid(len(layers), len(heads), shape, notes, lettering.width_px)
             places = [layers.index(layer) * len(heads) + heads.index(head) for layer, head in sheet.heads]
         else:
-            widest = (_widest(lettering, queries.labels), _widest(lettering, keys.labels))
+            widest = (widest_label(lettering, queries.labels), widest_label(lettering, keys.labels))
             tokens = (len(queries), len(keys))
             self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, notes, lettering.width_px)
             if len(sheet.heads) == 1 and grid.numbers_fit:
@@ -452,12 +453,12 @@ class MapCanvas(_Page):
     def _token_labels(self, queries: Tokens, keys: Tokens, corner: tuple[int, int]) -> list[Text]:
         """Writes the labels of one map."""
         grid, size, (x, y) = self.grid, self.grid.label_px, corner
-        room = _LABEL_ROOM_EM * size + 0.5
+        room = LABEL_ROOM_EM * size + 0.5
         written = []
         for tokens, by_row in ((queries, True), (keys, False)):
             for place in range(0, len(tokens), grid.label_step * self.pool):
                 label = self.lettering.fit(tokens.labels[place], size, room)
-                color = _label_color(tokens, place)
+                color = label_color(tokens, place)
                 middle = (place // self.pool + 0.5) * grid.cell_px
                 if by_row:
                     text = self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
@@ -537,7 +538,7 @@ class BarCanvas(_Page):
         if self.n_bars < len(keys):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
         notes += [lettering.note] if lettering.note else []
-        widest = _widest(lettering, keys.labels)
+        widest = widest_label(lettering, keys.labels)
         self.bars = layout.bar_grid(len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px)
         super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
         tall = self.n_bars * self.bars.bar_px
@@ -570,9 +571,9 @@ class BarCanvas(_Page):
         shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
         for texts in self._labels:
             for text, place in zip(texts, shown, strict=True):
-                room = _LABEL_ROOM_EM * bars.label_px
+                room = LABEL_ROOM_EM * bars.label_px
                 text.set_text(self.lettering.fit(attention.keys.labels[place], bars.label_px, room))
-                text.set_color(_label_color(attention.keys, int(place)))
+                text.set_color(label_color(attention.keys, int(place)))
         thick = bars.bar_px * 0.74
         boxes = [
             (x, y + (number + 0.5) * bars.bar_px - thick / 2, bars.panel_px * float(weight), thick)
@@ -589,10 +590,10 @@ class BarCanvas(_Page):
         return self
 
 
-def _widest(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
+def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
     """Gives the width of the widest label at a font size; labels are cut at a bound, so no more than that."""
     at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in set(labels))
-    return lambda size: min(at_100 / 100, _LABEL_ROOM_EM) * size
+    return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size
 
 
 def _pooled(weights: NDArray[np.float32], factor: int) -> NDArray[np.float32]:

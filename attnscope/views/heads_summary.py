@@ -6,6 +6,7 @@ import colorsys
 import math
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from attnscope.records.findings import Findings, Head, Role
@@ -62,7 +63,11 @@ def marks_of(findings: Findings) -> dict[str, Mark]:
     Roles that are not known get a letter of their name, then any that is left. No two roles share a colour; nor a
     glyph, up to about 60 roles.
     """
-    names = {role.name for head in (*findings.heads, *findings.control) for role in head.roles}
+    return marks_for({role.name for head in (*findings.heads, *findings.control) for role in head.roles})
+
+
+def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
+    """A mark for each of these roles, as `marks_of`."""
     marks = {name: mark for name, mark in MARKS.items() if name in names}
     taken = {mark.glyph for mark in MARKS.values()}
     for number, name in enumerate(sorted(names - MARKS.keys())):
