@@ -83,6 +83,10 @@ class NativeModel:
         output: Tensor = self._network(ids, mask, segments, probe)
         return output
 
+    def modules(self) -> list[nn.Module]:
+        """The network."""
+        return [self._network]
+
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
         found: Tensor = self._network.word(ids)
