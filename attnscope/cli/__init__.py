@@ -15,6 +15,7 @@ from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
 from attnscope.cli.show import show
+from attnscope.cli.split import split
 from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError
 
@@ -32,6 +33,7 @@ app.command()(heads)
 app.command()(merge)
 app.command()(show)
 app.command()(trace)
+app.command()(split)
 app.command()(models)
 app.command()(info)
 

@@ -16,9 +16,9 @@ from attnscope import __version__
 from attnscope.core import example, reference, stepwise
 from attnscope.core.stepwise import Inputs, Line
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Model
 from attnscope.records.trace import Band, Check, Step, Trace
-from attnscope.studies.heatmap import Choice, Prompt, read, run_of
+from attnscope.studies.heatmap import Choice, Prompt, Reading, batch_of, read, run_of
 
 if TYPE_CHECKING:
     from attnscope.models.around import Surroundings
@@ -119,14 +119,10 @@ def trace(
 
     prompt = Prompt(text) if isinstance(text, str) else text
     kind = model.info.kinds[0] if kind is None else kind
-    if kind not in model.info.kinds:
-        raise AttnscopeError(
-            f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}"
-        )  # fmt: skip
     wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
     chosen = Choice((layer,), wanted).within(model.info).heads
     reading = read(model, prompt)
-    queries, keys = _tokens_of(kind, reading.tokens, reading.target)
+    queries, keys = _tokens_of(model, kind, reading)
     query = _query_of(token, queries)
     n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
     if n_numbers > _MOST_NUMBERS:
@@ -134,13 +130,29 @@ def trace(
             f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are {n_numbers:,} numbers",
             "trace one query (--token) or fewer heads (-H)",
         )
-    found = surroundings(model, _batch(model, reading.tokens, reading.target), kind, layer)
+    found = surroundings(model, batch_of(reading, model.info.device), kind, layer)
     inputs, kernel = _inputs_of(found), _kernel_of(found)
     run = run_of(model.info, (*reading.notes, *found.notes))
     return _traced(
         _with_other_heads(inputs, kernel.outputs, chosen), kernel, chosen, query, loops=loops, run=run,
         text=prompt.text, kind=kind, layer=layer, queries=queries.labels, keys=keys.labels,
     )  # fmt: skip
+
+
+def layer_inputs(
+    model: Model, reading: Reading, kind: str, layer: int
+) -> tuple[Inputs, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What reaches a layer's attention, its queries and keys as they are when they meet; labels of both; notes.
+
+    Raises:
+        AttnscopeError: There is no such layer, or the model does not show its queries and keys.
+    """
+    from attnscope.models.around import surroundings
+
+    Choice((layer,)).within(model.info)
+    queries, keys = _tokens_of(model, kind, reading)
+    found = replace(surroundings(model, batch_of(reading, model.info.device), kind, layer), unrotated=None, rotation=None)
+    return _inputs_of(found), queries.labels, keys.labels, found.notes
 
 
 # Steps ------------------------------------------------------------------------------------------------------------
@@ -384,22 +396,13 @@ def _of_head(array: NDArray[Any] | None, head: int, rows: slice) -> NDArray[Any]
     return None if array is None else array[head if array.shape[0] > 1 else 0, rows]
 
 
-def _batch(model: Model, tokens: Tokens, target: Tokens | None) -> Batch:
-    import torch
-
-    def batch_of(numbers: NDArray[Any]) -> torch.Tensor:
-        return torch.as_tensor(numbers.astype(np.int64), device=model.info.device)[None]
-
-    return Batch(
-        ids=batch_of(tokens.ids), segments=batch_of(tokens.segments),
-        target_ids=None if target is None else batch_of(target.ids),
-    )  # fmt: skip
-
-
-def _tokens_of(kind: str, tokens: Tokens, target: Tokens | None) -> tuple[Tokens, Tokens]:
+def _tokens_of(model: Model, kind: str, reading: Reading) -> tuple[Tokens, Tokens]:
     """Which tokens attend, and which are attended to."""
-    queries = tokens if kind == "encoder" or target is None else target
-    keys = target if kind == "decoder" and target is not None else tokens
+    if kind not in model.info.kinds:
+        raise AttnscopeError(f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}")
+    target = reading.target
+    queries = reading.tokens if kind == "encoder" or target is None else target
+    keys = target if kind == "decoder" and target is not None else reading.tokens
     return queries, keys
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records.trace import Step, Trace
+from attnscope.views.numbers import chunks, four, matrix
 from attnscope.views.plain_text import cut, safe, written
 
-_MOST_ROWS = 24
-_LABEL_CELLS = 12
 _PLURAL = {
     "query": ("query", "queries"),
     "key": ("key", "keys"),
@@ -81,50 +78,11 @@ def _numbers(lines: Text, trace: Trace, step: Step, console: Console) -> None:
     rows = step.value if step.value.ndim == 2 else step.value[None]
     names = _labels(trace, step.axes[0]) if step.value.ndim == 2 else None
     columns = _labels(trace, step.axes[-1])
-    _matrix(lines, rows, names, columns, console, bold=step.name == "weights")
+    matrix(lines, rows, names, columns, console, bold=step.name == "weights")
 
 
 def _labels(trace: Trace, axis: str) -> Sequence[str] | None:
     return {"query": trace.queries, "key": trace.keys}.get(axis)
-
-
-def _matrix(
-    lines: Text,
-    rows: NDArray[np.float64],
-    names: Sequence[str] | None,
-    columns: Sequence[str] | None,
-    console: Console,
-    *,
-    bold: bool = False,
-) -> None:
-    """Numbers under their column labels, behind their row labels."""
-    kept = _kept(len(rows), _MOST_ROWS)
-    named = [] if names is None else [cut(safe(name), _LABEL_CELLS) for name in names]
-    margin = 4 + max((cell_len(name) for name in named), default=0) + (2 if named else 0)
-    texts = [[_four(value) for value in rows[at]] if at is not None else None for at in kept]
-    widest = max((len(text) for row in texts if row is not None for text in row), default=6)
-    heads = None if columns is None else [cut(safe(label), 10) for label in columns]
-    width = max(widest, *(cell_len(head) for head in heads)) if heads else widest
-    room = max(1, (console.width - margin + 2) // (width + 2))
-    chunks = _chunks(rows.shape[1], room, goes_on=heads is not None)
-    for number, chunk in enumerate(chunks):
-        if heads is not None:
-            labels = ["…" if at is None else heads[at] for at in chunk]
-            lines.append(" " * margin + "  ".join(" " * (width - cell_len(h)) + h for h in labels) + "\n", style="dim")
-        for at, row in zip(kept, texts, strict=True):
-            if at is None or row is None:
-                lines.append(" " * margin + "…\n", style="dim")
-                continue
-            label = named[at] if named else ""
-            lines.append(" " * 4 + label + " " * (margin - 4 - cell_len(label)), style="dim")
-            largest = int(np.nanargmax(rows[at])) if bold and rows.shape[1] else -1
-            for place, column in enumerate(chunk):
-                lines.append("  " if place else "")
-                text = "…" if column is None else row[column]
-                lines.append(" " * (width - cell_len(text)) + text, style="bold" if column == largest else "")
-            lines.append("\n")
-        if number < len(chunks) - 1 and len(rows) > 1:
-            lines.append("\n")
 
 
 def _bands(lines: Text, trace: Trace, step: Step, console: Console) -> None:
@@ -136,13 +94,13 @@ def _bands(lines: Text, trace: Trace, step: Step, console: Console) -> None:
     heads = [cut(safe(label), 10) for label in trace.keys]
     cell = max(7, *(cell_len(head) for head in heads))
     room = max(1, (console.width - width - 4) // (cell + 2))
-    for chunk in _chunks(len(heads), room, goes_on=True):
+    for chunk in chunks(len(heads), room, goes_on=True):
         labels = ["…" if at is None else heads[at] for at in chunk]
         lines.append(" " * (4 + width))
         lines.append("".join("  " + " " * (cell - cell_len(h)) + h for h in labels) + "\n", style="dim")
         for name, band in zip(names, bands, strict=True):
             lines.append(f"    {name:<{width}}", style="dim")
-            cells = ("…" if at is None else _four(band.scores[at]) for at in chunk)
+            cells = ("…" if at is None else four(band.scores[at]) for at in chunk)
             lines.append("".join(f"  {text:>{cell}}" for text in cells) + "\n")
     lines.append("    near (at most 3 tokens away) and far, against the mean over all keys:\n", style="dim")
     for name, band in zip(names, bands, strict=True):
@@ -164,31 +122,6 @@ def _checked(trace: Trace) -> Text:
     if not math.isnan(check.projected) and any(step.name == "output" for step in trace.steps):
         told.append(f"after W_O by {check.projected:.1e}")
     return Text(f"\nagainst {check.kernel}: {', '.join(told)}", style="dim")
-
-
-def _kept(n: int, most: int) -> list[int | None]:
-    """Which of n rows are shown, None where some are left out."""
-    if n <= most:
-        return list(range(n))
-    return [*range(most // 2), None, *range(n - most // 2, n)]
-
-
-def _chunks(n: int, room: int, *, goes_on: bool) -> list[list[int | None]]:
-    """Columns in lines of `room`: all of them where they may go on below, else one line with its middle left out."""
-    if goes_on:
-        return [list(range(first, min(n, first + room))) for first in range(0, n, room)]
-    if n <= room:
-        return [list(range(n))]
-    if room < 3:
-        return [[*range(room - 1), None]]
-    return [[*range(room - 2), None, n - 1]]
-
-
-def _four(value: float) -> str:
-    if math.isinf(value):
-        return "-inf" if value < 0 else "inf"
-    text = f"{value:.4f}"
-    return "0.0000" if text == "-0.0000" else text
 
 
 def _signed(value: float) -> str:
