@@ -23,34 +23,39 @@ if TYPE_CHECKING:
 
 _MARGIN, _GAP, _ROW_HEAD, _PANEL_HEAD = 32, 26, 46, 24
 _TITLE, _ROW_TITLE, _PANEL_TITLE, _LABEL, _NUMBER, _NOTE = 20.0, 16.0, 13.0, 13.0, 11.5, 12.5
-_LARGEST_CELL, _LARGEST_MAP, _MOST_PANELS = 46, 300, 12
+_LARGEST_CELL, _LARGEST_MAP, _MOST_PANELS, _WIDEST = 46, 300, 12, 1760
 _CELL_WITH_NUMBER, _CELL_WITH_LABEL = 34, 12
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where things stand, in pixels."""
+    """Where things stand, in pixels.
+
+    Attributes:
+        cell: Width and height of a weight.
+        left: Left edge of the first map of a line.
+        below: Room under a map, for the labels of keys.
+        map_width: Width of a map.
+        map_height: Height of a map.
+        per_line: How many maps stand side by side.
+        tops: The upper edge of each number of heads, and of the notes.
+        width: Of the figure.
+    """
 
     cell: int
     left: int
     below: int
     map_width: int
     map_height: int
+    per_line: int
+    tops: tuple[int, ...]
     width: int
-    height: int
 
-    def row(self, number: int) -> int:
-        """The upper edge of a row's maps."""
-        return _MARGIN + 52 + number * self.row_height + _ROW_HEAD + _PANEL_HEAD
-
-    @property
-    def row_height(self) -> int:
-        """From one row's title to the next one's."""
-        return _ROW_HEAD + _PANEL_HEAD + self.map_height + self.below + _GAP
-
-    def panel(self, number: int) -> int:
-        """The left edge of a panel's map."""
-        return self.left + number * (self.map_width + _GAP)
+    def map_at(self, row: int, place: int) -> tuple[int, int]:
+        """The upper left corner of a map: which number of heads, which of its panels."""
+        line, column = divmod(place, self.per_line)
+        x = self.left + column * (self.map_width + _GAP)
+        return x, self.tops[row] + _ROW_HEAD + _PANEL_HEAD + line * (_PANEL_HEAD + self.map_height + self.below)
 
 
 @as_shipped()
@@ -78,19 +83,20 @@ def _drawn(split: Split, *, vector: bool) -> Canvas:
     labels = {*split.queries, *split.keys}
     lettering = lettering_for([str(split.run["model"]), split.text, *labels])
     plan = _planned(split, lettering)
-    canvas = Canvas(plan.width, plan.height, lettering)
+    notes = _notes(split)
+    canvas = Canvas(plan.width, plan.tops[-1] + 19 * len(notes) + _MARGIN // 2, lettering)
     cmap = mpl.colormaps[DEFAULT_CMAP]
     room = plan.width - 2 * _MARGIN
     title = f"{split.run['model']}: the same queries, keys and values with more and fewer heads"
     canvas.write(_MARGIN, _MARGIN, lettering.fit(title, _TITLE * 1.1, room), _TITLE, ha="left", weight="bold")
-    text = lettering.fit(f"“{' '.join(split.text.split())}”", 15, room)
+    text = lettering.fit(f"“{' '.join(split.text.split())}”", 15, room - 260)
     canvas.write(_MARGIN, _MARGIN + 28, text, 15, ha="left", color=FAINT)
     for number, seen in enumerate(split.seen):
         _row(canvas, plan, split, seen, number, cmap, vector=vector)
-    y = plan.row(len(split.seen)) - _ROW_HEAD - _PANEL_HEAD + 4
-    for line in _notes(split):
+    _colour_bar(canvas, plan, cmap)
+    for number, line in enumerate(notes):
+        y = plan.tops[-1] + 4 + 19 * number
         canvas.write(_MARGIN, y, lettering.fit(line, _NOTE, room), _NOTE, ha="left", color=FAINT)
-        y += 19
     return canvas
 
 
@@ -103,11 +109,14 @@ def _planned(split: Split, lettering: Lettering) -> _Plan:
     left = _MARGIN + (min(int(widest[0]), 150) + 12 if labelled else 0)
     below = min(int(widest[1]), 150) + 14 if labelled else 8
     map_width, map_height = cell * n_keys, cell * n_queries
-    panels = max(len(_panels(seen)) for seen in split.seen)
-    plan = _Plan(cell, left, below, map_width, map_height, 0, 0)
-    width = max(plan.panel(panels) - _GAP + _MARGIN, 900)
-    height = plan.row(len(split.seen)) - _ROW_HEAD - _PANEL_HEAD + 19 * len(_notes(split)) + _MARGIN // 2
-    return _Plan(cell, left, below, map_width, map_height, int(width), int(height))
+    room = _WIDEST - left - _MARGIN
+    per_line = max(1, min(max(len(_panels(seen)) for seen in split.seen), (room + _GAP) // (map_width + _GAP)))
+    tops = [_MARGIN + 52]
+    for seen in split.seen:
+        n_lines = -(-len(_panels(seen)) // per_line)
+        tops.append(tops[-1] + _ROW_HEAD + n_lines * (_PANEL_HEAD + map_height + below) + _GAP)
+    width = max(left + per_line * (map_width + _GAP) - _GAP + _MARGIN, 900)
+    return _Plan(cell, left, below, map_width, map_height, per_line, tuple(tops), width)
 
 
 def _panels(seen: Seen) -> list[tuple[str, NDArray[np.float64]]]:
@@ -125,10 +134,10 @@ def _panels(seen: Seen) -> list[tuple[str, NDArray[np.float64]]]:
 def _row(
     canvas: Canvas, plan: _Plan, split: Split, seen: Seen, number: int, cmap: Colormap, *, vector: bool
 ) -> None:  # fmt: skip
-    y = plan.row(number)
+    y = plan.tops[number] + _ROW_HEAD
     heads = "1 head" if seen.n_heads == 1 else f"{seen.n_heads} heads"
     canvas.write(
-        _MARGIN, y - _PANEL_HEAD - 26, f"{heads}, d_head {seen.d_head}", _ROW_TITLE, ha="left", weight="bold"
+        _MARGIN, y - 26, f"{heads}, d_head {seen.d_head}", _ROW_TITLE, ha="left", weight="bold"
     )
     n_rows = seen.n_heads * len(split.queries)
     facts = (
@@ -137,10 +146,10 @@ def _row(
     )
     x = _MARGIN + canvas.lettering.width_px(f"{heads}, d_head {seen.d_head}", _ROW_TITLE) * 1.12 + 20
     facts = canvas.lettering.fit(facts, _NOTE, plan.width - _MARGIN - x)
-    canvas.write(x, y - _PANEL_HEAD - 25, facts, _NOTE, ha="left", color=FAINT)
+    canvas.write(x, y - 25, facts, _NOTE, ha="left", color=FAINT)
     boxes = []
     for place, (title, weights) in enumerate(_panels(seen)):
-        x = plan.panel(place)
+        x, y = plan.map_at(number, place)
         box = (x, y, plan.map_width, plan.map_height)
         picture = canvas.image(box, cmap)
         values = weights.astype(np.float32)
@@ -148,10 +157,19 @@ def _row(
         boxes.append(box)
         fitted = canvas.lettering.fit(title, _PANEL_TITLE, plan.map_width + _GAP - 4)
         canvas.write(x, y - 12, fitted, _PANEL_TITLE, ha="left", color=FAINT if title.startswith("mean") else "#1a1a1a")
-        _labels(canvas, plan, split, x, y, first=place == 0)
+        _labels(canvas, plan, split, x, y, first=place % plan.per_line == 0)
         if plan.cell >= _CELL_WITH_NUMBER:
             _cells(canvas, plan, weights, x, y, cmap)
     canvas.frames(boxes)
+
+
+def _colour_bar(canvas: Canvas, plan: _Plan, cmap: Colormap) -> None:
+    x, y, width = plan.width - _MARGIN - 160, _MARGIN + 22, 140
+    bar = canvas.image((x, y, width, 12), cmap)
+    bar.set_data(np.linspace(0, 1, 256)[None])
+    canvas.frames([(x, y, width, 12)])
+    canvas.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
+    canvas.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
 
 
 def _labels(canvas: Canvas, plan: _Plan, split: Split, x: int, y: int, *, first: bool) -> None:
@@ -178,7 +196,7 @@ def _range(ranks: Sequence[int]) -> str:
 
 
 def _notes(split: Split) -> list[str]:
-    notes = ["rows: queries (attend) · columns: keys (are attended to) · white is weight 0, the darkest blue weight 1"]
+    notes = ["rows: queries (attend) · columns: keys (are attended to)"]
     notes.append("uniform rows choose nothing · disagreement: Jensen–Shannon divergence of the heads, 0 = alike")
     if split.same_columns:
         notes.append("head 1 has the columns of head 0, so that the two are the same")
