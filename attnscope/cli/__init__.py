@@ -11,6 +11,7 @@ import typer
 
 from attnscope import __version__
 from attnscope.cli import options
+from attnscope.cli.cost import cost
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
@@ -34,6 +35,7 @@ app.command()(merge)
 app.command()(show)
 app.command()(trace)
 app.command()(split)
+app.command()(cost)
 app.command()(models)
 app.command()(info)
 
