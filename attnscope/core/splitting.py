@@ -129,8 +129,8 @@ def mixing(w_o: Array, columns: NDArray[np.int64]) -> Array:
 
 def _rank_of_product(query: Array, key: Array) -> int:
     """The rank of query @ key.T, by way of the triangles of both: they are as small as a head is narrow."""
-    triangles = (np.linalg.qr(rows, mode="r") for rows in (query, key))
-    left, right = triangles
+    left: Array = np.linalg.qr(query, mode="r")
+    right: Array = np.linalg.qr(key, mode="r")
     return int(np.linalg.matrix_rank(left @ right.T))
 
 
@@ -138,4 +138,5 @@ def _entropy(rows: Array) -> Array:
     """Entropy of rows in nats; 0 · ln 0 counts as 0."""
     logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
     entropy: Array = -(rows * logs).sum(-1)
-    return np.maximum(0.0, entropy)
+    nonnegative: Array = np.maximum(0.0, entropy)
+    return nonnegative

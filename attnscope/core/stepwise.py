@@ -5,7 +5,6 @@ share no code with core.attention (the kernels) nor with core.reference (loops),
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,12 +82,14 @@ class Inputs:
     @property
     def d_head(self) -> int:
         """Width of a query or key."""
-        return self.Q.shape[1] // self.n_heads
+        width: int = self.Q.shape[1]
+        return width // self.n_heads
 
     @property
     def d_value(self) -> int:
         """Width of a value."""
-        return self.V.shape[1] // self.n_kv_heads
+        width: int = self.V.shape[1]
+        return width // self.n_kv_heads
 
     def names(self) -> dict[str, Any]:
         """The names that the lines use, and what they stand for; arrays that lines write to are copies."""

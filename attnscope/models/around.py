@@ -1,7 +1,8 @@
 """What lies around one attention of a model: what reaches the seam, how positions turned it, and W_O behind it.
 
-Nothing is guessed from names. The output projection is the linear map that is fed exactly what the heads put out; rotary
-positions are what the model's own function did to queries and keys on their way. What cannot be seen so, is not shown.
+Nothing is guessed from names. The output projection is the linear map that is fed exactly what the heads put out;
+rotary positions are what the model's own function did to queries and keys on their way. What cannot be seen so, is not
+shown.
 """
 
 import contextlib

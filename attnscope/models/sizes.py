@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.layouts import LAYOUTS, Encoder
 
 Config = Mapping[str, Any]
@@ -250,17 +250,15 @@ def _built(config: Config, name: str, source: str) -> Sizes:
             warnings.simplefilter("ignore")
             known = AutoConfig.for_model(family, **settings)
             with torch.device("meta"):
-                model = AutoModel.from_config(known)
+                model: Any = AutoModel.from_config(known)  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever a stranger's configuration makes transformers raise
-        line = next(iter(str(error).splitlines()), type(error).__name__)
         raise AttnscopeError(
-            f"transformers cannot build {name} ({family}): {line[:160]}", "give its sizes as options, such as --d-model"
+            f"transformers cannot build {name} ({family}): {first_line(error)[:160]}",
+            "give its sizes as options, such as --d-model",
         ) from None
     text = known.get_text_config()
     heads, width = int(text.num_attention_heads), int(text.hidden_size)
-    modules = [
-        (path, module) for path, module in model.named_modules() if type(module).__name__.endswith("Attention")
-    ]
+    modules = [(path, module) for path, module in model.named_modules() if type(module).__name__.endswith("Attention")]
     outer = [(p, m) for p, m in modules if not any(p != q and p.startswith(f"{q}.") for q, _ in modules)]
     held = sum(parameter.numel() for _, module in outer for parameter in module.parameters() if parameter.ndim == 2)
     looks_back = any(getattr(module, "is_causal", False) for _, module in outer)
@@ -307,7 +305,7 @@ PRESETS: dict[str, Sizes] = {
             "gpt3",
             "Brown et al. 2020, table 2.1 (175 B) and section 2.1; vocabulary of GPT-2",
         ),
-        notes=("GPT-3 alternates dense with locally banded sparse attention; counted is dense attention in every layer",),
+        notes=("GPT-3 alternates dense with locally banded sparse attention; dense attention is counted in every layer",),
     ),
     "llama-2-7b": _llama(
         {

@@ -8,7 +8,16 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import find_config, read_config
-from attnscope.models.sizes import PRESETS, Sizes, attention_biases, attention_weights, by_hand, changed, divisors, sizes_of
+from attnscope.models.sizes import (
+    PRESETS,
+    Sizes,
+    attention_biases,
+    attention_weights,
+    by_hand,
+    changed,
+    divisors,
+    sizes_of,
+)
 from attnscope.records.cost import Cost, Curve, HeadRow, Quantity
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -78,8 +87,8 @@ def cost(
     notes = list(sizes.notes)
     if sizes.kind != "encoder":
         notes.append(
-            "a causal mask needs half of the scores and values of a text, N·(N + 1)/2 of N²; kernels that skip the rest "
-            "compute so much, dense ones all"
+            "a causal mask needs half of the scores and values of a text, N·(N + 1)/2 of N²; kernels that skip the "
+            "rest compute so much, dense ones all"
         )
     if sizes.max_tokens and n > sizes.max_tokens:
         notes.append(f"{sizes.name} takes {sizes.max_tokens:,} tokens; {n:,} are asked for")
@@ -146,7 +155,8 @@ def _other_parameters(s: Sizes) -> list[Quantity]:
         return []
     n_blocks = s.n_layers + s.n_decoder_layers
     ff_bias = s.ff_bias * ((s.ff_matrices - 1) * s.d_ff + s.d_model)
-    formula, numbers = "layers · (ff_matrices · d_model · d_ff", f"{n_blocks} · ({s.ff_matrices} · {s.d_model} · {s.d_ff}"
+    formula = "layers · (ff_matrices · d_model · d_ff"
+    numbers = f"{n_blocks} · ({s.ff_matrices} · {s.d_model} · {s.d_ff}"
     if s.ff_bias:
         ups = "" if s.ff_matrices == 2 else f"{s.ff_matrices - 1} · "
         formula, numbers = f"{formula} + {ups}d_ff + d_model", f"{numbers} + {ups}{s.d_ff} + {s.d_model}"

@@ -50,7 +50,8 @@ class SplitOptions:
         beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
         if beyond:
             raise UsageError(
-                f"there is no head {beyond[0]} to drop", f"of {max(self.counts)} heads the last is {max(self.counts) - 1}"
+                f"there is no head {beyond[0]} to drop",
+                f"of {max(self.counts)} heads the last is {max(self.counts) - 1}",
             )
 
 
@@ -60,7 +61,7 @@ def split_example(options: SplitOptions | None = None) -> Split:
     Raises:
         AttnscopeError: A number of heads does not divide 4, or W_O does not fit.
     """
-    run = {
+    run: dict[str, Any] = {
         "model": "worked example",
         "seed": None if options is None or not options.project else options.seed,
         "versions": {"attnscope": __version__, "python": platform.python_version(), "numpy": version("numpy")},

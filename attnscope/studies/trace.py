@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from attnscope.studies.heatmap import Choice, Prompt, Reading, batch_of, read, r
 
 if TYPE_CHECKING:
     from attnscope.models.around import Surroundings
+    from attnscope.models.plain import PlainEncoder
     from attnscope.records import Tokens
 
 Array = NDArray[np.float64]
@@ -66,10 +67,7 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
     inputs = Inputs(
         example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1 / math.sqrt(4 / example.N_HEADS)
     )  # fmt: skip
-    if engine == "reference":
-        kernel = _numpy_kernel(inputs)
-    else:
-        kernel = _example_kernel()
+    kernel = _numpy_kernel(inputs) if engine == "reference" else _example_kernel()
     run = {
         "model": "worked example",
         "engine": "reference" if engine == "reference" else "native",
@@ -118,25 +116,76 @@ def trace(
     from attnscope.models.around import surroundings
 
     prompt = Prompt(text) if isinstance(text, str) else text
-    kind = model.info.kinds[0] if kind is None else kind
-    wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
-    chosen = Choice((layer,), wanted).within(model.info).heads
-    reading = read(model, prompt)
-    queries, keys = _tokens_of(model, kind, reading)
-    query = _query_of(token, queries)
-    n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
-    if n_numbers > _MOST_NUMBERS:
-        raise AttnscopeError(
-            f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are {n_numbers:,} numbers",
-            "trace one query (--token) or fewer heads (-H)",
-        )
-    found = surroundings(model, batch_of(reading, model.info.device), kind, layer)
+    asked = _Asked.of(model, prompt, layer, heads, token, kind)
+    found = surroundings(model, batch_of(asked.reading, model.info.device), asked.kind, layer)
     inputs, kernel = _inputs_of(found), _kernel_of(found)
-    run = run_of(model.info, (*reading.notes, *found.notes))
-    return _traced(
-        _with_other_heads(inputs, kernel.outputs, chosen), kernel, chosen, query, loops=loops, run=run,
-        text=prompt.text, kind=kind, layer=layer, queries=queries.labels, keys=keys.labels,
-    )  # fmt: skip
+    run = run_of(model.info, (*asked.reading.notes, *found.notes))
+    return asked.traced(inputs, kernel, run, loops=loops)
+
+
+def trace_plain(
+    model: PlainEncoder,
+    text: str | Prompt,
+    layer: int,
+    heads: int | Sequence[int] | None = None,
+    *,
+    token: str | int | None = None,
+) -> Trace:
+    """As `trace`, of a BERT-family encoder without torch: queries, keys and values by NumPy, the steps by plain loops.
+
+    The steps are held against the lines of NumPy, in float64 like them.
+    """
+    prompt = Prompt(text) if isinstance(text, str) else text
+    asked = _Asked.of(cast("Model", model), prompt, layer, heads, token, None)
+    inputs = model.inputs(asked.reading.tokens, layer)
+    run = run_of(model.info, asked.reading.notes) | {"engine": "reference"}
+    return asked.traced(inputs, _numpy_kernel(inputs), run, loops=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What of a model is to be traced, once it is known that the model has it."""
+
+    prompt: Prompt
+    reading: Reading
+    kind: str
+    layer: int
+    heads: tuple[int, ...]
+    queries: Tokens
+    keys: Tokens
+    query: int | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        prompt: Prompt,
+        layer: int,
+        heads: int | Sequence[int] | None,
+        token: str | int | None,
+        kind: str | None,
+    ) -> _Asked:
+        wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
+        chosen = Choice((layer,), wanted).within(model.info).heads
+        kind = model.info.kinds[0] if kind is None else kind
+        reading = read(model, prompt)
+        queries, keys = _tokens_of(model, kind, reading)
+        query = _query_of(token, queries)
+        n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
+        if n_numbers > _MOST_NUMBERS:
+            raise AttnscopeError(
+                f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are "
+                f"{n_numbers:,} numbers",
+                "trace one query (--token) or fewer heads (-H)",
+            )
+        return cls(prompt, reading, kind, layer, chosen, queries, keys, query)
+
+    def traced(self, inputs: Inputs, kernel: _Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
+        return _traced(
+            _with_other_heads(inputs, kernel.outputs, self.heads), kernel, self.heads, self.query, loops=loops,
+            run=run, text=self.prompt.text, kind=self.kind, layer=self.layer, queries=self.queries.labels,
+            keys=self.keys.labels,
+        )  # fmt: skip
 
 
 def layer_inputs(
@@ -151,7 +200,9 @@ def layer_inputs(
 
     Choice((layer,)).within(model.info)
     queries, keys = _tokens_of(model, kind, reading)
-    found = replace(surroundings(model, batch_of(reading, model.info.device), kind, layer), unrotated=None, rotation=None)
+    found = replace(
+        surroundings(model, batch_of(reading, model.info.device), kind, layer), unrotated=None, rotation=None
+    )
     return _inputs_of(found), queries.labels, keys.labels, found.notes
 
 
@@ -329,8 +380,8 @@ def _numpy_kernel(inputs: Inputs) -> _Kernel:
     outputs, weights = (
         np.stack([values[name, head] for head in range(inputs.n_heads)]) for name in ("head_output", "weights")
     )
-    joined = values["joined", None]
-    return _Kernel("the lines of NumPy, float64", outputs, weights, joined, float(np.finfo(np.float64).eps))
+    last = values["joined" if inputs.W_O is None else "output", None]
+    return _Kernel("the lines of NumPy, float64", outputs, weights, last, float(np.finfo(np.float64).eps))
 
 
 def _inputs_of(found: Surroundings) -> Inputs:

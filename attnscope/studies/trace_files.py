@@ -7,10 +7,12 @@ from pathlib import Path
 
 from attnscope import models
 from attnscope.errors import UsageError
+from attnscope.models.catalog import read_config
+from attnscope.models.layouts import supports
 from attnscope.records.trace import Trace
 from attnscope.studies.heatmap import Prompt
 from attnscope.studies.inputs import LoadOptions, require_writable
-from attnscope.studies.trace import trace, trace_example
+from attnscope.studies.trace import trace, trace_example, trace_plain
 from attnscope.text import read_text
 
 
@@ -66,10 +68,15 @@ def traced(spec: str, order: TraceOrder, loading: LoadOptions) -> tuple[Trace, l
         prompt = Prompt(read_text(order.text, order.file), target=order.target)
         source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
         assert order.layer is not None
-        record = trace(
-            loading.load(source), prompt, order.layer, order.heads, token=order.token, kind=order.kind,
-            loops=order.loops,
-        )  # fmt: skip
+        if order.loops and source.folder is not None and supports(read_config(source)) is None:
+            from attnscope.models.plain import load_plain
+
+            record = trace_plain(load_plain(source), prompt, order.layer, order.heads, token=order.token)
+        else:
+            record = trace(
+                loading.load(source), prompt, order.layer, order.heads, token=order.token, kind=order.kind,
+                loops=order.loops,
+            )  # fmt: skip
     if order.out is None:
         return record, []
     return record, [record.save(order.out / name) for name in ("trace.npz", "trace.json", "trace.py")]

@@ -40,7 +40,7 @@ def draw(cost: Cost, folder: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     paths = []
     for wanted in formats:
         if wanted == "png":
-            canvas = FigureCanvasAgg(figure)
+            canvas: Any = FigureCanvasAgg(figure)
             canvas.draw()
             content = png(np.asarray(canvas.buffer_rgba())[:, :, :3])
         else:

@@ -33,11 +33,14 @@ def table(cost: Cost, console: Console) -> RenderableType:
             continue
         parts.append(Text(f"\n{_TITLES[name].format(n=cost.n_tokens)}", style="bold"))
         parts.append(_group(quantities, console))
-    parts += [Text(f"\nThe same d_model of {cost.sizes['d_model']:,} in other heads", style="bold"), _heads(cost, console)]
+    parts += [
+        Text(f"\nThe same d_model of {cost.sizes['d_model']:,} in other heads", style="bold"),
+        _heads(cost, console),
+    ]
     notes = [
         *cost.notes,
-        "multiply-adds are those of matrix products (two floating-point operations each); norms, activations and adding "
-        "are left out",
+        "multiply-adds are those of matrix products (two floating-point operations each); norms, activations and "
+        "adding are left out",
     ]
     parts.append(Text())
     parts += [written(Text(f"note: {safe(note)}", style="dim"), console) for note in notes]

@@ -136,9 +136,7 @@ def _row(
 ) -> None:  # fmt: skip
     y = plan.tops[number] + _ROW_HEAD
     heads = "1 head" if seen.n_heads == 1 else f"{seen.n_heads} heads"
-    canvas.write(
-        _MARGIN, y - 26, f"{heads}, d_head {seen.d_head}", _ROW_TITLE, ha="left", weight="bold"
-    )
+    canvas.write(_MARGIN, y - 26, f"{heads}, d_head {seen.d_head}", _ROW_TITLE, ha="left", weight="bold")
     n_rows = seen.n_heads * len(split.queries)
     facts = (
         f"rank {_range(seen.rank.tolist())} · entropy {seen.entropy_nats.mean():.2f} nats · "

@@ -194,7 +194,7 @@ def _legend(console: Console) -> Text:
             lines.append("  ", style=Style(bgcolor=_colour(weight)))
             lines.append(f" {weight:g}")
         return lines
-    shades = _SHADES if _has_unicode(console) else _ASCII_SHADES
+    shades = _SHADES if has_unicode(console) else _ASCII_SHADES
     least = (_LEAST_SHOWN, *(step / (len(shades) - 1) for step in range(1, len(shades) - 1)))
     lines.append(f"blank below {least[0]:g}")
     for shade, weight in zip(shades[1:], least, strict=True):

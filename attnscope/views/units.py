@@ -14,7 +14,8 @@ def short(value: float, unit: str) -> str:
         return f"{value:,.0f}x"
     if unit == "bytes":
         decimal = _scaled(value, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
-        return decimal if value < 1000 else f"{decimal} ({_scaled(value, 1024, ('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'))})"
+        binary = _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+        return decimal if value < 1000 else f"{decimal} ({binary})"
     return _scaled(value, 1000, ("", "k", "M", "B", "T"), digits=4)
 
 
