@@ -10,6 +10,9 @@
     found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
 
+    attnscope.trace_example("cat").of("weights", 0)  # the worked example, number by number
+    attnscope.cost("gpt3", 2048).value("kv_cache_own_float16")  # bytes
+
 Importing it loads no torch; the first use of a model does.
 """
 
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
     from attnscope.records import load as load_record
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.studies.cost import cost
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.split import SplitOptions, split, split_example
+    from attnscope.studies.trace import trace, trace_example
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
@@ -37,12 +43,18 @@ _PUBLIC = {
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "SplitOptions": "attnscope.studies.split:SplitOptions",
     "Tokens": "attnscope.records:Tokens",
+    "cost": "attnscope.studies.cost:cost",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
     "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
+    "split": "attnscope.studies.split:split",
+    "split_example": "attnscope.studies.split:split_example",
+    "trace": "attnscope.studies.trace:trace",
+    "trace_example": "attnscope.studies.trace:trace_example",
 }
 
 __all__ = [
@@ -53,13 +65,19 @@ __all__ = [
     "HeadsOptions",
     "Heatmap",
     "MultiHeadAttention",
+    "SplitOptions",
     "Tokens",
     "__version__",
+    "cost",
     "heads",
     "heatmap",
     "load",
     "load_findings",
     "load_record",
+    "split",
+    "split_example",
+    "trace",
+    "trace_example",
 ]
 
 

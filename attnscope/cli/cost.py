@@ -1,11 +1,14 @@
 """`attnscope cost`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.records.cost import Cost
 
 
 def cost(
@@ -53,6 +56,11 @@ def cost(
         "d_ff": d_ff, "vocab_size": vocab,
     }  # fmt: skip
     record, paths = counted(CostOrder(model, tokens, dtype, sizes, plot, out, formats))
+    print_cost(record, paths, json)
+
+
+def print_cost(record: "Cost", paths: list[Path], json: bool) -> None:
+    """The result on stdout: one JSON document; else the numbers, then the paths."""
     if json:
         from json import dumps
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def show(
     record: Annotated[
-        Path, typer.Argument(help="A record that attnscope saved: weights.npz, record.json, heads.npz, or its folder.")
+        Path, typer.Argument(help="A record that attnscope saved, such as weights.npz or heads.npz, or its folder.")
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Draw its figures into this folder.")] = None,
     formats: Annotated[
@@ -38,8 +38,11 @@ def show(
     from attnscope.views.figures import Style
 
     record = _file_of(record)
-    if schema_of(record) == HEADS_SCHEMA:
+    schema = schema_of(record)
+    if schema == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
+    elif schema.split("/")[0] in ("attnscope.trace", "attnscope.split", "attnscope.cost"):
+        _show_computed(schema.split("/")[0].removeprefix("attnscope."), record, out, formats, json, quiet)
     else:  # a file that names no schema is refused there
         style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
         _show_heatmap(record, out, formats, query, pick, style, json, quiet)
@@ -89,7 +92,39 @@ def _show_heads(
     print_findings(loaded, paths, measures, json)
 
 
+def _show_computed(what: str, record: Path, out: Path | None, formats: str | None, json: bool, quiet: bool) -> None:
+    """Shows a trace, a split or costs again; with a folder, writes their files there."""
+    from attnscope.studies.inputs import named_formats
+    from attnscope.views.figures import FIGURE_FORMATS
+
+    if what == "trace":
+        from attnscope.cli.trace import print_trace
+        from attnscope.records import trace
+        from attnscope.studies.trace_files import saved
+
+        traced = trace.load(record)
+        options.say(traced.run["notes"], quiet)
+        print_trace(traced, [] if out is None else saved(traced, out), json)
+        return
+    named = named_formats(formats or "json,png", ("json", *FIGURE_FORMATS))
+    if what == "split":
+        from attnscope.cli.split import print_split
+        from attnscope.records import split
+        from attnscope.studies import split_files
+
+        cut = split.load(record)
+        options.say(cut.run["notes"], quiet)
+        print_split(cut, [] if out is None else split_files.drawn(cut, out, named), json)
+    else:
+        from attnscope.cli.cost import print_cost
+        from attnscope.records import cost
+        from attnscope.studies import cost_files
+
+        counted = cost.load(record)
+        print_cost(counted, [] if out is None else cost_files.drawn(counted, out, named), json)
+
+
 def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
-    known = ("heads.npz", "weights.npz", "record.json")
+    known = ("heads.npz", "weights.npz", "record.json", "trace.npz", "split.json", "cost.json")
     return next((record / name for name in known if (record / name).is_file()), record)

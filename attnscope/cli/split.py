@@ -1,11 +1,14 @@
 """`attnscope split`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.records.split import Split
 
 
 def split(
@@ -62,6 +65,11 @@ def split(
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
     record, paths = split_and_written(model, SplitOrder(text, file, layer, how, out, formats), loading)
     options.say(record.run["notes"], quiet)
+    print_split(record, paths, json)
+
+
+def print_split(record: "Split", paths: list[Path], json: bool) -> None:
+    """The result on stdout: one JSON document; else the numbers, then the paths."""
     if json:
         from json import dumps
 

@@ -1,11 +1,14 @@
 """`attnscope trace`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.records.trace import Trace
 
 
 def trace(
@@ -61,6 +64,11 @@ def trace(
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
     record, paths = traced(model, order, loading)
     options.say(record.run["notes"], quiet)
+    print_trace(record, paths, json)
+
+
+def print_trace(record: "Trace", paths: list[Path], json: bool) -> None:
+    """The result on stdout: one JSON document; else the numbers, then the paths."""
     if json:
         from json import dumps
 

@@ -124,13 +124,12 @@ def mixing(w_o: Array, columns: NDArray[np.int64]) -> Array:
     squares = w_o**2
     total = squares.sum(1)
     shares = np.stack([squares[:, a:b].sum(1) for a, b in columns])
-    return np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)
+    return np.asarray(np.divide(shares, total, out=np.zeros_like(shares), where=total > 0))
 
 
 def _rank_of_product(query: Array, key: Array) -> int:
     """The rank of query @ key.T, by way of the triangles of both: they are as small as a head is narrow."""
-    left: Array = np.linalg.qr(query, mode="r")
-    right: Array = np.linalg.qr(key, mode="r")
+    (_, left), (_, right) = np.linalg.qr(query), np.linalg.qr(key)
     return int(np.linalg.matrix_rank(left @ right.T))
 
 

@@ -305,7 +305,7 @@ PRESETS: dict[str, Sizes] = {
             "gpt3",
             "Brown et al. 2020, table 2.1 (175 B) and section 2.1; vocabulary of GPT-2",
         ),
-        notes=("GPT-3 alternates dense with locally banded sparse attention; dense attention is counted in every layer",),
+        notes=("GPT-3 alternates dense with locally banded sparse attention; dense attention is counted",),
     ),
     "llama-2-7b": _llama(
         {

@@ -77,6 +77,9 @@ def traced(spec: str, order: TraceOrder, loading: LoadOptions) -> tuple[Trace, l
                 loading.load(source), prompt, order.layer, order.heads, token=order.token, kind=order.kind,
                 loops=order.loops,
             )  # fmt: skip
-    if order.out is None:
-        return record, []
-    return record, [record.save(order.out / name) for name in ("trace.npz", "trace.json", "trace.py")]
+    return record, [] if order.out is None else saved(record, order.out)
+
+
+def saved(record: Trace, out: Path) -> list[Path]:
+    """Writes the files of a trace."""
+    return [record.save(out / name) for name in ("trace.npz", "trace.json", "trace.py")]
