@@ -100,11 +100,11 @@ def _show_computed(what: str, record: Path, out: Path | None, formats: str | Non
     if what == "trace":
         from attnscope.cli.trace import print_trace
         from attnscope.records import trace
-        from attnscope.studies.trace_files import saved
+        from attnscope.studies.trace_files import RECORDS, saved
 
         traced = trace.load(record)
         options.say(traced.run["notes"], quiet)
-        print_trace(traced, [] if out is None else saved(traced, out), json)
+        print_trace(traced, [] if out is None else saved(traced, out, RECORDS), json)
         return
     named = named_formats(formats or "json,png", ("json", *FIGURE_FORMATS))
     if what == "split":

@@ -15,6 +15,8 @@ from attnscope.studies.inputs import LoadOptions, require_writable
 from attnscope.studies.trace import trace, trace_example, trace_plain
 from attnscope.text import read_text
 
+RECORDS = ("trace.npz", "trace.json")
+
 
 @dataclass(frozen=True)
 class TraceOrder:
@@ -80,6 +82,6 @@ def traced(spec: str, order: TraceOrder, loading: LoadOptions) -> tuple[Trace, l
     return record, [] if order.out is None else saved(record, order.out)
 
 
-def saved(record: Trace, out: Path) -> list[Path]:
-    """Writes the files of a trace."""
-    return [record.save(out / name) for name in ("trace.npz", "trace.json", "trace.py")]
+def saved(record: Trace, out: Path, names: tuple[str, ...] = (*RECORDS, "trace.py")) -> list[Path]:
+    """Writes the files of a trace. The script is not made of a record from elsewhere: its lines are code."""
+    return [record.save(out / name) for name in names]

@@ -62,10 +62,10 @@ def _step(trace: Trace, step: Step, number: int, console: Console) -> Text:
         f"{size} {_PLURAL[axis][size != 1]}" for axis, size in zip(step.axes, step.value.shape, strict=True)
     )
     lines = Text()
-    lines.append(f"\n{number:>2}  {step.title}", style="bold")
+    lines.append(f"\n{number:>2}  {safe(step.title)}", style="bold")
     lines.append(f"  ({shape})\n", style="dim")
-    lines.append(f"    {step.formula}\n")
-    lines.append(f"    {step.code}\n", style="cyan")
+    lines.append(f"    {safe(step.formula)}\n")
+    lines.append(f"    {safe(step.code)}\n", style="cyan")
     if step.name == "scores_by_pair":
         _bands(lines, trace, step, console)
     else:
@@ -121,7 +121,7 @@ def _checked(trace: Trace) -> Text:
         told.insert(0, f"weights differ by at most {check.weights:.1e}")
     if not math.isnan(check.projected) and any(step.name == "output" for step in trace.steps):
         told.append(f"after W_O by {check.projected:.1e}")
-    return Text(f"\nagainst {check.kernel}: {', '.join(told)}", style="dim")
+    return Text(f"\nagainst {safe(check.kernel)}: {', '.join(told)}", style="dim")
 
 
 def _signed(value: float) -> str:
