@@ -33,7 +33,7 @@ def on_meta(family: str, auto: str = "AutoModel", **settings: Any) -> Any:
 def true_counts(model: Any) -> tuple[int, int, int]:
     """Attention's matrices and vectors, and all parameters, by the names that the model gives them."""
     matrices = vectors = 0
-    wanted = ("attn", "attention", "SelfAttention", "EncDecAttention")
+    wanted = ("attn", "self_attn", "attention", "SelfAttention", "EncDecAttention")
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         inside = any(part in wanted for part in parts)
@@ -69,7 +69,7 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen2", "AutoModelForCausalLM", LLAMA | {"head_dim": 16}),
     ("t5", "AutoModel", {}),
     ("t5", "AutoModel", T5),
-    ("t5", "AutoModelForSeq2SeqLM", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("t5", "AutoModelForSeq2SeqLM", T5 | {"feed_forward_proj": "gated-gelu"}),
 ]
 
 
@@ -88,7 +88,10 @@ def test_counts_are_those_of_the_model(family: str, auto: str, settings: dict[st
 
 @pytest.mark.parametrize(
     ("name", "auto"),
-    [("bert-base", "AutoModel"), ("gpt2", "AutoModelForCausalLM"), ("llama-2-7b", "AutoModelForCausalLM"), ("llama-2-70b", "AutoModelForCausalLM")],
+    [
+        ("bert-base", "AutoModel"), ("gpt2", "AutoModelForCausalLM"), ("llama-2-7b", "AutoModelForCausalLM"),
+        ("llama-2-70b", "AutoModelForCausalLM"),
+    ],
 )  # fmt: skip
 def test_presets_are_the_published_models(name: str, auto: str) -> None:
     s = PRESETS[name]
@@ -114,6 +117,12 @@ def test_numbers_by_hand() -> None:
     assert cost("llama-2-7b").value("parameters") == 6_738_415_616
     assert cost("llama-2-70b").value("parameters") == 68_976_648_192
     assert round(cost("gpt3").value("parameters") / 1e9) == 175
+
+
+def test_an_unembedding_of_its_own_is_counted() -> None:
+    # Checkpoints of T5 v1.1 hold one; what transformers builds of their configuration ties it until they are loaded.
+    tied, own = (sizes_of({"model_type": "t5", **T5, "tie_word_embeddings": tie}, "", "") for tie in (True, False))
+    assert cost(own, 5).value("parameters") - cost(tied, 5).value("parameters") == 77 * 60
 
 
 def test_figures_that_circulate_wrongly() -> None:
@@ -149,19 +158,19 @@ def test_grouped_queries_cost_less_and_cache_less() -> None:
 def test_multiply_adds_are_those_of_the_matrix_products() -> None:
     """Counted by torch's own counter, which counts two operations a multiply-add."""
     from torch.utils.flop_counter import FlopCounterMode
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     settings = {**LLAMA, "head_dim": 16, "num_key_value_heads": 6}
-    model = on_meta("llama", "AutoModelForCausalLM", **settings, attn_implementation="eager").eval()
+    model = LlamaForCausalLM(LlamaConfig(**settings, attn_implementation="eager")).eval()
     n = 13
-    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.zeros(1, n, dtype=torch.long), use_cache=False)
     counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
     found = cost(sizes_of(settings | {"model_type": "llama"}, "llama", ""), n)
     inner = found.value("scores_per_text") + found.value("values_per_text")
     outer = sum(found.value(f"{part}_per_text") for part in ("projections", "feed_forward", "unembedding"))
     assert found.value("per_text") == inner + outer
-    # The angles of rotary positions are a product too: head_dim / 2 x 1 x n.
-    assert sum(counts.values()) == 2 * (inner + outer) + 2 * 8 * n
+    assert sum(counts.values()) == 2 * (inner + outer)
 
 
 @given(heads=st.integers(1, 8), d_head=st.integers(1, 16), layers=st.integers(1, 5), n=st.integers(1, 300))
@@ -255,7 +264,10 @@ def test_what_would_be_if() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("gpt-3", "did you mean the preset gpt3"), ("own", "made by attnscope"), ("./nowhere", "no folder"), ("no/such", "HF_HUB_OFFLINE")],
+    [
+        ("gpt-3", "did you mean the preset gpt3"), ("own", "made by attnscope"), ("./nowhere", "no folder"),
+        ("no/such", "HF_HUB_OFFLINE"),
+    ],
 )  # fmt: skip
 def test_models_that_are_not_there(spec: str, says: str) -> None:
     with pytest.raises(AttnscopeError, match=says):

@@ -19,6 +19,7 @@ from attnscope.models.sizes import (
     sizes_of,
 )
 from attnscope.records.cost import Cost, Curve, HeadRow, Quantity
+from attnscope.records.storage import plain
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 DEFAULT_TOKENS = 2048
@@ -93,7 +94,7 @@ def cost(
     if sizes.max_tokens and n > sizes.max_tokens:
         notes.append(f"{sizes.name} takes {sizes.max_tokens:,} tokens; {n:,} are asked for")
     return Cost(
-        name=sizes.name, source=sizes.source, sizes=asdict(sizes), n_tokens=n, dtype=dtype,
+        name=sizes.name, source=sizes.source, sizes=plain(asdict(sizes)), n_tokens=n, dtype=dtype,
         groups={
             "parameters": tuple(_parameters(sizes)),
             "per_token": tuple(_per_token(sizes, n)),

@@ -92,9 +92,9 @@ def _says_more(q: Quantity) -> bool:
 
 def _heads(cost: Cost, console: Console) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = ("", "heads", "d_head", "1/√d_head", "weights a layer", "with 1 kv head", f"scores, {cost.dtype}")
+    columns = ("", "heads", "d_head", "scale", "weights a layer", "with 1 kv head", f"scores, {cost.dtype}")
     for name in columns:
-        table.add_column(spelled(name, console), justify="right", no_wrap=True)
+        table.add_column(spelled(name, console), justify="right", overflow="fold")
     for row in cost.heads:
         table.add_row(
             ">" if row.chosen else "", str(row.n_heads), str(row.d_head), f"{row.scale:.4f}", f"{row.weights_mha:,}",

@@ -26,5 +26,5 @@ def _scaled(value: float, base: int, names: tuple[str, ...], digits: int = 3) ->
         step += 1
     if step == 0:
         return f"{value:,.0f} {names[0]}".strip()
-    decimals = max(0, digits - len(f"{value:.0f}"))
+    decimals = max(0, digits - len(str(int(value))))
     return f"{value:,.{decimals}f} {names[step]}"
