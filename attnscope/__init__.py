@@ -12,6 +12,8 @@
 
     alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     alike.tables[0].distances  # (head, head)
+    attnscope.trace_example("cat").of("weights", 0)  # the worked example, number by number
+    attnscope.cost("gpt3", 2048).value("kv_cache_own_float16")  # bytes
 
 Importing it loads no torch; the first use of a model does.
 """
@@ -37,9 +39,12 @@ if TYPE_CHECKING:
     from attnscope.studies.batch import BatchOptions, batch
     from attnscope.studies.compare import CompareOptions, compare, compare_models
     from attnscope.studies.compare_texts import compare_heads, compare_texts
+    from attnscope.studies.cost import cost
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
     from attnscope.studies.rollout import rollout
+    from attnscope.studies.split import SplitOptions, split, split_example
+    from attnscope.studies.trace import trace, trace_example
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
@@ -57,12 +62,14 @@ _PUBLIC = {
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
     "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "Rollout": "attnscope.records.rollouts:Rollout",
+    "SplitOptions": "attnscope.studies.split:SplitOptions",
     "Tokens": "attnscope.records:Tokens",
     "batch": "attnscope.studies.batch:batch",
     "compare": "attnscope.studies.compare:compare",
     "compare_heads": "attnscope.studies.compare_texts:compare_heads",
     "compare_models": "attnscope.studies.compare:compare_models",
     "compare_texts": "attnscope.studies.compare_texts:compare_texts",
+    "cost": "attnscope.studies.cost:cost",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
@@ -71,6 +78,10 @@ _PUBLIC = {
     "load_record": "attnscope.records:load",
     "load_rollout": "attnscope.records.rollouts:load",
     "rollout": "attnscope.studies.rollout:rollout",
+    "split": "attnscope.studies.split:split",
+    "split_example": "attnscope.studies.split:split_example",
+    "trace": "attnscope.studies.trace:trace",
+    "trace_example": "attnscope.studies.trace:trace_example",
 }
 
 __all__ = [
@@ -89,6 +100,7 @@ __all__ = [
     "MultiHeadAttention",
     "PickedHeads",
     "Rollout",
+    "SplitOptions",
     "Tokens",
     "__version__",
     "batch",
@@ -96,6 +108,7 @@ __all__ = [
     "compare_heads",
     "compare_models",
     "compare_texts",
+    "cost",
     "heads",
     "heatmap",
     "load",
@@ -104,6 +117,10 @@ __all__ = [
     "load_record",
     "load_rollout",
     "rollout",
+    "split",
+    "split_example",
+    "trace",
+    "trace_example",
 ]
 
 

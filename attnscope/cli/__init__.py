@@ -13,11 +13,14 @@ from attnscope import __version__
 from attnscope.cli import options
 from attnscope.cli.batch import batch
 from attnscope.cli.compare import compare
+from attnscope.cli.cost import cost
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
 from attnscope.cli.rollout import rollout
 from attnscope.cli.show import show
+from attnscope.cli.split import split
+from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError
 
 app = typer.Typer(
@@ -36,6 +39,9 @@ app.command()(merge)
 app.command()(rollout)
 app.command()(compare)
 app.command()(show)
+app.command()(trace)
+app.command()(split)
+app.command()(cost)
 app.command()(models)
 app.command()(info)
 

@@ -12,6 +12,9 @@ _SHOWN_BY = {
     "attnscope.heads": "heads",
     "attnscope.rollout": "rollout",
     "attnscope.compare": "compare",
+    "attnscope.trace": "trace",
+    "attnscope.split": "split",
+    "attnscope.cost": "cost",
 }
 """The module beside this one whose `show_saved` shows a record, by the record's schema without its version."""
 
@@ -57,5 +60,7 @@ def show(
 
 def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
-    known = ("heads.npz", "rollout.npz", "compare.npz", "weights.npz", "record.json")
+    known = (
+        "heads.npz", "rollout.npz", "compare.npz", "trace.npz", "split.json", "cost.json", "weights.npz", "record.json",
+    )  # fmt: skip
     return next((record / name for name in known if (record / name).is_file()), record)

@@ -180,6 +180,10 @@ class HuggingFaceModel:
             written.pop()
         return self.tokenizer.extend(self.tokenizer.encode_ids(written[:1]), written[1:])
 
+    def modules(self) -> list[nn.Module]:
+        """The transformers model, without what it has on top for its task."""
+        return [self._base]
+
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
         found: Tensor = self._base.get_input_embeddings()(ids.to(self._base.device))

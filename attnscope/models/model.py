@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
 
     from attnscope.core.attention import Probe
 
@@ -189,6 +191,15 @@ class Projects(Protocol):
 
     def output_projections(self) -> "dict[tuple[str, int], Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it."""
+        ...
+
+
+@runtime_checkable
+class Modular(Protocol):
+    """A model whose parts are torch modules that can be watched."""
+
+    def modules(self) -> "Iterable[nn.Module]":
+        """The modules that hold all others."""
         ...
 
 

@@ -510,6 +510,10 @@ class OwnModel:
             hidden = hidden + written
         return hidden
 
+    def modules(self) -> "list[MultiHeadAttention]":
+        """The layers."""
+        return self._layers
+
     def static_embeddings(self, ids: "Tensor") -> "Tensor":
         """The codes of tokens, whatever their place: (…,) token numbers -> (…, 64)."""
         import torch

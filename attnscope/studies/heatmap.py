@@ -272,6 +272,20 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str) -> Hea
     return Heatmap(text=text, maps=tuple(maps), run=run_of(info, reading.notes), picked=chosen.picked)
 
 
+def batch_of(reading: Reading, device: str) -> Batch:
+    """What is read as a model takes it, a batch of one text."""
+    import torch
+
+    def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        return torch.as_tensor(numbers.astype(np.int64), device=device)[None]
+
+    return Batch(
+        ids=row(reading.tokens.ids),
+        segments=row(reading.tokens.segments),
+        target_ids=None if reading.target is None else row(reading.target.ids),
+    )
+
+
 def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
     """The outlined record with the weights that the model has on what it reads.
 
@@ -291,14 +305,7 @@ def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
         kinds=tuple(cast("Kind", m.kind) for m in record.maps),
     )
 
-    def batch_of(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return torch.as_tensor(numbers.astype(np.int64), device=model.info.device)[None]
-
-    batch = Batch(
-        ids=batch_of(reading.tokens.ids),
-        segments=batch_of(reading.tokens.segments),
-        target_ids=None if reading.target is None else batch_of(reading.target.ids),
-    )
+    batch = batch_of(reading, model.info.device)
     with torch.inference_mode():
         model.run(batch, probe)
     maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
     from matplotlib.text import Text
 
@@ -215,9 +216,14 @@ class Canvas:
 
     def vector(self, kind: str) -> bytes:
         """The figure as it stands now as SVG or PDF."""
-        held = io.BytesIO()
-        self.figure.savefig(held, format=kind, metadata=_METADATA[kind])
-        return held.getvalue()
+        return saved(self.figure, kind)
+
+
+def saved(figure: Figure, kind: str) -> bytes:
+    """A figure as SVG or PDF, the same bytes every time."""
+    held = io.BytesIO()
+    figure.savefig(held, format=kind, metadata=_METADATA[kind])
+    return held.getvalue()
 
 
 @dataclass(frozen=True)
