@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from attnscope.records.comparison import load as load_comparison
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.records.pooled import PooledHeatmap
+    from attnscope.records.pooled import load as load_pooled
     from attnscope.records.rollouts import Rollout
     from attnscope.records.rollouts import load as load_rollout
     from attnscope.studies.batch import BatchOptions, batch
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from attnscope.studies.cost import cost
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.pooled import pooled_heatmap
     from attnscope.studies.rollout import rollout
     from attnscope.studies.split import SplitOptions, split, split_example
     from attnscope.studies.trace import trace, trace_example
@@ -61,6 +64,7 @@ _PUBLIC = {
     "ModelComparison": "attnscope.records.comparison:ModelComparison",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
     "PickedHeads": "attnscope.records.comparison:PickedHeads",
+    "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
     "Rollout": "attnscope.records.rollouts:Rollout",
     "SplitOptions": "attnscope.studies.split:SplitOptions",
     "Tokens": "attnscope.records:Tokens",
@@ -75,8 +79,10 @@ _PUBLIC = {
     "load": "attnscope.models:load",
     "load_comparison": "attnscope.records.comparison:load",
     "load_findings": "attnscope.records.findings:load",
+    "load_pooled": "attnscope.records.pooled:load",
     "load_record": "attnscope.records:load",
     "load_rollout": "attnscope.records.rollouts:load",
+    "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
     "rollout": "attnscope.studies.rollout:rollout",
     "split": "attnscope.studies.split:split",
     "split_example": "attnscope.studies.split:split_example",
@@ -99,6 +105,7 @@ __all__ = [
     "ModelComparison",
     "MultiHeadAttention",
     "PickedHeads",
+    "PooledHeatmap",
     "Rollout",
     "SplitOptions",
     "Tokens",
@@ -114,8 +121,10 @@ __all__ = [
     "load",
     "load_comparison",
     "load_findings",
+    "load_pooled",
     "load_record",
     "load_rollout",
+    "pooled_heatmap",
     "rollout",
     "split",
     "split_example",

@@ -9,6 +9,7 @@ from attnscope.cli import options
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
+    from attnscope.records.pooled import PooledHeatmap
 
 
 def heatmap(
@@ -30,6 +31,23 @@ def heatmap(
     query: options.Query = None,
     words: options.Words = False,
     hide_special: options.HideSpecial = False,
+    pooled: Annotated[
+        int | None,
+        typer.Option(
+            help="Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
+            "[default: 256 for more than 400 tokens]",
+            show_default=False,
+        ),
+    ] = None,
+    pool: Annotated[
+        str, typer.Option(help="What a pooled cell shows: mean (mass per query) or max (largest weight).")
+    ] = "mean",
+    rows: Annotated[
+        str | None, typer.Option(help="Only these queries, exactly, such as 1000:1064.", show_default=False)
+    ] = None,
+    cols: Annotated[
+        str | None, typer.Option(help="Only these keys, exactly, such as 0:64.", show_default=False)
+    ] = None,
     out: options.Out = None,
     formats: Annotated[
         str,
@@ -57,9 +75,11 @@ def heatmap(
     - `attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz`
 
     - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
+
+    - `attnscope heatmap --file book.txt --pick L3H1 --rows 1000:1064 --cols 0:64`
     """
     from attnscope.errors import UsageError
-    from attnscope.studies.heatmap import Choice, Prompt
+    from attnscope.studies.heatmap import Choice, Cut, Prompt
     from attnscope.studies.heatmap_files import Wanted, formats_from, write_heatmap
     from attnscope.studies.inputs import LoadOptions, others_in
     from attnscope.text import read_text
@@ -78,6 +98,9 @@ def heatmap(
         query=query,
         words=words,
         hide_special=hide_special,
+        cut=Cut(options.span_from("--rows", rows), options.span_from("--cols", cols)),
+        pooled=pooled,
+        pool=pool,
     )
     prompt = Prompt(read_text(text, file), pair, target, chat, generate)
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
@@ -86,7 +109,9 @@ def heatmap(
     print_result(record, paths, "text" in named, query, json)
 
 
-def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str | None, json: bool) -> None:
+def print_result(
+    record: "Heatmap | PooledHeatmap", paths: list[Path], drawn: bool, query: str | None, json: bool
+) -> None:
     """The result on stdout: one JSON document; else the drawing or table that was asked for, then the paths."""
     if json:
         options.print_json(record.to_json(files=[str(path) for path in paths]))
@@ -94,10 +119,14 @@ def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str |
     if drawn or query is not None:
         from rich.console import Console
 
+        from attnscope.records import Heatmap
+        from attnscope.views.pooled_terminal import pooled_drawing
         from attnscope.views.terminal import drawing, query_tables
 
         console = Console()
-        if drawn:
+        if not isinstance(record, Heatmap):
+            console.print(pooled_drawing(record, console))
+        elif drawn:
             console.print(drawing(record, console, query))
         elif query is not None:
             console.print(query_tables(record, query))
@@ -106,10 +135,11 @@ def print_result(record: "Heatmap", paths: list[Path], drawn: bool, query: str |
 
 
 def show_saved(saved: options.Saved) -> None:
-    """Shows a record of attention weights again."""
+    """Shows a record of attention weights, or of pooled ones, again."""
     from attnscope.errors import UsageError
-    from attnscope.records import load
-    from attnscope.studies.heatmap_files import formats_from, redraw
+    from attnscope.records import load, pooled
+    from attnscope.records.storage import schema_of
+    from attnscope.studies.heatmap_files import formats_from, redraw, redraw_pooled
     from attnscope.views.figures import Style, sheets_of
 
     style = Style(saved.scale or "fixed", saved.cmap)  # type: ignore[arg-type]  # Style refuses any other
@@ -117,10 +147,19 @@ def show_saved(saved: options.Saved) -> None:
     if saved.out is None and set(named) != {"text"}:
         raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
     picked = options.heads_from(saved.pick)
-    loaded = load(saved.record)
-    if picked is not None:
-        loaded = loaded.only(picked)
-    sheets_of(loaded, saved.query)  # an unknown query is said before anything is written
-    paths = [] if saved.out is None else redraw(loaded, saved.out, named, style, saved.query)
-    options.say(loaded.run.get("notes", ()), saved.quiet)
-    print_result(loaded, paths, "text" in named, saved.query, saved.json)
+    paths: list[Path] = []
+    if schema_of(saved.record) == pooled.POOLED_SCHEMA:
+        if saved.query is not None:
+            raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
+        grid = pooled.load(saved.record)
+        shown: Heatmap | PooledHeatmap = grid = grid if picked is None else grid.only(picked)
+        if saved.out is not None:
+            paths = redraw_pooled(grid, saved.out, named, style)
+    else:
+        whole = load(saved.record)
+        shown = whole = whole if picked is None else whole.only(picked)
+        sheets_of(whole, saved.query)  # an unknown query is said before anything is written
+        if saved.out is not None:
+            paths = redraw(whole, saved.out, named, style, saved.query)
+    options.say(shown.run.get("notes", ()), saved.quiet)
+    print_result(shown, paths, "text" in named, saved.query, saved.json)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnscope.studies.texts import Report
 
 _NUMBERS = re.compile(r"\d+(-\d+)?")
+_SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
 
 
@@ -68,6 +69,16 @@ def heads_from(given: str | None) -> tuple[tuple[int, int], ...] | None:
     if not found:
         raise UsageError("no head is given", "single heads are chosen like this: L3H1,L5H11")
     return tuple(dict.fromkeys(found))
+
+
+def span_from(option: str, given: str | None) -> tuple[int, int | None] | None:
+    """Numbers from a first one up to, but without, a last one: `1000:1064`, `:64`, `1000:`."""
+    if given is None:
+        return None
+    match = _SPAN.fullmatch(given.strip())
+    if not match or (not match[1] and not match[2]) or len(given) > 20:
+        raise UsageError(f"{option} {given!r} is no range", "tokens are numbered from 0, from:to, such as 1000:1064")
+    return int(match[1] or 0), int(match[2]) if match[2] else None
 
 
 def say(notes: Iterable[str], quiet: bool) -> None:

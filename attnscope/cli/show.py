@@ -10,6 +10,7 @@ from attnscope.cli import options
 _SHOWN_BY = {
     "attnscope.heatmap": "heatmap",
     "attnscope.heads": "heads",
+    "attnscope.pooled": "heatmap",
     "attnscope.rollout": "rollout",
     "attnscope.compare": "compare",
     "attnscope.trace": "trace",
@@ -17,6 +18,12 @@ _SHOWN_BY = {
     "attnscope.cost": "cost",
 }
 """The module beside this one whose `show_saved` shows a record, by the record's schema without its version."""
+
+_FILES = (
+    "heads.npz", "rollout.npz", "compare.npz", "trace.npz", "split.json", "cost.json", "pooled.npz", "weights.npz",
+    "record.json",
+)  # fmt: skip
+"""How commands name the record in the folder that they write to."""
 
 
 def show(
@@ -60,7 +67,4 @@ def show(
 
 def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
-    known = (
-        "heads.npz", "rollout.npz", "compare.npz", "trace.npz", "split.json", "cost.json", "weights.npz", "record.json",
-    )  # fmt: skip
-    return next((record / name for name in known if (record / name).is_file()), record)
+    return next((record / name for name in _FILES if (record / name).is_file()), record)

@@ -35,6 +35,8 @@ class AttentionCall:
         scale: Factor on the dot products, usually 1 / sqrt(d_head).
         mask: Boolean, broadcastable to (batch, n_heads, query, key); True = may attend; None = all may.
         is_causal: If True, query i may attend to keys 0..i only, on top of `mask`.
+        window: If set, query i may attend to keys less than `window` tokens away only, on top of `mask` and causality:
+            a sliding window that needs no mask of its own.
         bias: Added to the scaled scores: position biases of T5, ALiBi. Broadcastable to the scores; finite (what may
             not be attended to belongs in `mask`: finfo.min here is a number like any other).
         softcap: If set, scaled scores s become softcap * tanh(s / softcap), before bias and mask (Gemma 2).
@@ -43,7 +45,7 @@ class AttentionCall:
         dropout_p: Probability with which single weights are dropped; 0 outside training.
 
     Raises:
-        ValueError: Shapes do not fit together, or softcap is not positive.
+        ValueError: Shapes do not fit together, or softcap or window is not positive.
         TypeError: The mask is not boolean, or the bias not floating point.
     """
 
@@ -59,6 +61,7 @@ class AttentionCall:
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout_p: float = 0.0
+    window: int | None = None
 
     def __post_init__(self) -> None:
         # Broadcasting would turn most of these mistakes into a plausible, wrong picture.
@@ -82,6 +85,8 @@ class AttentionCall:
             _check_broadcasts("bias", self.bias, scores)
         if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap must be positive; got {self.softcap}")
+        if self.window is not None and not self.window > 0:
+            raise ValueError(f"window must be positive; got {self.window}")
         if self.sinks is not None and self.sinks.shape != (query[1],):
             raise ValueError(f"sinks hold one score for each of {query[1]} heads; got {tuple(self.sinks.shape)}")
 
@@ -126,7 +131,7 @@ def _check_broadcasts(name: str, tensor: Tensor, scores: tuple[int, int, int, in
 
 
 def allowed(call: AttentionCall) -> Tensor | None:
-    """Which query may attend to which key: the call's mask with causality folded in.
+    """Which query may attend to which key: the call's mask with causality and window folded in.
 
     Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i also
     where there are more keys than queries. A decoder that continues from cached keys wants the lower right; it must
@@ -140,11 +145,15 @@ def allowed(call: AttentionCall) -> Tensor | None:
         query may attend to every key. May share memory with the call's mask: do not write into it.
     """
     mask = None if call.mask is None else call.mask[(None,) * (4 - call.mask.ndim)]
-    if not call.is_causal:
+    if not call.is_causal and call.window is None:
         return mask
     n_queries, n_keys = call.query.shape[2], call.key.shape[2]
-    causal = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=call.query.device).tril()
-    return causal if mask is None else mask & causal
+    near = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=call.query.device)
+    if call.is_causal:
+        near = near.tril_()
+    if call.window is not None:
+        near = near.tril_(call.window - 1).triu_(1 - call.window)
+    return near if mask is None else mask & near
 
 
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
@@ -248,7 +257,7 @@ def attend(call: AttentionCall) -> Tensor:
     if inexpressible:
         return attend_with_weights(call)[0]
     # Only plain causality can be told to the kernel in one word; a mask or a bias has to carry it within.
-    kernel_is_causal = call.is_causal and call.mask is None and call.bias is None
+    kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
     mask, empty = (None, None) if kernel_is_causal else _allowed_without_empty_rows(call)
     if call.bias is not None:
         bias = call.bias[(None,) * (4 - call.bias.ndim)]

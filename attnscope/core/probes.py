@@ -4,7 +4,7 @@ A probe gets an AttentionCall and returns its output; what it saw, it keeps. It 
 calls it once for each attention of a forward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -12,9 +12,50 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind, attend, attend_with_weights, attention_weights
+from attnscope.core.pooling import Grid, PooledAttention, attend_lean, part_of_weights, pooled_attention
 
 
-class Weights:
+class _OfChosen:
+    """What probes share that keep something of chosen layers and heads; arguments and errors as of `Weights`."""
+
+    def __init__(
+        self,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        for name, numbers in (("layers", layers), ("heads", heads)):
+            if numbers is not None and any(number < 0 for number in numbers):
+                raise ValueError(f"{name} count from 0; got {list(numbers)}")
+        if heads is not None and not heads:
+            raise ValueError("heads names no head at all; None means all of them")
+        if kinds is not None and (isinstance(kinds, str) or not set(kinds) <= set(get_args(Kind))):
+            raise ValueError(f"kinds are a sequence of some of {get_args(Kind)}; got {kinds!r}")
+        self.layers = None if layers is None else frozenset(layers)
+        self.heads = None if heads is None else tuple(heads)
+        self.kinds = None if kinds is None else frozenset(kinds)
+
+    def _wants(self, kind: Kind, layer: int, kept: Mapping[Kind, Mapping[int, object]]) -> bool:
+        """Whether to keep this layer; if it is here already, that is an error even before anything is computed."""
+        if self.kinds is not None and kind not in self.kinds:
+            return False
+        if self.layers is not None and layer not in self.layers:
+            return False
+        if layer in kept.get(kind, {}):
+            raise RuntimeError(
+                f"{kind} layer {layer} reached the probe twice in one forward pass; clear its maps between two passes"
+            )
+        return True
+
+    def _check_heads(self, kind: Kind, layer: int, n_heads: int) -> None:
+        beyond = [head for head in self.heads or () if head >= n_heads]
+        if beyond:
+            raise ValueError(
+                f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
+            )
+
+
+class Weights(_OfChosen):
     """Keeps the attention weights of chosen layers and heads; the model computes what it would have without it.
 
     Layers that are not chosen take the fast road and cost nothing more. One forward pass at a time: `maps.clear()`
@@ -41,16 +82,7 @@ class Weights:
         heads: Sequence[int] | None = None,
         kinds: Sequence[Kind] | None = None,
     ) -> None:
-        for name, numbers in (("layers", layers), ("heads", heads)):
-            if numbers is not None and any(number < 0 for number in numbers):
-                raise ValueError(f"{name} count from 0; got {list(numbers)}")
-        if heads is not None and not heads:
-            raise ValueError("heads names no head at all; None means all of them")
-        if kinds is not None and (isinstance(kinds, str) or not set(kinds) <= set(get_args(Kind))):
-            raise ValueError(f"kinds are a sequence of some of {get_args(Kind)}; got {kinds!r}")
-        self.layers = None if layers is None else frozenset(layers)
-        self.heads = None if heads is None else tuple(heads)
-        self.kinds = None if kinds is None else frozenset(kinds)
+        super().__init__(layers, heads, kinds)
         self.maps: dict[Kind, dict[int, Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
@@ -66,7 +98,7 @@ class Weights:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
             ValueError: A chosen head is beyond the layer's last.
         """
-        if not self._wants(call.kind, call.layer):
+        if not self._wants(call.kind, call.layer, self.maps):
             return attend(call)
         self._check_heads(call.kind, call.layer, call.n_heads)
         if self.heads is None:
@@ -89,34 +121,116 @@ class Weights:
             RuntimeError: The layer of this kind was kept already.
             ValueError: A chosen head is beyond the last, or the weights are not four-dimensional.
         """
-        if not self._wants(kind, layer):
+        if not self._wants(kind, layer, self.maps):
             return
         if weights.ndim != 4:
             raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
         self._check_heads(kind, layer, weights.shape[1])
         self._store(kind, layer, weights if self.heads is None else weights[:, list(self.heads)])
 
-    def _wants(self, kind: Kind, layer: int) -> bool:
-        """Whether to keep this layer; if it is here already, that is an error even before anything is computed."""
-        if self.kinds is not None and kind not in self.kinds:
-            return False
-        if self.layers is not None and layer not in self.layers:
-            return False
-        if layer in self.maps.get(kind, {}):
-            raise RuntimeError(
-                f"{kind} layer {layer} reached the probe twice in one forward pass; clear its maps between two passes"
-            )
-        return True
-
-    def _check_heads(self, kind: Kind, layer: int, n_heads: int) -> None:
-        beyond = [head for head in self.heads or () if head >= n_heads]
-        if beyond:
-            raise ValueError(
-                f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
-            )
-
     def _store(self, kind: Kind, layer: int, weights: Tensor) -> None:
         self.maps.setdefault(kind, {})[layer] = weights.detach().to("cpu", torch.float32)
+
+
+class Part(_OfChosen):
+    """Keeps the exact weights of some queries on some keys, in memory of that size.
+
+    Args:
+        queries: Which queries, from first to last + 1.
+        keys: Which keys, likewise.
+        layers: As of `Weights`; likewise heads and kinds.
+        heads: See there.
+        kinds: See there.
+
+    Attributes:
+        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU.
+
+    Raises:
+        ValueError: As of `Weights`.
+    """
+
+    def __init__(
+        self,
+        queries: slice,
+        keys: slice,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        super().__init__(layers, heads, kinds)
+        self.queries, self.keys = queries, keys
+        self.maps: dict[Kind, dict[int, Tensor]] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and keeps the part of its weights if its layer is chosen; as `Weights`.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), of all heads, without gradient.
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already.
+            ValueError: A chosen head is beyond the layer's last.
+        """
+        if self._wants(call.kind, call.layer, self.maps):
+            self._check_heads(call.kind, call.layer, call.n_heads)
+            chosen = call if self.heads is None else _only_heads(call, self.heads)
+            part = part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
+            self.maps.setdefault(call.kind, {})[call.layer] = part
+        return attend_lean(call)
+
+
+class Pooled(_OfChosen):
+    """Keeps maps pooled to a grid, marginals and far links of chosen layers and heads: pictures of long texts.
+
+    Nothing that it makes grows with queries times keys.
+
+    Args:
+        grids: How to pool each kind of attention; kinds that are not there are not kept.
+        layers: As of `Weights`; likewise heads.
+        heads: See there.
+
+    Attributes:
+        found: Kind -> layer -> what is kept of the chosen heads, on the CPU; its output is empty.
+
+    Raises:
+        ValueError: As of `Weights`.
+    """
+
+    def __init__(
+        self,
+        grids: Mapping[Kind, Grid],
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(layers, heads, tuple(grids))
+        self.grids = dict(grids)
+        self.found: dict[Kind, dict[int, PooledAttention]] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and pools it if its layer is chosen.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), of all heads, without gradient.
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already.
+            ValueError: A chosen head is beyond the layer's last.
+        """
+        if not self._wants(call.kind, call.layer, self.found):
+            return attend_lean(call)
+        self._check_heads(call.kind, call.layer, call.n_heads)
+        whole = self.heads is None
+        pooled = pooled_attention(call if self.heads is None else _only_heads(call, self.heads), self.grids[call.kind])
+        output = pooled.output if whole else attend_lean(call)
+        named = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
+        self.found.setdefault(call.kind, {})[call.layer] = PooledAttention(output=torch.empty(0), **named)
+        return output
 
 
 def _only_heads(call: AttentionCall, heads: tuple[int, ...]) -> AttentionCall:

@@ -60,6 +60,7 @@ class Block:
             by causality.
         is_causal: Whether causality hides keys within the block.
         empty: Queries that may attend to nothing, broadcastable to (text, head, query); None = there are none.
+        window: Distance in tokens from which keys within the block are hidden; None = none are for that.
     """
 
     texts: slice
@@ -68,6 +69,7 @@ class Block:
     may: Tensor | None
     is_causal: bool
     empty: Tensor | None
+    window: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,17 +79,21 @@ class Block:
 
     def allowed(self, device: torch.device) -> Tensor | None:
         """Which query may attend to which key, broadcastable to (text, head, query, key); None = each to all."""
-        if not self.is_causal:
+        if not self.is_causal and self.window is None:
             return self.may
         _, n_queries, n_keys = self.shape
         before = self.queries.start - self.keys.start
-        causal = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(before)[None, None]
-        return causal if self.may is None else causal & self.may
+        near = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
+        if self.is_causal:
+            near = near.tril_(before)
+        if self.window is not None:
+            near = near.tril_(before + self.window - 1).triu_(before - self.window + 1)
+        return near[None, None] if self.may is None else near & self.may
 
     def hide(self, scores: Tensor, fill: float) -> None:
         """Lowers the scores of keys that may not be attended to by `fill`."""
         # Adding is ten times as fast as masked_fill, and the numbers added are shared by heads.
-        if self.may is not None:
+        if self.may is not None or self.window is not None:
             allowed = self.allowed(scores.device)
             assert allowed is not None
             scores += torch.zeros(allowed.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~allowed, fill)
@@ -145,7 +151,7 @@ class Tile:
         return entropies if self.block.empty is None else entropies.masked_fill(self.block.empty, 0.0)
 
 
-def blocks(call: AttentionCall, elements: int | None = None) -> list[Block]:
+def blocks(call: AttentionCall, elements: int | None = None, queries: slice | None = None) -> list[Block]:
     """Cuts an attention into tiles: whole short texts together, long ones into ranges of queries.
 
     Depends on the call's mask, causality and shapes alone, so that what is worked out for a block serves every layer.
@@ -153,14 +159,15 @@ def blocks(call: AttentionCall, elements: int | None = None) -> list[Block]:
     Args:
         call: The attention.
         elements: About how many weights a tile may hold; None = TILE_ELEMENTS.
+        queries: Which queries, from first to last + 1; None = all.
 
     Returns:
-        Blocks that cover every query of every text once; for no texts or no queries, none. Memory: views of the mask,
-        and one truth value a query.
+        Blocks that cover every one of these queries of every text once; for no texts or no queries, none. Memory:
+        views of the mask, and one truth value a query.
     """
     batch, n_heads, n_queries, _ = call.query.shape
     n_keys = call.key.shape[2]
-    if not batch * n_queries:
+    if not batch * n_queries or (queries is not None and queries.start >= queries.stop):
         return []
     elements = TILE_ELEMENTS if elements is None else elements
     mask = None
@@ -170,29 +177,45 @@ def blocks(call: AttentionCall, elements: int | None = None) -> list[Block]:
     whole_text = max(n_heads * n_queries * n_keys, 1)
     together = max(elements // whole_text, 1)
     rows = n_queries if together > 1 else min(max(elements // max(n_heads * n_keys, 1), LEAST_QUERIES), n_queries)
+    first, last = (0, n_queries) if queries is None else (queries.start, queries.stop)
+    rows = min(rows, last - first)
     return [
-        _block(mask, slice(b, min(b + together, batch)), slice(q, min(q + rows, n_queries)), n_keys, call.is_causal)
+        _block(mask, slice(b, min(b + together, batch)), slice(q, min(q + rows, last)), n_keys, call)
         for b in range(0, batch, together)
-        for q in range(0, n_queries, rows)
+        for q in range(first, last, rows)
     ]
 
 
-def _block(mask: Tensor | None, texts: slice, queries: slice, n_keys: int, is_causal: bool) -> Block:
-    stop = min(queries.stop, n_keys) if is_causal else n_keys
-    crosses_diagonal = is_causal and queries.start < stop - 1
+def _block(mask: Tensor | None, texts: slice, queries: slice, n_keys: int, call: AttentionCall) -> Block:
+    window = call.window
+    start = 0 if window is None else min(max(queries.start - window + 1, 0), n_keys)
+    stop = min(queries.stop, n_keys) if call.is_causal else n_keys
+    stop = stop if window is None else max(start, min(stop, queries.stop + window - 1))
+    if window is not None and max(queries.stop - 1 - start, stop - 1 - queries.start) < window:
+        window = None  # it hides nothing here
+    if mask is None and window is None:
+        return Block(texts, queries, slice(start, stop), None, call.is_causal and queries.start < stop - 1, None)
     if mask is None:
-        return Block(texts, queries, slice(0, stop), None, crosses_diagonal, None)
-    part = mask[texts, :, queries if mask.shape[2] > 1 else slice(None), :stop]
+        mask = torch.ones(1, 1, 1, n_keys, dtype=torch.bool, device=call.query.device)
+        part = mask[..., start:stop]
+    else:
+        part = mask[texts, :, queries if mask.shape[2] > 1 else slice(None), start:stop]
     seen = part.any(0).any(0).any(0).nonzero()
-    keys = slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 0)
-    part = part[..., keys]
-    whole = Block(texts, queries, keys, part, is_causal and queries.start < keys.stop - 1, None)
+    keys = slice(start + int(seen[0]), start + int(seen[-1]) + 1) if len(seen) else slice(start, start)
+    part = part[..., keys.start - start : keys.stop - start]
+    whole = Block(texts, queries, keys, part, call.is_causal and queries.start < keys.stop - 1, None, window)
     allowed = whole.allowed(mask.device)
     assert allowed is not None
     empty = ~allowed.any(-1)
     everything = bool(part.all())
     return Block(
-        texts, queries, keys, None if everything else part, whole.is_causal, empty if bool(empty.any()) else None
+        texts,
+        queries,
+        keys,
+        None if everything else part,
+        whole.is_causal,
+        empty if bool(empty.any()) else None,
+        window,
     )
 
 
@@ -385,7 +408,7 @@ def _why_not_wide(call: AttentionCall, *, entropy: bool, largest: bool) -> str:
     """What keeps the wide kernel from answering; empty if nothing does."""
     if largest:
         return "the largest weight is not linear in the weights"
-    for name in ("bias", "softcap", "sinks"):
+    for name in ("bias", "softcap", "sinks", "window"):
         if getattr(call, name) is not None:
             return f"it knows no {name}"
     mask = call.mask

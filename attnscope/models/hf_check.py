@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnscope.core.attention import Kind
+from attnscope.core.attention import Kind, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_examples import Example
-from attnscope.models.hf_seam import switched
+from attnscope.models.hf_examples import Example, examples
+from attnscope.models.hf_seam import Plan, perform, switched
 
 Maps = dict[Kind, list[Tensor]]
 
@@ -132,6 +132,29 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
                 f"self-check: hidden states differ from the model's own by {difference:.2g}, rounding is {allowed:.2g}",
                 "its pictures would be wrong; please report the model",
             )
+
+
+def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
+    """Whether a model hands our light masks (`hf_seam.Light`) on as they are: tried on two texts padded together.
+
+    Args:
+        model: The model.
+        plan: Which call is which layer.
+        extras: What its forward gets besides.
+
+    Returns:
+        False where it changes them, or where what it computes differs beyond rounding: its masks are then written out.
+    """
+    padded, _ = examples(model)
+    given = {**extras, **padded.inputs}
+    try:
+        with torch.no_grad():
+            light = Outcome.of(perform(model, given, plan, attend, light_from=1), {})
+            written_out = Outcome.of(perform(model, given, plan, attend), {})
+        compare_hidden(model, padded, light, written_out, tolerance(model, sum(map(len, plan.values()))))
+    except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return True
 
 
 def _compare_weights(

@@ -6,6 +6,10 @@ plain causality can stand for; the others hand over every mask whole, and none m
 happens at the seam is decided by the run in progress (a context
 variable, so that threads do not see each other's); where none is, the function is plain attention.
 
+For long texts the mask functions do not write out which query may attend to which key, which takes gigabytes at 32,000
+tokens: they hand over the padding alone, (batch, 1, 1, key), and remember what else the model asked for, causality or a
+sliding window, until that same mask arrives at the attention function (`Light`). What asks for more is written out.
+
 Knows no files, no tokenizers and no text.
 """
 
@@ -13,15 +17,25 @@ import contextlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+    prepare_padding_mask,
+    sdpa_mask,
+    sliding_window_bidirectional_overlay,
+    sliding_window_overlay,
+)
 
 from attnscope.core.attention import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
@@ -40,6 +54,26 @@ _HARMLESS = frozenset(
     }
 )
 """Arguments that do not change what attention computes. Any other one is refused unless it is None or False."""
+
+
+LIGHT_FROM = 1024
+"""Tokens from which masks are handed over by key alone, where the model understands that."""
+
+LONGEST_WRITTEN_OUT = 16384
+"""Keys up to which masks that cannot be handed over so are written out; a gigabyte in floats at that length."""
+
+
+@dataclass(frozen=True)
+class Light:
+    """What a mask by key leaves unsaid.
+
+    Attributes:
+        is_causal: Whether query i sees keys 0..i only.
+        window: Query i sees keys less than this many tokens away only; None = all.
+    """
+
+    is_causal: bool
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +111,8 @@ class _Run:
 
     plan: Plan | None
     probe: Probe | None
+    light_from: int | None = None
+    light: list[tuple[Tensor, Light]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     calls: "Counter[nn.Module]" = field(default_factory=Counter)
 
@@ -122,13 +158,22 @@ def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, li
     return _forward(model, inputs, _Run(None, None))
 
 
-def perform(model: PreTrainedModel, inputs: Mapping[str, Any], plan: Plan, probe: Probe) -> Any:
+def perform(
+    model: PreTrainedModel, inputs: Mapping[str, Any], plan: Plan, probe: Probe, light_from: int | None = None
+) -> Any:
     """Runs a model with the probe at the seam of every attention; returns what its forward returned.
 
+    Args:
+        model: The model.
+        inputs: What its forward gets.
+        plan: Which call is which layer.
+        probe: What happens at the seam.
+        light_from: Keys from which masks are handed over by key alone; None = never (see `Light`).
+
     Raises:
-        AttnscopeError: It computed other attentions than the plan says.
+        AttnscopeError: It computed other attentions than the plan says; or changed a mask that says less than it seems.
     """
-    return _forward(model, inputs, _Run(plan, probe))[0]
+    return _forward(model, inputs, _Run(plan, probe, light_from))[0]
 
 
 def _forward(model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run) -> tuple[Any, list[Seen]]:
@@ -194,7 +239,12 @@ def attention_function(
     batch = max(query.shape[0], key.shape[0], value.shape[0])
     run = _run.get()
     place = Place("encoder", 0) if run is None else run.place(module)
+    light = None if run is None else _light_of(module, attention_mask, run)
     mask, bias = mask_and_bias(attention_mask, query.dtype)
+    if light is not None and light.window is None and mask is not None and bool(mask.all()):
+        # A mask that hides nothing keeps kernels from their fastest way. One beside a window stays: probes that work
+        # out once what calls with the same mask share must not take a windowed layer for a whole one.
+        mask = None
     more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
     call = AttentionCall(
         layer=place.layer,
@@ -211,6 +261,8 @@ def attention_function(
         sinks=None if s_aux is None else s_aux.reshape(-1),
         dropout_p=dropout if run is None else 0.0,
     )
+    if light is not None:
+        call = replace(call, is_causal=light.is_causal, window=light.window)
     output = attend(call) if run is None else run(module, call, sliding_window)
     return output.transpose(1, 2).contiguous(), None
 
@@ -247,14 +299,125 @@ def attention_function_like_eager(module: nn.Module, *tensors: Tensor | None, **
 AttentionInterface.register(LIKE_SDPA, attention_function)
 AttentionInterface.register(LIKE_EAGER, attention_function_like_eager)
 # Without a mask function of that name decoders would get no mask at all, and run non-causal in silence.
-AttentionMaskInterface.register(LIKE_SDPA, sdpa_mask)
-AttentionMaskInterface.register(LIKE_EAGER, eager_mask)
+AttentionMaskInterface.register(LIKE_SDPA, lambda **asked: _mask(sdpa_mask, asked))
+AttentionMaskInterface.register(LIKE_EAGER, lambda **asked: _mask(eager_mask, asked))
 
 
 def implementation_for(model: PreTrainedModel) -> str:
     """The dialect that a model and all its parts understand."""
     parts = (module for module in model.modules() if isinstance(module, PreTrainedModel))
     return LIKE_SDPA if all(part._supports_sdpa for part in parts) else LIKE_EAGER
+
+
+# Light masks -----------------------------------------------------------------------------------------------------
+
+
+class _NeededError(Exception):
+    """Raised when a mask would be written out."""
+
+
+def _mask(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> Tensor | None:
+    """A mask as transformers' own function makes it, or a light one in a run that takes them."""
+    run = _run.get()
+    n_keys = int(asked["kv_length"])
+    if run is None or run.light_from is None or n_keys < run.light_from:
+        if run is not None and run.plan is not None and n_keys > LONGEST_WRITTEN_OUT:
+            return _unless_needed(written_out, asked)
+        return written_out(**asked)
+    rule = _rule(asked)
+    padding = prepare_padding_mask(asked.get("attention_mask"), n_keys, asked.get("kv_offset", 0))
+    if rule is None or (padding is not None and padding.ndim != 2):
+        return _unless_needed(written_out, asked) if n_keys > LONGEST_WRITTEN_OUT else written_out(**asked)
+    if written_out is sdpa_mask:
+        # Where these models would get no mask at all, they get none here.
+        try:
+            return sdpa_mask(**{**asked, "mask_function": _written_out})
+        except _NeededError:
+            pass
+    batch = int(asked["batch_size"])
+    if padding is None:
+        mask = torch.ones(batch, 1, 1, n_keys, dtype=torch.bool, device=asked.get("device", "cpu"))
+    else:
+        mask = padding.bool()[:, None, None, :n_keys].clone()
+    run.light.append((mask, rule))
+    return mask
+
+
+def _written_out(*_: object) -> Any:
+    raise _NeededError
+
+
+def _unless_needed(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> Tensor | None:
+    """The mask where there need be none; one that would have to be written out at this length is refused."""
+    try:
+        return written_out(**{**asked, "mask_function": _written_out})
+    except _NeededError:
+        n = int(asked["kv_length"])
+        raise AttnscopeError(
+            f"this model wants a mask of its own kind, which takes {4 * int(asked['q_length']) * n / 2**30:.1f} GiB "
+            f"at {n} tokens",
+            f"texts of up to {LONGEST_WRITTEN_OUT} tokens can be read",
+        ) from None
+
+
+def _rule(asked: Mapping[str, Any]) -> Light | None:
+    """What a mask function means, None if it is none of those that can be said in two words."""
+    if asked.get("q_offset", 0) or asked.get("kv_offset", 0):
+        return None
+    parts = _parts(asked.get("mask_function", causal_mask_function))
+    if parts is None or (parts != [bidirectional_mask_function] and asked["q_length"] != asked["kv_length"]):
+        return None
+    is_causal, window = False, None
+    for part in parts:
+        if part is causal_mask_function:
+            is_causal = True
+        elif part is not bidirectional_mask_function:
+            near = _closed_over(part, "sliding_window")
+            if not isinstance(near, int):
+                return None
+            # The one says "less than", the other "at most".
+            near += part.__code__ is _BIDIRECTIONAL_WINDOW
+            window = near if window is None else min(window, near)
+    return Light(is_causal, None if window is None or window >= asked["kv_length"] else window)
+
+
+_AND = and_masks().__code__
+_WINDOW = sliding_window_overlay(1).__code__
+_BIDIRECTIONAL_WINDOW = sliding_window_bidirectional_overlay(1).__code__
+
+
+def _parts(function: Any) -> "list[Callable[..., Any]] | None":
+    """The mask functions that all have to allow a key, None if one of them is not known."""
+    code = getattr(function, "__code__", None)
+    if code is _AND:
+        parts = [_parts(part) for part in _closed_over(function, "mask_functions")]
+        return None if None in parts else [one for part in parts for one in part or ()]
+    if function in (causal_mask_function, bidirectional_mask_function) or code in (_WINDOW, _BIDIRECTIONAL_WINDOW):
+        return [function]
+    return None
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return cells[name].cell_contents if name in cells else None
+
+
+def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
+    """What a light mask leaves unsaid; None for masks that say it all.
+
+    Raises:
+        AttnscopeError: In a run with light masks another one arrives: perhaps what the model made of a light one.
+    """
+    if mask is None or not run.light:
+        return None
+    for issued, rule in run.light:
+        # A view of it, as of the first so many keys, is the same mask.
+        if mask.data_ptr() == issued.data_ptr() and mask.shape[-1] == issued.shape[-1] and mask.dtype == torch.bool:
+            return rule
+    raise AttnscopeError(
+        f"{type(module).__name__} changes its mask before it attends, which is not known for texts of this length",
+        f"give fewer than {LIGHT_FROM} tokens",
+    )
 
 
 # Switching ------------------------------------------------------------------------------------------------------

@@ -30,9 +30,9 @@ from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import check_device, dtype_of
-from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, tolerance
+from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, takes_light_masks, tolerance
 from attnscope.models.hf_examples import pad_id, standing_arguments, vocab_size
-from attnscope.models.hf_seam import perform, switched
+from attnscope.models.hf_seam import LIGHT_FROM, perform, switched
 from attnscope.models.hf_survey import Survey, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.model import Batch, ModelInfo
@@ -62,6 +62,7 @@ class HuggingFaceModel:
         self._model: Any = model
         self._base: Any = base
         self._found = found
+        self._takes_light: bool | None = None
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Runs a batch with the probe at the seam of every attention.
@@ -92,13 +93,22 @@ class HuggingFaceModel:
         given = {**standing_arguments(self._base), **self._found.extras, **inputs}
         given = {name: x.to(self._base.device) if isinstance(x, Tensor) else x for name, x in given.items()}
         if self._found.road == "seam":
-            output = perform(self._base, given, self._found.plan, probe)
+            output = perform(self._base, given, self._found.plan, probe, self._light_from(given))
         else:
             output = self._run_eager(given, probe)
         hidden = hidden_states(output)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
         return hidden
+
+    def _light_from(self, given: Mapping[str, Any]) -> int | None:
+        """Whether this run gets light masks: on long texts, where the model is known to understand them."""
+        tokens = [given[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in given]
+        if max(tokens, default=0) < LIGHT_FROM:
+            return None
+        if self._takes_light is None:
+            self._takes_light = takes_light_masks(self._base, self._found.plan, self._found.extras)
+        return LIGHT_FROM if self._takes_light else None
 
     def generate(self, ids: Sequence[int], n: int) -> list[int]:
         """Continues a text greedily: at each step the token that the model gives the most probability.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.storage import view, write_whole
+from attnscope.records.storage import json_array, json_lists, read_arrays, view, write_whole
 
 HEATMAP_SCHEMA = "attnscope.heatmap/1"
 
@@ -185,6 +184,8 @@ class AttentionMap:
         n_layers: How many layers of this kind the model has.
         n_heads: How many heads a layer has (the most, where layers differ).
         n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
+        part: Of which map this is a part: (first query, first key, queries of the whole, keys of the whole); None = it
+            is the whole.
     """
 
     kind: str
@@ -196,6 +197,7 @@ class AttentionMap:
     n_layers: int
     n_heads: int
     n_kv_heads: int
+    part: tuple[int, int, int, int] | None = None
 
     @property
     def has_weights(self) -> bool:
@@ -288,6 +290,8 @@ class Heatmap:
             m.queries.special.any() or m.keys.special.any() for m in self.maps
         ):
             return self
+        if any(m.part is not None for m in self.maps):
+            raise AttnscopeError("special tokens are hidden in whole maps, not in a part: its rows do not sum to 1")
         if "words" in self.changes:
             raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
         maps = []
@@ -343,6 +347,7 @@ class Heatmap:
                     "n_layers": m.n_layers,
                     "n_heads": m.n_heads,
                     "n_kv_heads": m.n_kv_heads,
+                    **({} if m.part is None else {"part": list(m.part)}),
                     "queries": m.queries.as_json(),
                     "keys": m.keys.as_json(),
                 }
@@ -378,10 +383,10 @@ class Heatmap:
         """
         head = json.dumps({"schema": HEATMAP_SCHEMA, "run": dict(self.run), **more}, ensure_ascii=False)[:-1]
         lists = (
-            f'"{name}": {_json_array(array) if array.dtype == np.float32 else _json_lists(array)}'
+            f'"{name}": {json_array(array) if array.dtype == np.float32 else json_lists(array)}'
             for name, array in self.arrays().items()
         )
-        return f'{head}, {", ".join(lists)}, "record": {_json_lists(self.describe())}}}'
+        return f'{head}, {", ".join(lists)}, "record": {json_lists(self.describe())}}}'
 
     def save(self, path: str | Path) -> Path:
         """Writes the record to a file, whole or not at all: `.npz` (arrays) or `.json` (lists); `load` reads both back.
@@ -466,7 +471,7 @@ def load(path: str | Path) -> Heatmap:
     """
     path = Path(path)
     try:
-        held, described = _read(path)
+        held, described = read_arrays(path)
         if described["schema"] != HEATMAP_SCHEMA:
             raise AttnscopeError(f"{path} holds {described['schema']!r}, which this version cannot read")
         names = ["weights", *(f"{entry['kind']}_weights" for entry in described["maps"][1:])]
@@ -487,22 +492,6 @@ def load(path: str | Path) -> Heatmap:
     return record
 
 
-def _read(path: Path) -> tuple[Mapping[str, Any], Any]:
-    """What a file holds by name, and what describes it; by its content, not by its name."""
-    with path.open("rb") as file:
-        if zipfile.is_zipfile(file):
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                held = {name: archive[name] for name in archive.files}
-            return held, json.loads(str(held["record"]))
-        file.seek(0)
-        try:
-            held = json.load(file)
-        except ValueError:
-            raise ValueError("it is neither a whole npz archive nor JSON") from None
-        return held, held["record"]
-
-
 def _require_whole(record: Heatmap) -> None:
     """Refuses a record whose parts do not fit each other, before a picture of it fails or lies.
 
@@ -521,18 +510,27 @@ def _require_whole(record: Heatmap) -> None:
         if np.any(attention.weights < 0) or np.any(attention.weights > 1.1):
             raise ValueError("its weights are not between 0 and 1")
         for tokens in (attention.queries, attention.keys):
-            n = len(tokens)
-            words = n if tokens.words is None else len(tokens.words)
-            if {len(tokens.ids), len(tokens.offsets), len(tokens.special), len(tokens.segments), words} != {n}:
-                raise ValueError("its lists of tokens differ in length")
-            for text in (tokens.text, tokens.pair or "", *tokens.labels):
-                text.encode()  # lone surrogates can be neither drawn nor printed
-            if not all(tokens.labels):
-                raise ValueError("a token has no label")
+            require_whole_tokens(tokens)
     if record.picked is not None and not any(record.chosen(attention) for attention in record.maps):
         raise ValueError("it shows none of its heads")
     if not all(isinstance(note, str) for note in record.run["notes"]):
         raise ValueError("its notes are no texts")
+
+
+def require_whole_tokens(tokens: Tokens) -> None:
+    """Refuses tokens whose lists do not fit each other, or that can be neither drawn nor printed.
+
+    Raises:
+        ValueError: They do not, or cannot.
+    """
+    n = len(tokens)
+    words = n if tokens.words is None else len(tokens.words)
+    if {len(tokens.ids), len(tokens.offsets), len(tokens.special), len(tokens.segments), words} != {n}:
+        raise ValueError("its lists of tokens differ in length")
+    for text in (tokens.text, tokens.pair or "", *tokens.labels):
+        text.encode()  # fails on lone surrogates
+    if not all(tokens.labels):
+        raise ValueError("a token has no label")
 
 
 def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.float32]]) -> Heatmap:
@@ -553,6 +551,7 @@ def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.floa
                 n_layers=entry["n_layers"],
                 n_heads=entry["n_heads"],
                 n_kv_heads=entry["n_kv_heads"],
+                part=_part_from(entry.get("part")),
             )
             for entry, weights in zip(data["maps"], arrays, strict=True)
         ),
@@ -570,6 +569,13 @@ def divided_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
         kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT
     )
     return shares
+
+
+def _part_from(given: Any) -> tuple[int, int, int, int] | None:
+    if given is None:
+        return None
+    first_query, first_key, n_queries, n_keys = map(int, given)
+    return first_query, first_key, n_queries, n_keys
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -595,14 +601,3 @@ def _bare(label: str) -> str:
         if label.startswith(mark) and len(label) > len(mark):
             return label[len(mark) :]
     return label
-
-
-def _json_array(array: NDArray[np.float32]) -> str:
-    """Nested JSON lists of a float32 array, each number with the fewest digits that read back to the same float32."""
-    if array.ndim == 1:
-        return "[" + ",".join("null" if x == "nan" else x for x in array.astype(str).tolist()) + "]"
-    return "[" + ",".join(_json_array(part) for part in array) + "]"
-
-
-def _json_lists(value: Any) -> str:
-    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=False)

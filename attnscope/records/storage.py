@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 
@@ -68,6 +69,39 @@ def schema_of(path: Path) -> str:
             return found[1].decode() if found else ""
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return ""
+
+
+def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
+    """What a file holds by name, and what describes it; by its content, not by its name.
+
+    Raises:
+        ValueError: It is neither a whole npz archive nor JSON; damaged archives raise whatever zipfile and NumPy do.
+    """
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                held = {name: archive[name] for name in archive.files}
+            described = held["record"]
+            return held, json.loads(described.tobytes() if described.dtype == np.uint8 else str(described))
+        file.seek(0)
+        try:
+            held = json.load(file)
+        except ValueError:
+            raise ValueError("it is neither a whole npz archive nor JSON") from None
+        return held, held["record"]
+
+
+def json_array(array: NDArray[np.float32]) -> str:
+    """Nested JSON lists of a float32 array, each number with the fewest digits that read back to the same float32."""
+    if array.ndim == 1:
+        return "[" + ",".join("null" if x == "nan" else x for x in array.astype(str).tolist()) + "]"
+    return "[" + ",".join(json_array(part) for part in array) + "]"
+
+
+def json_lists(value: Any) -> str:
+    """JSON of plain values or of an array."""
+    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=False)
 
 
 def view(name: str) -> Any:

@@ -20,12 +20,13 @@ from attnscope import __version__
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, ChatTokenizer, Model, ModelInfo, Writer
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
+from attnscope.records.pooled import PooledHeatmap
 from attnscope.text import require_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention import Kind
+    from attnscope.core.attention import Kind, Probe
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,49 @@ class Chosen:
     picked: tuple[tuple[int, int], ...] | None
 
 
+Span = tuple[int, int | None]
+"""Numbers from a first one up to, but without, another (None = the end): as a Python slice."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which part of a map is asked for.
+
+    Attributes:
+        rows: Which queries; None = all.
+        cols: Which keys; None = all.
+    """
+
+    rows: Span | None = None
+    cols: Span | None = None
+
+    def __post_init__(self) -> None:
+        for name, span in (("rows", self.rows), ("cols", self.cols)):
+            if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
+                stop = "" if span[1] is None else span[1]
+                raise UsageError(
+                    f"{name} {span[0]}:{stop} hold no token", "from:to goes up and counts from 0, such as 1000:1064"
+                )
+
+    def __bool__(self) -> bool:
+        return self.rows is not None or self.cols is not None
+
+    def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
+        """The queries and keys that are meant of a map.
+
+        Raises:
+            UsageError: It has no such tokens; says how many there are.
+        """
+        found = []
+        for name, span, n in (("rows", self.rows, n_queries), ("cols", self.cols, n_keys)):
+            start, stop = span or (0, None)
+            stop = n if stop is None else stop
+            if stop > n or start >= n:
+                raise UsageError(f"{name} {start}:{stop} reach beyond the text's {n} tokens", f"they are 0:{n} at most")
+            found.append(slice(start, stop))
+        return found[0], found[1]
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A text, and how a model is to read it.
@@ -126,6 +170,8 @@ def heatmap(
     pick: Sequence[tuple[int, int]] | None = None,
     hide_special: bool = False,
     words: bool = False,
+    rows: Span | slice | None = None,
+    cols: Span | slice | None = None,
 ) -> Heatmap:
     """Runs a model on a text and keeps the attention weights of the chosen heads.
 
@@ -141,9 +187,12 @@ def heatmap(
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
         hide_special: Leaves special tokens out and divides each row by what is left of it.
         words: Merges word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1).
+        rows: Keeps these queries alone, as (first, last + 1) or a slice: in memory of their number, whatever the text's
+            length.
+        cols: Keeps these keys alone, likewise. Weights stay what they are in the whole map.
 
     Returns:
-        The record; `weights` is (layer, head, query, key).
+        The record; `weights` is (layer, head, query, key). For long texts see `pooled_heatmap`.
 
     Raises:
         AttnscopeError: An empty text, a layer or head that the model does not have, something that the model cannot
@@ -152,12 +201,13 @@ def heatmap(
     Warns:
         UserWarning: What was read is not just what was given: a text was cut, or a target was written by the model.
     """
-    _require_call(model, text, pick)
-    chosen = Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick)).within(model.info)
+    require_call(model, text, pick)
+    chosen = choice_from(layers, heads, pick).within(model.info)
     reading = read(model, Prompt(text, pair, target, chat, generate))
     for note in reading.notes:
         warnings.warn(note, stacklevel=2)
-    record = observed(model, outline(model.info, reading, chosen, text), reading)
+    cut = Cut(_span(rows), _span(cols))
+    record = observed(model, outline(model.info, reading, chosen, text, cut), reading)
     return changed(record, hide_special=hide_special, words=words)
 
 
@@ -245,9 +295,18 @@ def fitted(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
     )
 
 
-def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str) -> Heatmap:
-    """The record as it will be, without weights: enough to draw everything but the maps."""
-    maps = []
+def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str, cut: Cut | None = None) -> Heatmap:
+    """The record as it will be, without weights: enough to draw everything but the maps.
+
+    Raises:
+        AttnscopeError: A part is asked for that the text does not have, or of several maps.
+    """
+    if cut and len(info.kinds) > 1:
+        raise AttnscopeError(
+            f"{info.name} has {len(info.kinds)} kinds of attention, whose rows and columns differ",
+            "leave out --rows and --cols",
+        )
+    maps, notes = [], list(reading.notes)
     for number, kind in enumerate(info.kinds):
         layers = tuple(layer for layer in chosen.layers if layer < info.n_layers[number])
         heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
@@ -256,6 +315,16 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str) -> Hea
         # A decoder beside an encoder reads the target; alone it reads the text.
         queries = reading.tokens if kind == "encoder" or reading.target is None else reading.target
         keys = reading.target if kind == "decoder" and reading.target is not None else reading.tokens
+        part = None
+        if cut:
+            rows, cols = cut.within(len(queries), len(keys))
+            part = (rows.start, cols.start, len(queries), len(keys))
+            notes.append(
+                f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {cols.start} to {cols.stop - 1} "
+                f"of {len(keys)} tokens; weights are those of the whole"
+            )
+            places = np.arange(len(queries))
+            queries, keys = queries.take(places[rows]), keys.take(places[cols])
         maps.append(
             AttentionMap(
                 kind=kind,
@@ -267,9 +336,10 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str) -> Hea
                 n_layers=info.n_layers[number],
                 n_heads=info.n_heads[number],
                 n_kv_heads=info.n_kv_heads[number],
+                part=part,
             )
         )
-    return Heatmap(text=text, maps=tuple(maps), run=run_of(info, reading.notes), picked=chosen.picked)
+    return Heatmap(text=text, maps=tuple(maps), run=run_of(info, notes), picked=chosen.picked)
 
 
 def batch_of(reading: Reading, device: str) -> Batch:
@@ -293,23 +363,38 @@ def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
         AttnscopeError: The maps would not fit into memory, or the model computes NaN.
     """
     _require_memory(record)
-    import torch
-
-    from attnscope.core.probes import Weights
+    from attnscope.core.probes import Part, Weights
 
     whole = all(len(m.heads) == m.n_heads for m in record.maps)
-    probe = Weights(
-        layers=sorted({layer for m in record.maps for layer in m.layers}),
-        # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
-        heads=None if whole or len(record.maps) > 1 else record.maps[0].heads,
-        kinds=tuple(cast("Kind", m.kind) for m in record.maps),
-    )
+    layers = sorted({layer for m in record.maps for layer in m.layers})
+    # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
+    heads = None if whole or len(record.maps) > 1 else record.maps[0].heads
+    kinds = tuple(cast("Kind", m.kind) for m in record.maps)
+    part = _slices_of(record.maps[0])
+    if part is not None and model.info.road == "seam":
+        probe: Part | Weights = Part(*part, layers, heads, kinds)
+    else:
+        probe = Weights(layers, heads, kinds)
+    run_on(model, reading, probe)
+    maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]
+    return replace(record, maps=tuple(maps))
+
+
+def run_on(model: Model, reading: Reading, probe: Probe) -> None:
+    """Runs a model on what it reads, with the probe at the seam."""
+    import torch
 
     batch = batch_of(reading, model.info.device)
     with torch.inference_mode():
         model.run(batch, probe)
-    maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]
-    return replace(record, maps=tuple(maps))
+
+
+def _slices_of(attention: AttentionMap) -> tuple[slice, slice] | None:
+    """Which queries and keys a map holds of the whole; None = all."""
+    if attention.part is None:
+        return None
+    q, k = attention.part[:2]
+    return slice(q, q + len(attention.queries)), slice(k, k + len(attention.keys))
 
 
 def _filled(attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Sequence[int] | None) -> AttentionMap:
@@ -323,6 +408,9 @@ def _filled(attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Seque
     filled = np.full(shape, np.nan, np.float32)
     for place, layer in enumerate(layers):
         weights = by_layer[layer][0].numpy()
+        part = _slices_of(attention)
+        if part is not None and weights.shape[1:] != shape[2:]:  # a model off the seam gives whole maps
+            weights = weights[:, part[0], part[1]]
         if np.isnan(weights).any():
             raise AttnscopeError(
                 f"layer {layer} computes NaN instead of attention weights",
@@ -364,7 +452,7 @@ def versions() -> tuple[tuple[str, str], ...]:
     )
 
 
-def fingerprint(record: Heatmap, **options: Any) -> str:
+def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
     """Eight hex digits of a record's text, model and choices, and of further options: the same for the same figures."""
     first = record.maps[0]
     told = [
@@ -373,7 +461,7 @@ def fingerprint(record: Heatmap, **options: Any) -> str:
         [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
         [[m.kind, m.layers, m.heads] for m in record.maps],
         record.picked,
-        record.changes,
+        record.changes if isinstance(record, Heatmap) else record.pool,
         first.keys.pair,
         sorted(options.items()),
     ]
@@ -392,8 +480,23 @@ def _require_memory(record: Heatmap) -> None:
         raise AttnscopeError(
             f"the maps of layers {spans(first.layers)} and heads {spans(first.heads)} on {len(first.keys)} tokens "
             f"need {needed / 2**30:.0f} GiB, this machine has {available / 2**30:.0f} GiB",
-            "choose fewer layers and heads (-L, -H, --pick), or a shorter text",
+            "choose fewer layers and heads (-L, -H, --pick), a part (--rows, --cols), or --pooled 256",
         )
+
+
+def _span(given: Span | slice | None) -> Span | None:
+    if isinstance(given, slice):
+        if given.step not in (None, 1):
+            raise UsageError("rows and cols are taken one after another", "leave out the step")
+        return given.start or 0, given.stop
+    return None if given is None else (int(given[0]), None if given[1] is None else int(given[1]))
+
+
+def choice_from(
+    layers: int | Sequence[int] | None, heads: int | Sequence[int] | None, pick: Sequence[tuple[int, int]] | None
+) -> Choice:
+    """The choice that a Python user names, of layers and heads one or several."""
+    return Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick))
 
 
 def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
@@ -402,7 +505,7 @@ def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
     return (given,) if isinstance(given, int) else tuple(int(number) for number in given)
 
 
-def _require_call(model: object, text: object, pick: object) -> None:
+def require_call(model: object, text: object, pick: object) -> None:
     """Refuses what a Python user is likely to hand over by mistake, before it fails somewhere deep down."""
     if isinstance(model, str):
         raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")

@@ -8,11 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope import models
+from attnscope.errors import UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import native_info
 from attnscope.records import Heatmap
-from attnscope.studies.heatmap import Choice, Prompt, Reading, changed, fingerprint, fitted, observed, outline, read
+from attnscope.records.pooled import PooledHeatmap
+from attnscope.studies.heatmap import (
+    Choice,
+    Cut,
+    Prompt,
+    Reading,
+    changed,
+    fingerprint,
+    fitted,
+    observed,
+    outline,
+    read,
+)
 from attnscope.studies.inputs import LoadOptions, named_formats, require_writable
+from attnscope.studies.pooled import CELLS, POOLED_OVER, longest, pooled, require_cells
 from attnscope.text import slug
 from attnscope.views.figures import FIGURE_FORMATS, Style, draw, sheets_of
 from attnscope.views.process import DrawingProcess
@@ -33,6 +47,10 @@ class Wanted:
         query: A token whose attention is drawn as bars too.
         words: Whether word pieces are merged.
         hide_special: Whether special tokens are hidden.
+        cut: Which part of the map.
+        pooled: Rows and columns of cells that maps are pooled to, at most; 0 = not pooled; None = pooled where the text
+            is too long for labels, unless something is asked for that pooled maps do not have.
+        pool: What a cell shows: "mean" or "max".
     """
 
     choice: Choice
@@ -42,9 +60,38 @@ class Wanted:
     query: str | None = None
     words: bool = False
     hide_special: bool = False
+    cut: Cut = Cut()
+    pooled: int | None = None
+    pool: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.pooled:
+            require_cells(self.pooled, self.pool)
+            for name, given in self._exact_only():
+                if given:
+                    raise UsageError(f"pooled maps have no {name}", "leave out one of them")
+        else:
+            require_cells(CELLS, self.pool)
+
+    def _exact_only(self) -> tuple[tuple[str, object], ...]:
+        return (
+            ("--words", self.words),
+            ("--hide-special", self.hide_special),
+            ("--query", self.query),
+            ("part (--rows, --cols)", self.cut),
+        )
+
+    def cells(self, n_tokens: int, road: str = "seam") -> int:
+        """To how many rows and columns the maps of a text of so many tokens are pooled; 0 = they are not."""
+        if self.pooled is not None:
+            return self.pooled
+        wants_exact = any(given for _, given in self._exact_only()) or road != "seam"
+        return CELLS if n_tokens > POOLED_OVER and not wants_exact else 0
 
 
-def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> tuple[Heatmap, list[Path]]:
+def write_heatmap(
+    spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOptions
+) -> tuple[Heatmap | PooledHeatmap, list[Path]]:
     """Loads a model, runs it on a prompt, and writes the files that are wanted.
 
     Returns:
@@ -65,7 +112,10 @@ def write_heatmap(spec: str, prompt: Prompt, wanted: Wanted, loading: LoadOption
                 drawing.expect(foreseen, wanted.style, wanted.query, wanted.formats)
         model = loading.load(source)
         chosen, reading = wanted.choice.within(model.info), read(model, prompt)
-        record = observed(model, outline(model.info, reading, chosen, prompt.text), reading)
+        if cells := wanted.cells(longest(reading), model.info.road):
+            long = pooled(model, reading, chosen, prompt.text, cells, wanted.pool)
+            return long, _write_pooled(long, wanted)
+        record = observed(model, outline(model.info, reading, chosen, prompt.text, wanted.cut), reading)
         record = changed(record, hide_special=wanted.hide_special, words=wanted.words)
         sheets_of(record, wanted.query)  # an unknown query is said before anything is written
         return record, _write(record, wanted, drawing)
@@ -78,6 +128,16 @@ def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, que
     return paths + save_data(record, out, formats)
 
 
+def redraw_pooled(record: PooledHeatmap, out: Path, formats: Sequence[str], style: Style) -> list[Path]:
+    """Writes the files of a pooled record."""
+    from attnscope.views.pooled_figures import draw as draw_pooled
+
+    figures = [name for name in formats if name in FIGURE_FORMATS]
+    # What took the time is safe before it is drawn.
+    saved = save_data(record, out, formats)
+    return draw_pooled(record, out, figures, style) + saved
+
+
 def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> Heatmap | None:
     """The record as it will be but for its weights, told from the model's files alone; None where that cannot be.
 
@@ -88,8 +148,10 @@ def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: Lo
         return None
     info = native_info(source, read_config(source), sha256="")
     tokens, cut = fitted(tokenizer.encode(prompt.text, prompt.pair), info.max_tokens)
+    if wanted.cells(len(tokens)):
+        return None
     reading = Reading(tokens, None, (cut,) if cut else ())
-    record = outline(info, reading, wanted.choice.within(info), prompt.text)
+    record = outline(info, reading, wanted.choice.within(info), prompt.text, wanted.cut)
     return changed(record, hide_special=wanted.hide_special, words=wanted.words)
 
 
@@ -102,15 +164,25 @@ def _write(record: Heatmap, wanted: Wanted, drawing: DrawingProcess | None) -> l
     return paths + save_data(record, folder, wanted.formats)
 
 
-def save_data(record: Heatmap, folder: Path, formats: Sequence[str]) -> list[Path]:
+def _write_pooled(record: PooledHeatmap, wanted: Wanted) -> list[Path]:
+    folder = wanted.out or DEFAULT_HOME / _folder_name(record, wanted)
+    return redraw_pooled(record, folder, wanted.formats, wanted.style)
+
+
+def save_data(record: Heatmap | PooledHeatmap, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Writes those files of a record that hold its weights: of "npz" and "json" what is among the formats."""
-    files = {"npz": "weights.npz", "json": "record.json"}
+    files = {"npz": "weights.npz" if isinstance(record, Heatmap) else "pooled.npz", "json": "record.json"}
     return [record.save(folder / files[name]) for name in formats if name in files]
 
 
-def _folder_name(record: Heatmap, wanted: Wanted) -> str:
+def _folder_name(record: Heatmap | PooledHeatmap, wanted: Wanted) -> str:
     """`<model>-<slug of the text>-<8 hex of text, model and options>`."""
-    mark = fingerprint(record, query=wanted.query, scale=wanted.style.scale, cmap=wanted.style.cmap)
+    style: dict[str, object] = {"query": wanted.query, "scale": wanted.style.scale, "cmap": wanted.style.cmap}
+    if isinstance(record, PooledHeatmap):
+        style["cells"] = list(record.maps[0].cells.shape[2:])
+    elif record.maps[0].part is not None:
+        style["part"] = list(record.maps[0].part)
+    mark = fingerprint(record, **style)
     return f"{slug(str(record.run['model']))}-{slug(record.text)}-{mark}"
 
 

@@ -34,6 +34,7 @@ _BAR = "#2f6fb0"
 _MOST_BARS = 24
 LABEL_ROOM_EM = 11
 _STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
+_LONGEST_TEXT = 2000
 _MEANING: dict[Scale, str] = {
     "fixed": "attention weight: the share of a query's attention that a key gets",
     "figure": "attention weight: the share of a query's attention that a key gets (scale: largest of this figure)",
@@ -259,7 +260,8 @@ def _header(record: Heatmap, attention: AttentionMap) -> Header:
         parts, joint = [record.text, written], "…"
     else:
         parts, joint = [record.text, *([] if queries.pair is None else [queries.pair])], "+"
-    text = f"”  {joint}  “".join(" ".join(part.split()) for part in parts)
+    # Measuring a book for the one line that it gets would take seconds.
+    text = f"”  {joint}  “".join(" ".join(part[:_LONGEST_TEXT].split()) for part in parts)
     notes = ["rows: queries (attend) · columns: keys (are attended to)"]
     notes += [_CHANGES[change] for change in record.changes]
     if attention.n_kv_heads < attention.n_heads:

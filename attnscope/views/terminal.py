@@ -73,7 +73,10 @@ def strongest_links(attention: AttentionMap, pair: tuple[int, int], most: int = 
     weights[attention.queries.special] = 0
     weights[:, attention.keys.special] = 0
     if attention.kind != "cross":
-        np.fill_diagonal(weights, 0)
+        first_query, first_key = (0, 0) if attention.part is None else attention.part[:2]
+        itself = np.arange(weights.shape[0]) + first_query - first_key
+        within = (itself >= 0) & (itself < weights.shape[1])
+        weights[within.nonzero()[0], itself[within]] = 0
     order = np.argsort(-weights, axis=None, kind="stable")[:most]
     found = [(*divmod(int(at), weights.shape[1]), float(weights.flat[at])) for at in order]
     return [link for link in found if link[2] >= 0.005]
@@ -157,18 +160,32 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
 
 def _thumbnails(attention: AttentionMap, heads: Sequence[tuple[int, int]], console: Console) -> RenderableType:
     """The heads of a layer side by side, as small as the terminal allows."""
-    n_keys = len(attention.keys)
-    per_line = max(1, min(len(heads), (console.width + 2) // (max(min(n_keys, 24), 4) + 2)))
+    return side_by_side([(f"H{pair[1]}", attention.of(*pair)) for pair in heads], console, "weights")
+
+
+def side_by_side(
+    titled: Sequence[tuple[str, NDArray[np.float32]]], console: Console, what: str, least_width: int = 24
+) -> Text:
+    """Maps side by side, as small as the terminal allows, each with its title.
+
+    Args:
+        titled: Titles and maps, (query, key), 0 to 1, all of one shape.
+        console: Tells the width, and whether there are colours.
+        what: What a map holds, in the plural: a character may show the largest of several.
+        least_width: Characters that a map has at least, if it has so many columns and the terminal allows.
+    """
+    n_keys = titled[0][1].shape[1]
+    per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
     room = max(4, (console.width + 2) // per_line - 2)
     lines = Text()
-    for first in range(0, len(heads), per_line):
-        row = heads[first : first + per_line]
-        maps = [_fitting(attention.of(*pair), room, rows=True) for pair in row]
+    for first in range(0, len(titled), per_line):
+        row = titled[first : first + per_line]
+        maps = [_fitting(weights, room, rows=True) for _, weights in row]
         pool = maps[0][1]
         width = maps[0][0].shape[1]
         if pool > 1 and first == 0:
-            lines.append(f"(a character shows the largest of {pool} × {pool} weights)\n", style="dim")
-        lines.append("  ".join(f"H{pair[1]}".ljust(width) for pair in row).rstrip(), style="bold")
+            lines.append(f"(a character shows the largest of {pool} × {pool} {what})\n", style="dim")
+        lines.append("  ".join(title.ljust(width) for title, _ in row).rstrip(), style="bold")
         lines.append("\n")
         coloured = _has_colours(console)
         for line in range(0, maps[0][0].shape[0], 2 if coloured else 1):

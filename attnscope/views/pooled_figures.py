@@ -1,0 +1,479 @@
+"""Pooled maps of long texts as figures: the cells, what keys receive, queries' entropy, positions, far links."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.records import write_whole
+from attnscope.records.pooled import Link, PooledHeatmap, around
+from attnscope.views import layout
+from attnscope.views.canvas import FAINT, INK, LINE, Canvas, as_shipped, enlarged, png
+from attnscope.views.figures import FIGURE_FORMATS, Style
+from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.pooled_scale import DECADES, log_share
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+
+_BAND, _MARK = "#2f6fb0", "#d1495b"
+_LEAST_RECEIVED = 0.1
+_LONGEST_TEXT = 2000
+_HEADER_PX = layout.MARGIN_PX + 62
+_SHOWN_LINKS = 10
+_LEAST_WIDTH_PX = 1100
+_MEANING = {
+    "mean": "share of attention that the queries of a row give to the keys of a column (logarithmic)",
+    "max": "the largest weight in the cell (logarithmic)",
+}
+_SCALE = {"fixed": "", "head": ", ÷ the largest of the same head", "figure": ", ÷ the largest of this figure"}
+
+
+@dataclass(frozen=True)
+class PooledSheet:
+    """One figure to draw.
+
+    Attributes:
+        stem: Its file name without the ending.
+        form: Small maps by layer and head ("overview"), maps with marginals ("grid"), or one head with its links
+            ("single").
+        map: Which map of the record it shows.
+        heads: The heads on it, as (layer, head), in reading order.
+    """
+
+    stem: str
+    form: str
+    map: int
+    heads: tuple[tuple[int, int], ...]
+
+
+def pooled_sheets(record: PooledHeatmap) -> list[PooledSheet]:
+    """The figures that a record is drawn as: an overview and a figure a layer, or one for each head that was picked."""
+    sheets: list[PooledSheet] = []
+    for number, attention in enumerate(record.maps):
+        mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
+        heads = record.chosen(attention)
+        if record.picked is not None or len(heads) == 1:
+            sheets += [
+                PooledSheet(f"{mark}L{layer:02d}H{head:02d}", "single", number, ((layer, head),))
+                for layer, head in heads
+            ]
+        elif heads:
+            sheets.append(PooledSheet(f"{mark}overview", "overview", number, heads))
+            sheets += [
+                PooledSheet(f"{mark}L{layer:02d}", "grid", number, tuple(h for h in heads if h[0] == layer))
+                for layer in sorted({layer for layer, _ in heads})
+            ]
+    return sheets
+
+
+@as_shipped()
+def draw(record: PooledHeatmap, folder: Path, formats: Sequence[str], style: Style | None = None) -> list[Path]:
+    """Draws a record's figures into a folder, each file whole or not at all.
+
+    Args:
+        record: What to draw.
+        folder: Where to; made if it is not there.
+        formats: Some of "png", "svg", "pdf".
+        style: How to colour it.
+
+    Returns:
+        The files, overview first.
+
+    Raises:
+        AttnscopeError: An unknown format or colormap; the folder cannot be written.
+    """
+    import matplotlib as mpl
+
+    style = style or Style()
+    if style.cmap not in mpl.colormaps:
+        raise AttnscopeError(f"matplotlib has no colormap {style.cmap!r}", "such as Blues, viridis, magma, Greys")
+    for wanted in formats:
+        if wanted not in FIGURE_FORMATS:
+            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+
+    def compress_and_write(path: Path, pixels: NDArray[np.uint8]) -> Path:
+        return write_whole(path, png(pixels))
+
+    written = []
+    # Compressing runs beside drawing: zlib lets other threads run meanwhile.
+    with ThreadPoolExecutor(2) as pool:
+        for sheet in pooled_sheets(record) if formats else ():
+            for wanted in formats:
+                path, canvas = folder / f"{sheet.stem}.{wanted}", _Page(record, sheet, style, vector=wanted != "png")
+                if wanted == "png":
+                    written.append(pool.submit(compress_and_write, path, canvas.pixels()))
+                else:
+                    written.append(pool.submit(write_whole, path, canvas.vector(wanted)))
+        return [one.result() for one in written]
+
+
+@as_shipped()
+def glance(record: PooledHeatmap) -> bytes:
+    """The first figure of a record as a PNG, for notebooks."""
+    return png(_Page(record, pooled_sheets(record)[0], Style(), vector=False).pixels())
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where things stand on a figure, in pixels.
+
+    Attributes:
+        width: Of the figure.
+        height: Of the figure.
+        side: Width and height of each map.
+        corners: Upper left corner of each map.
+        strip: Thickness of the marginals above and at the right; 0 = none.
+        footer: The notes, broken into lines.
+        foot: Where the colour bar begins.
+    """
+
+    width: int
+    height: int
+    side: tuple[int, int]
+    corners: tuple[tuple[int, int], ...]
+    strip: int
+    footer: tuple[str, ...]
+    foot: int
+
+
+class _Page(Canvas):
+    """One figure."""
+
+    def __init__(self, record: PooledHeatmap, sheet: PooledSheet, style: Style, *, vector: bool) -> None:
+        import matplotlib as mpl
+
+        self._record, self._sheet, self._style = record, sheet, style
+        self._map = record.maps[sheet.map]
+        links = self._map.links(*sheet.heads[0])[:_SHOWN_LINKS] if sheet.form == "single" else []
+        self._told = [
+            (around(self._map.queries, link.query, 34), around(self._map.keys, link.key, 34)) for link in links
+        ]
+        title, subtitle = self._titles()
+        lettering = lettering_for([title, subtitle, *(end for told in self._told for end in told)])
+        plan = self._plan(lettering)
+        super().__init__(plan.width, plan.height, lettering)
+        room = plan.width - 2 * layout.MARGIN_PX
+        top = layout.MARGIN_PX
+        fitted = lettering.fit(title, layout.TITLE_PX * 1.1, room)
+        self.write(top, top + 4, fitted, layout.TITLE_PX, weight="bold", ha="left")
+        self.write(
+            top, top + 34, lettering.fit(subtitle, layout.SUBTITLE_PX, room), layout.SUBTITLE_PX, ha="left", color=FAINT
+        )
+        cmap = mpl.colormaps[style.cmap]
+        tops = [max(float(self._map.of(*pair).max(initial=0.0)), 1e-30) for pair in sheet.heads]
+        limits = {"fixed": [1.0] * len(tops), "figure": [max(tops)] * len(tops), "head": tops}[style.scale]
+        self._draw_maps(plan, cmap, limits, vector=vector)
+        if sheet.form == "overview":
+            self._margins(plan)
+        else:
+            self._marginals(plan)
+            self._axes(plan)
+        if sheet.form == "single":
+            self._links(plan, links)
+        self._colour_bar(plan, cmap, limits)
+        for number, line in enumerate(plan.footer):
+            y = plan.foot + 62 + number * layout.LINE_PX
+            self.write(layout.MARGIN_PX, y, line, layout.CAPTION_PX, ha="left", color=FAINT)
+
+    # What is said ---------------------------------------------------------------------------------------------------
+
+    def _titles(self) -> tuple[str, str]:
+        record, sheet, attention = self._record, self._sheet, self._map
+        layers = sorted({layer for layer, _ in sheet.heads})
+        kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+        if sheet.form == "single":
+            what = f"layer {sheet.heads[0][0]}, head {sheet.heads[0][1]}"
+        elif sheet.form == "grid":
+            what = f"layer {layers[0]}"
+        else:
+            what = f"{len(layers)} layers, {len({head for _, head in sheet.heads})} heads"
+        n = len(attention.keys) if attention.kind != "cross" else f"{len(attention.queries):,} × {len(attention.keys)}"
+        tokens = f"{n:,} tokens" if isinstance(n, int) else f"{n} tokens"
+        text = " ".join(record.text[:_LONGEST_TEXT].split())
+        return f"{record.run.get('model', 'model')} · {kind}{what} · {tokens}", f"“{text}”"
+
+    def _notes(self) -> list[str]:
+        attention, record = self._map, self._record
+        cells = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
+        size = f"{attention.query_cell} × {attention.key_cell}"
+        notes = [
+            f"rows: queries (attend) · columns: keys (are attended to) · a cell holds {size} {cells}, exactly pooled"
+        ]
+        if self._sheet.form == "overview":
+            if (fewer := -(-max(attention.cells.shape[2:]) // self._overview_room())) > 1:
+                notes.append(f"drawn: the largest of {fewer} × {fewer} cells")
+        else:
+            notes.append(
+                "above: mass that a key receives from all queries, the largest of its cell, logarithmic (dashed: 1, "
+                "the average); right: entropy of a query's weights, the mean of its cell, 0 to ln(keys) nats"
+            )
+        if self._sheet.form == "single":
+            far = "" if attention.far_tokens is None else f" over more than {attention.far_tokens} tokens"
+            notes.append(f"numbered: the strongest links{far}, without special tokens and the first token as key")
+        if attention.n_kv_heads < attention.n_heads:
+            notes.append(f"{attention.n_heads} query heads share {attention.n_kv_heads} key/value heads")
+        return notes + [" ".join(str(note).split()) for note in record.run.get("notes", ())]
+
+    # Where it stands ------------------------------------------------------------------------------------------------
+
+    def _plan(self, lettering: Lettering) -> _Plan:
+        form, heads = self._sheet.form, self._sheet.heads
+        shape = self._map.cells.shape[2:]
+        if form == "single":
+            side = _scaled(shape, 780)
+            strip, left = 64, layout.MARGIN_PX + 84
+            width = max(layout.MIN_WIDTH_PX, left + side[0] + strip + 120)
+            corners: tuple[tuple[int, int], ...] = ((left, _HEADER_PX + strip + 34),)
+            bottom = corners[0][1] + side[1] + 66
+            # All far links are listed at the right, two lines each.
+            bottom = max(bottom, _HEADER_PX + 40 + 62 * len(self._told))
+            return self._finished(width, bottom, side, corners, strip, lettering)
+        if form == "grid":
+            columns = layout.columns_for(len(heads))
+            strip, left, gap = 30, 64, 26
+            room = (layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - left) // columns - strip - gap
+            side = _scaled(shape, min(max(room, 200), 780))
+            rows = -(-len(heads) // columns)
+            pitch = (side[0] + strip + gap, side[1] + strip + 34)
+            # A page as wide as its maps, but wide enough for the text.
+            width = max(_LEAST_WIDTH_PX, 2 * layout.MARGIN_PX + left + columns * pitch[0])
+            spare = (width - 2 * layout.MARGIN_PX - left - columns * pitch[0]) // columns
+            corners = tuple(
+                (
+                    layout.MARGIN_PX + left + (i % columns) * (pitch[0] + spare),
+                    _HEADER_PX + strip + 26 + (i // columns) * pitch[1],
+                )
+                for i in range(len(heads))
+            )
+            bottom = _HEADER_PX + rows * pitch[1] + 44
+            return self._finished(width, bottom, side, corners, strip, lettering)
+        layers, numbers = sorted({layer for layer, _ in heads}), sorted({head for _, head in heads})
+        room = self._overview_room()
+        side = _scaled(shape, room)
+        pitch = (max(room, side[0]) + 8, side[1] + 8)
+        corners = tuple(
+            (
+                layout.MARGIN_PX + 52 + numbers.index(head) * pitch[0],
+                _HEADER_PX + 30 + layers.index(layer) * pitch[1],
+            )
+            for layer, head in heads
+        )
+        width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + 52 + len(numbers) * pitch[0])
+        return self._finished(width, _HEADER_PX + 30 + len(layers) * pitch[1], side, corners, 0, lettering)
+
+    def _overview_room(self) -> int:
+        """Width of a small map of the overview, at most."""
+        n_heads = len({head for _, head in self._sheet.heads})
+        return max(min((layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - 52) // n_heads - 8, 300), 24)
+
+    def _finished(
+        self,
+        width: int,
+        bottom: int,
+        side: tuple[int, int],
+        corners: tuple[tuple[int, int], ...],
+        strip: int,
+        lettering: Lettering,
+    ) -> _Plan:
+        notes = [*self._notes(), *([lettering.note] if lettering.note else [])]
+        lines = layout.wrapped(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
+        height = bottom + 12 + 62 + len(lines) * layout.LINE_PX + layout.MARGIN_PX // 2
+        return _Plan(width, height, side, corners, strip, lines, bottom + 12)
+
+    # What is drawn --------------------------------------------------------------------------------------------------
+
+    def _draw_maps(self, plan: _Plan, cmap: Colormap, limits: Sequence[float], *, vector: bool) -> None:
+        width, height = plan.side
+        for (x, y), pair, top in zip(plan.corners, self._sheet.heads, limits, strict=True):
+            cells = self._map.of(*pair)
+            shares = log_share(_fewer(_fewer(cells, height, 0), width, 1), top)
+            picture = self.image((x, y, width, height), cmap, moving=False)
+            picture.set_data(enlarged(shares) if vector else shares)
+        self.frames([(x, y, width, height) for x, y in plan.corners])
+
+    def _margins(self, plan: _Plan) -> None:
+        """Numbers of layers and heads around an overview."""
+        width, height = plan.side
+        size = layout.PANEL_TITLE_PX
+        first: dict[str, tuple[float, float]] = {}
+        for (x, y), (layer, head) in zip(plan.corners, self._sheet.heads, strict=True):
+            first.setdefault(f"L{layer}", (layout.MARGIN_PX + 42.0, y + height / 2))
+            if f"H{head}" not in first:
+                first[f"H{head}"] = (x + width / 2, _HEADER_PX + 16)
+        for name, (at_x, at_y) in first.items():
+            fitting = size if name[0] == "L" else min(size, width / 2.2)
+            self.write(at_x, at_y, name, fitting, ha="right" if name[0] == "L" else "center", weight="bold")
+
+    def _marginals(self, plan: _Plan) -> None:
+        """Mass received above each map, entropy at its right, each with its head's name."""
+        width, height = plan.side
+        bands = self.boxes(color=_BAND)
+        bands.set_animated(False)
+        boxes: list[NDArray[np.float64]] = []
+        averages: list[list[tuple[float, float]]] = []
+        most = max(float(len(self._map.queries)), 10.0)
+        single = self._sheet.form == "single"
+        for (x, y), pair in zip(plan.corners, self._sheet.heads, strict=True):
+            place = self._map.place(*pair)
+            received = _by_pixel(self._map.received[place], self._map.key_cell, width, np.maximum)
+            highs = _log_between(received, _LEAST_RECEIVED, most) * (plan.strip - 4)
+            wide = width / len(highs)
+            xs = x + np.arange(len(highs)) * wide
+            boxes.append(np.stack([xs, y - 4 - highs, np.full(len(highs), wide), highs], 1))
+            entropy = _by_pixel(self._map.entropy_nats[place], self._map.query_cell, height, None)
+            longs = np.clip(entropy / max(math.log(len(self._map.keys)), 1e-9), 0, 1) * (plan.strip - 4)
+            tall = height / len(longs)
+            ys = y + np.arange(len(longs)) * tall
+            boxes.append(np.stack([np.full(len(longs), x + width + 4.0), ys, longs, np.full(len(longs), tall)], 1))
+            level = y - 4 - float(_log_between(np.ones(1), _LEAST_RECEIVED, most)[0]) * (plan.strip - 4)
+            averages.append([(x, level), (x + width, level)])
+            layer, head = pair
+            name = f"H{head}" if self._sheet.form == "grid" else f"L{layer}H{head}"
+            size = layout.PANEL_TITLE_PX
+            self.write(x, y - plan.strip - 13, name, size, ha="left", weight="bold")
+            if single:
+                self._marginal_ticks(x, y, plan, most)
+        self.place_boxes(bands, np.concatenate(boxes))
+        self.lines(averages, color=FAINT, linestyles="dashed", width_px=0.8)
+
+    def _marginal_ticks(self, x: float, y: float, plan: _Plan, most: float) -> None:
+        """Numbers at the marginals of a single head."""
+        size, (width, height) = layout.CAPTION_PX, plan.side
+        reach = plan.strip - 4
+        for value in (1.0, 10.0 ** math.floor(math.log10(most))):
+            level = y - 4 - float(_log_between(np.array([value]), _LEAST_RECEIVED, most)[0]) * reach
+            self.write(x - 8, level, f"{value:,.0f}", size, ha="right", color=FAINT)
+        self.write(x + width, y - plan.strip - 13, "mass received", size, ha="right", color=FAINT)
+        top = math.log(len(self._map.keys))
+        for value in (0.0, top):
+            at = x + width + 4 + reach * value / max(top, 1e-9)
+            self.write(at, y + height + 14, f"{value:.1f}" if value else "0", size, ha="center", color=FAINT)
+        self.write(x + width + 4 + reach / 2, y + height + 32, "entropy, nats", size, ha="center", color=FAINT)
+
+    def _axes(self, plan: _Plan) -> None:
+        """Positions in tokens: at the left of each row of maps, and below the lowest of each column."""
+        (width, height), attention = plan.side, self._map
+        size = layout.CAPTION_PX
+        lines: list[list[tuple[float, float]]] = []
+        lowest = {x: max(y for x2, y in plan.corners if x2 == x) for x, _ in plan.corners}
+        leftmost = min(x for x, _ in plan.corners)
+        few = width < 400
+        for x, y in plan.corners:
+            if x == leftmost:
+                for value in _positions(len(attention.queries), few):
+                    at = y + height * value / (attention.cells.shape[2] * attention.query_cell)
+                    lines.append([(x - 6, at), (x - 1, at)])
+                    self.write(x - 9, at, f"{value:,}", size, ha="right", color=FAINT)
+            if y == lowest[x]:
+                for value in _positions(len(attention.keys), few):
+                    at = x + width * value / (attention.cells.shape[3] * attention.key_cell)
+                    lines.append([(at, y + height + 1), (at, y + height + 6)])
+                    self.write(at, y + height + 15, f"{value:,}", size, ha="center", color=FAINT)
+        self.lines(lines, color=LINE)
+        if self._sheet.form == "single":
+            x, y = plan.corners[0]
+            self.write(x + width / 2, y + height + 38, "key: position in tokens", layout.PANEL_TITLE_PX, ha="center")
+            self.write(
+                x - 70, y + height / 2, "query: position in tokens", layout.PANEL_TITLE_PX, ha="center", rotation=90
+            )
+
+    def _links(self, plan: _Plan, links: Sequence[Link]) -> None:
+        """The far links: a number on the map, the text at the right."""
+        (x, y), (width, height), attention = plan.corners[0], plan.side, self._map
+        left = x + width + plan.strip + 64
+        room = plan.width - left - layout.MARGIN_PX
+        size, top = layout.SUBTITLE_PX - 1, _HEADER_PX + 8
+        far = "" if attention.far_tokens is None else f" over more than {attention.far_tokens} tokens"
+        self.write(left, top, f"Strongest links{far}", layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        if not links:
+            self.write(left, top + 28, "there are none", size, ha="left", color=FAINT)
+        placed: list[tuple[float, float]] = []
+        rings: list[list[tuple[float, float]]] = []
+        for number, (link, told) in enumerate(zip(links, self._told, strict=True), 1):
+            at = (
+                x + width * (link.key + 0.5) / (attention.cells.shape[3] * attention.key_cell),
+                y + height * (link.query + 0.5) / (attention.cells.shape[2] * attention.query_cell),
+            )
+            rings.append(_circle(*at, 6.0))
+            # Of links at one place only the first has its number beside it.
+            if all(abs(at[0] - a) + abs(at[1] - b) > 16 for a, b in placed):
+                placed.append(at)
+                beside = (at[0] + 10, "left") if at[0] < x + width - 30 else (at[0] - 10, "right")
+                self.write(beside[0], at[1], str(number), size, ha=beside[1], color=_MARK, weight="bold")
+            line = top + 34 + (number - 1) * 62
+            weight = f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}"
+            self.write(left, line, f"{number}", size, ha="left", color=_MARK, weight="bold")
+            self.write(left + 26, line, weight, size, ha="left", weight="bold")
+            for row, (place, end) in enumerate(((link.query, told[0]), (link.key, told[1]))):
+                words = f"{'→ ' if row else ''}{place:,}  {end}"
+                fitted = self.lettering.fit(words, size, room - 76)
+                self.write(left + 76, line + row * 21, fitted, size, ha="left", color=INK)
+        self.lines(rings, color=_MARK, width_px=1.3)
+
+    def _colour_bar(self, plan: _Plan, cmap: Colormap, limits: Sequence[float]) -> None:
+        x, y, width, height = layout.MARGIN_PX + 18, plan.foot, 420, 14
+        self.image((x, y, width, height), cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
+        self.frames([(x, y, width, height)])
+        size = layout.CAPTION_PX
+        top = limits[0] if self._style.scale == "figure" else 1.0
+        meaning = f"{_MEANING[self._record.pool]}{_SCALE[self._style.scale]}"
+        fitted = self.lettering.fit(meaning, size, plan.width - x - width - 60)
+        self.write(x + width + 24, y + height / 2, fitted, size, ha="left")
+        for step in range(DECADES + 1):
+            value = top * 10.0 ** (step - DECADES)
+            self.write(x + width * step / DECADES, y + height + 12, f"{value:g}", size, ha="center")
+
+
+def _scaled(shape: tuple[int, ...], room: int) -> tuple[int, int]:
+    """Width and height of a map in pixels: whole pixels a cell where there is room, else whole cells a pixel."""
+    longest = max(shape)
+    if longest <= room:
+        times = room // longest
+        return shape[1] * times, shape[0] * times
+    cells = -(-longest // room)
+    return -(-shape[1] // cells), -(-shape[0] // cells)
+
+
+def _fewer(values: NDArray[np.float32], room: int, axis: int) -> NDArray[np.float32]:
+    """The largest of every so many values along an axis, so that at most `room` are left."""
+    pool = -(-values.shape[axis] // room)
+    if pool == 1:
+        return values
+    found: NDArray[np.float32] = np.maximum.reduceat(values, np.arange(0, values.shape[axis], pool), axis=axis)
+    return found
+
+
+def _by_pixel(values: NDArray[np.float32], cell: int, room: int, largest: np.ufunc | None) -> NDArray[np.float64]:
+    """Values by token as values by cell, or by as many cells as share a pixel: the largest, or their mean."""
+    n_cells = -(-len(values) // cell)
+    step = cell * -(-n_cells // room)
+    starts = np.arange(0, len(values), step)
+    doubled = values.astype(np.float64)
+    if largest is not None:
+        found: NDArray[np.float64] = largest.reduceat(doubled, starts)
+        return found
+    return np.asarray(np.add.reduceat(doubled, starts) / np.diff([*starts, len(values)]))
+
+
+def _log_between(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    return np.clip(np.log(np.maximum(values, low) / low) / math.log(high / low), 0, 1)
+
+
+def _positions(n: int, few: bool) -> list[int]:
+    """Round numbers of tokens from 0 on, for an axis."""
+    ticks = [round(value) for value in layout.nice_ticks(float(n)) if value == round(value)]
+    return ticks[:: 2 if few and len(ticks) > 4 else 1]
+
+
+def _circle(x: float, y: float, radius: float) -> list[tuple[float, float]]:
+    turns = np.linspace(0, 2 * math.pi, 25)
+    return [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]

@@ -1,0 +1,16 @@
+"""The logarithmic scale that pooled maps are drawn on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+DECADES = 4
+"""Powers of ten from the palest to the darkest colour. Attention spread evenly over 256 cells is 0.004 in each."""
+
+
+def log_share(values: NDArray[np.float32], top: float) -> NDArray[np.float32]:
+    """Where values stand on the scale, 0 to 1: 1 is `top`, 0 is `top` / 10 ** DECADES and less."""
+    floor = top * 10.0**-DECADES
+    shares = np.log10(np.maximum(np.asarray(values, np.float64), floor) / top) / DECADES + 1
+    return np.clip(shares, 0, 1).astype(np.float32)

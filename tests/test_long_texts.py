@@ -1,0 +1,321 @@
+"""Long texts through whole models: pooled maps and parts equal the exact map, and nothing of its size is ever made."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from attnscope import heatmap, pooled_heatmap
+from attnscope.core import wide
+from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.measures import TextFacts
+from attnscope.core.sums import Sums
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models import hf_check, hf_seam, load
+from attnscope.models.huggingface import HuggingFaceModel
+from attnscope.models.model import Batch
+
+SIZES = {
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 7,
+    "vocab_size": 50,
+    "max_position_embeddings": 6000,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def model_of(model_type: str, **overrides: Any) -> HuggingFaceModel:
+    torch.manual_seed(0)
+    network = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type, **(SIZES | overrides)))
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.ndim > 1 and "norm" not in name:
+                parameter.normal_(std=0.5)
+    found = load(network)
+    assert isinstance(found, HuggingFaceModel)
+    return found
+
+
+def text_of(n: int) -> str:
+    return " ".join(str(3 + 7 * i * i % 47) for i in range(n))
+
+
+WINDOWED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("mistral", {"sliding_window": 7}),
+    ("gemma2", {"sliding_window": 5}),
+    ("gemma3_text", {"sliding_window": 5}),
+    ("modernbert", {"local_attention": 8, "cls_token_id": 3, "sep_token_id": 4}),
+    ("bert", {}),
+]
+
+
+# Masks
+
+
+@pytest.mark.parametrize(("model_type", "more"), WINDOWED, ids=[name for name, _ in WINDOWED])
+def test_light_masks_say_what_written_out_ones_do(
+    model_type: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(model_type, **more)
+    ids = torch.randint(3, 50, (2, 23), generator=torch.Generator().manual_seed(1))
+    padded = Batch(ids, torch.arange(23) < torch.tensor([[23], [14]]))
+    written_out = model.run(padded, attend)
+    monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", 8)
+    seen: list[AttentionCall] = []
+
+    def probe(call: AttentionCall) -> torch.Tensor:
+        seen.append(call)
+        return attend(call)
+
+    light = model.run(padded, probe)
+    real = padded.mask
+    assert real is not None
+    assert torch.allclose(light[real], written_out[real], atol=1e-5)
+    assert all(call.mask is not None and call.mask.shape == (2, 1, 1, 23) for call in seen)
+    assert {call.is_causal for call in seen} == {"bert" not in model_type}
+
+
+def test_measures_of_heads_are_the_same_with_light_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("gemma2", sliding_window=5)  # windowed and whole layers in turn
+    ids = torch.randint(3, 50, (1, 41), generator=torch.Generator().manual_seed(1))
+    nothing = torch.zeros(1, 41, dtype=torch.bool)
+    facts = TextFacts(real=~nothing, special=nothing, ids=ids, punctuation=nothing)
+    found = []
+    for light_from in (1000, 8):
+        monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", light_from)
+        probe = Sums(facts)
+        model.run(Batch(ids), probe)
+        found.append(probe.sums["decoder"])
+    assert not np.allclose(found[0][0].sum, found[0][1].sum, equal_nan=True)
+    for layer in (0, 1):
+        np.testing.assert_allclose(found[0][layer].sum, found[1][layer].sum, atol=1e-4)
+        np.testing.assert_allclose(found[0][layer].count, found[1][layer].count, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more"),
+    [
+        ("llama4_text", {"attention_chunk_size": 4}),
+        ("t5", {"d_model": 16, "d_kv": 4, "num_heads": 4, "num_layers": 2, "d_ff": 7, "decoder_start_token_id": 0}),
+    ],
+)
+def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type: str, more: dict[str, Any]) -> None:
+    if model_type == "llama4_text":
+        more = {**more, "num_local_experts": 1, "intermediate_size_mlp": 7}
+    model = model_of(model_type, **more)
+    n = hf_seam.LIGHT_FROM + 3
+    ids = torch.randint(3, 50, (1, n), generator=torch.Generator().manual_seed(1))
+    batch = Batch(ids, target_ids=ids[:, :5] if model_type == "t5" else None)
+    found = model.run(batch, attend)
+    model._takes_light = False
+    assert torch.allclose(found, model.run(batch, attend), atol=1e-5)
+
+
+def test_a_mask_that_must_be_written_out_is_refused_where_it_would_be_huge(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama4_text", attention_chunk_size=4, num_local_experts=1, intermediate_size_mlp=7)
+    monkeypatch.setattr(hf_seam, "LONGEST_WRITTEN_OUT", 1500)
+    with pytest.raises(AttnscopeError, match="mask of its own kind, which takes 0.0 GiB at 2000 tokens"):
+        model.run(Batch(torch.full((1, 2000), 3)), attend)
+    assert model.run(Batch(torch.full((1, 1200), 3)), attend).shape[1] == 1200
+
+
+def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("mistral", sliding_window=4)
+    assert hf_check.takes_light_masks(model._base, model._found.plan, {})
+    attends = hf_seam.attention_function
+
+    def changing(module: Any, query: Any, key: Any, value: Any, mask: Any = None, **others: Any) -> Any:
+        mask = None if mask is None else torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+        return attends(module, query, key, value, mask, **others)
+
+    transformers.AttentionInterface.register(hf_seam.LIKE_SDPA, changing)
+    try:
+        assert not hf_check.takes_light_masks(model._base, model._found.plan, {})
+        ids = torch.full((1, hf_seam.LIGHT_FROM), 3)
+        assert model.run(Batch(ids), attend).shape[1] == hf_seam.LIGHT_FROM  # written out, and so understood
+    finally:
+        transformers.AttentionInterface.register(hf_seam.LIKE_SDPA, attends)
+
+
+def test_mask_functions_are_known_by_what_they_are() -> None:
+    from transformers import masking_utils as masks
+
+    def rule(function: Any, **more: Any) -> hf_seam.Light | None:
+        return hf_seam._rule({"mask_function": function, "q_length": 9, "kv_length": 9, **more})
+
+    light = hf_seam.Light
+    assert rule(masks.causal_mask_function) == light(True, None)
+    assert rule(masks.bidirectional_mask_function) == light(False, None)
+    assert rule(masks.bidirectional_mask_function, q_length=3) == light(False, None)
+    assert rule(masks.sliding_window_causal_mask_function(4)) == light(True, 4)
+    assert rule(masks.sliding_window_causal_mask_function(9)) == light(True, None)
+    assert rule(masks.sliding_window_bidirectional_mask_function(4)) == light(False, 5)
+    assert rule(masks.causal_mask_function, q_length=3) is None
+    assert rule(masks.causal_mask_function, q_offset=2) is None
+    assert rule(masks.chunked_causal_mask_function(4, torch.zeros(1))) is None
+    assert rule(masks.and_masks(masks.causal_mask_function, lambda b, h, q, k: k > 1)) is None
+    assert rule(masks.or_masks(masks.causal_mask_function, masks.bidirectional_mask_function)) is None
+
+
+# Maps
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+@pytest.mark.parametrize(("model_type", "more"), WINDOWED[:3], ids=[name for name, _ in WINDOWED[:3]])
+def test_pooled_maps_are_the_exact_map_pooled(model_type: str, more: dict[str, Any], pool: str) -> None:
+    model, n = model_of(model_type, **more), 61
+    exact = heatmap(model, text_of(n)).maps[0].weights.astype(np.float64)
+    record = pooled_heatmap(model, text_of(n), cells=16, pool=pool)
+    attention = record.maps[0]
+    cell, rows = 4, np.arange(0, n, 4)  # ceil(61 / 16)
+    assert (attention.query_cell, attention.key_cell, attention.far_tokens) == (cell, cell, 32)
+    if pool == "mean":
+        summed = np.add.reduceat(np.add.reduceat(exact, rows, 3), rows, 2)
+        wanted = summed / np.diff([*rows, n])[:, None]
+    else:
+        wanted = np.maximum.reduceat(np.maximum.reduceat(exact, rows, 3), rows, 2)
+    np.testing.assert_allclose(attention.cells, wanted, atol=2e-6)
+    np.testing.assert_allclose(attention.received, exact.sum(2), atol=2e-5)
+    entropies = -(exact * np.log(np.where(exact > 0, exact, 1))).sum(-1)
+    np.testing.assert_allclose(attention.entropy_nats, entropies, atol=2e-5)
+    q, k = np.indices((n, n))
+    for layer in range(2):
+        for head in range(4):
+            far = np.where((abs(q - k) > 32) & (k > 0), exact[layer, head], 0)
+            strongest = np.sort(far, axis=None)[::-1][:10]
+            links = record.links(layer, head)
+            np.testing.assert_allclose([link.weight for link in links], strongest[strongest > 0], atol=1e-6)
+            for link in links:
+                assert far[link.query, link.key] == pytest.approx(link.weight, abs=1e-6)
+
+
+def test_special_tokens_are_no_ends_of_links(minilm_folder: object) -> None:
+    record = pooled_heatmap(load("minilm"), "one two three. " * 30, cells=32, layers=2)
+    special = record.maps[0].queries.special
+    assert special.any()
+    places = record.maps[0].link_places.reshape(-1, 2)
+    assert (places >= 0).all() and not special[places].any()
+
+
+def test_a_part_is_cut_out_of_the_exact_map() -> None:
+    model = model_of("gemma2", sliding_window=5)
+    whole = heatmap(model, text_of(40))
+    part = heatmap(model, text_of(40), rows=(10, 23), cols=slice(8, None), pick=[(0, 3), (1, 1)])
+    first = part.maps[0]
+    assert first.part == (10, 8, 40, 40)
+    assert (len(first.queries), len(first.keys)) == (13, 32)
+    assert first.queries.labels == whole.tokens[10:23]
+    for pair in ((0, 3), (1, 1)):
+        np.testing.assert_allclose(part.of(*pair), whole.of(*pair)[10:23, 8:], atol=2e-6)
+    assert any("queries 10 to 22 and keys 8 to 39 of 40 tokens" in note for note in part.run["notes"])
+    with pytest.raises(AttnscopeError, match="whole maps"):
+        heatmap(load("minilm"), "a b c d", rows=(0, 2), hide_special=True)
+
+
+def test_a_part_of_a_model_off_the_seam_is_cut_out_of_its_whole_maps() -> None:
+    sizes = {"n_head": 4, "n_layer": 2, "hidden_size": 16}
+    network = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("bloom", **(SIZES | sizes)))
+    model = load(network)
+    assert model.info.road == "eager"
+    whole = heatmap(model, text_of(20))
+    part = heatmap(model, text_of(20), rows=(3, 9), cols=(0, 4))
+    np.testing.assert_array_equal(part.maps[0].weights, whole.maps[0].weights[:, :, 3:9, :4])
+    with pytest.raises(AttnscopeError, match="only its whole maps"):
+        pooled_heatmap(model, text_of(20))
+
+
+def test_all_three_kinds_of_an_encoder_decoder_are_pooled() -> None:
+    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("ffn_dim", 7))}
+    heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+    model = model_of("bart", d_model=16, decoder_start_token_id=2, forced_eos_token_id=None, **sizes, **heads)
+    record = pooled_heatmap(model, text_of(50), target=text_of(20), cells=8)
+    assert [m.kind for m in record.maps] == ["encoder", "decoder", "cross"]
+    cross = record.map("cross")
+    assert (cross.query_cell, cross.key_cell, cross.far_tokens) == (3, 7, None)
+    exact = heatmap(model, text_of(50), target=text_of(20)).of(0, 2, "cross")
+    np.testing.assert_allclose(cross.received[0, 2], exact.sum(0), atol=1e-5)
+    with pytest.raises(AttnscopeError, match="3 kinds of attention"):
+        heatmap(model, text_of(9), target=text_of(4), rows=(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"rows": (30, 41)}, "reach beyond the text's 40 tokens"),
+        ({"cols": (40, None)}, "reach beyond the text's 40 tokens"),
+        ({"rows": (5, 5)}, "hold no token"),
+        ({"rows": (5, 3)}, "hold no token"),
+        ({"rows": (-5, 3)}, "hold no token"),
+        ({"rows": slice(0, 8, 2)}, "one after another"),
+    ],
+)
+def test_parts_that_are_not_there_are_refused(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        heatmap(model_of("llama"), text_of(40), **asked)
+
+
+@pytest.mark.parametrize("asked", [{"cells": 7}, {"cells": 1025}, {"pool": "sum"}])
+def test_grids_that_make_no_sense_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        pooled_heatmap(model_of("llama"), text_of(40), **asked)
+
+
+# Memory
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for part in tree_leaves(result):
+            if isinstance(part, torch.Tensor):
+                self.n_bytes = max(self.n_bytes, part.untyped_storage().nbytes())
+        return result
+
+
+def run_pooled(model: HuggingFaceModel, n: int) -> None:
+    pooled_heatmap(model, text_of(n), cells=16)
+
+
+def run_part(model: HuggingFaceModel, n: int) -> None:
+    heatmap(model, text_of(n), rows=(n - 5, n), cols=(0, 3))
+
+
+@pytest.mark.parametrize("run", [run_pooled, run_part])
+@pytest.mark.parametrize(("model_type", "more"), WINDOWED, ids=[name for name, _ in WINDOWED])
+def test_nothing_of_the_size_of_a_map_is_ever_made(
+    model_type: str, more: dict[str, Any], run: Callable[[HuggingFaceModel, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
+    monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", 64)
+    monkeypatch.setattr(wide, "TILE_ELEMENTS", 1)
+    model, n = model_of(model_type, **more), 640
+    run(model, n)  # what is made once and kept
+    with Largest() as largest:
+        run(model, n)
+    # A tile: queries, heads, keys, bytes. A map of truth values would be more than twice that.
+    assert 0 < largest.n_bytes <= 16 * 4 * n * 4 < n * n / 2
+
+
+def test_the_count_of_allocations_sees_a_map() -> None:
+    model, n = model_of("llama"), 300
+    with Largest() as largest:
+        heatmap(model, text_of(n), layers=0, heads=0)
+    assert largest.n_bytes >= n * n * 4

@@ -1,0 +1,225 @@
+"""Pooled records: what they keep, what they refuse, and what is seen of them in figures and in the terminal."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from attnscope import load_pooled
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.records import AttentionMap
+from attnscope.records.pooled import PooledHeatmap, PooledMap, around
+from attnscope.records.storage import schema_of
+from attnscope.views.figures import Style
+from attnscope.views.pooled_figures import draw, pooled_sheets
+from attnscope.views.pooled_scale import log_share
+from attnscope.views.pooled_terminal import pooled_drawing
+from attnscope.views.terminal import strongest_links
+from tests.record_helpers import RUN, map_of, shares, tokens_of
+
+
+def pooled_map(n: int = 50, cell: int = 4, *, layers: int = 2, heads: int = 3, kind: str = "decoder") -> PooledMap:
+    chance = np.random.default_rng(0)
+    tokens = tokens_of([f"t{i}" for i in range(n)])
+    rows = -(-n // cell)
+    links = chance.integers(0, n, (layers, heads, 5, 2)).astype(np.int32)
+    links[0, 0, 3:] = -1
+    weights = np.sort(chance.random((layers, heads, 5)), axis=-1)[..., ::-1].astype(np.float32)
+    return PooledMap(
+        kind=kind,
+        layers=tuple(range(layers)),
+        heads=tuple(range(heads)),
+        cells=shares(layers, heads, rows, rows),
+        received=chance.random((layers, heads, n)).astype(np.float32) * 2,
+        entropy_nats=chance.random((layers, heads, n)).astype(np.float32) * 3,
+        link_places=links,
+        link_weights=np.where(links[..., 0] < 0, 0, weights).astype(np.float32),
+        queries=tokens,
+        keys=tokens,
+        query_cell=cell,
+        key_cell=cell,
+        far_tokens=32,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=heads,
+    )
+
+
+def pooled_record(**more: Any) -> PooledHeatmap:
+    attention = pooled_map(**more)
+    return PooledHeatmap(attention.keys.text, (attention,), RUN)
+
+
+@pytest.mark.parametrize("name", ["pooled.npz", "record.json"])
+def test_a_record_survives_its_file(name: str, tmp_path: Path) -> None:
+    lacking = pooled_map()
+    for array in (lacking.cells, lacking.received, lacking.entropy_nats, lacking.link_weights):
+        array[1, 2] = np.nan  # a head that this layer lacks
+    lacking.link_places[1, 2] = -1
+    cross = replace(pooled_map(20, 3, kind="cross"), keys=tokens_of([f"k{i}" for i in range(20)]))
+    record = PooledHeatmap(lacking.keys.text, (lacking, cross), RUN, "max", ((0, 1), (1, 0)))
+    path = record.save(tmp_path / name)
+    assert schema_of(path) == "attnscope.pooled/1"
+    again = load_pooled(path)
+    assert (again.text, again.run, again.pool, again.picked) == (record.text, RUN, "max", record.picked)
+    for kept, read in zip(record.maps, again.maps, strict=True):
+        for field in PooledMap.__dataclass_fields__:
+            before, after = getattr(kept, field), getattr(read, field)
+            if isinstance(before, np.ndarray):
+                assert before.dtype == after.dtype
+                np.testing.assert_array_equal(before, after)
+            elif field in ("queries", "keys"):
+                assert before.as_json() == after.as_json()
+            else:
+                assert before == after
+    assert not again.maps[0].exists(1, 2) and again.maps[0].exists(1, 1)
+
+
+def test_json_tells_links_with_their_text() -> None:
+    document = json.loads(pooled_record().to_json(files=["a.png"]))
+    assert document["schema"] == "attnscope.pooled/1" and document["files"] == ["a.png"]
+    assert len(document["links"]) == 2 * 3 * 5 - 2
+    link = document["links"][0]
+    assert link["query_token"] == f"t{link['query']}"
+    assert f"⟦t{link['key']}⟧" in link["key_text"]
+
+
+def test_the_text_around_a_token() -> None:
+    tokens = tokens_of(["[CLS]", "one", "two", "three"], [0])
+    assert around(tokens, 2) == "[CLS] one ⟦two⟧ three"
+    assert around(tokens, 0) == "⟦[CLS]⟧"
+    assert around(tokens, 3, characters=2) == "o ⟦three⟧"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"cells": shares(2, 3, 12, 13)},
+        {"cells": shares(2, 3, 13, 13) * 3},
+        {"received": np.full((2, 3, 50), -1, np.float32)},
+        {"entropy_nats": np.zeros((2, 3, 49), np.float32)},
+        {"link_places": np.full((2, 3, 5, 2), 50, np.int32)},
+        {"kind": "../x"},
+        {"query_cell": 0},
+    ],
+)
+def test_a_damaged_record_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+    whole = pooled_record()
+    path = replace(whole, maps=(replace(whole.maps[0], **damage),)).save(tmp_path / "pooled.npz")
+    with pytest.raises(AttnscopeError, match="is not an attnscope record"):
+        load_pooled(path)
+
+
+def test_what_is_no_record_is_said(tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match="there is no file"):
+        load_pooled(tmp_path / "none.npz")
+    (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 no")
+    with pytest.raises(AttnscopeError, match="is not an attnscope record"):
+        load_pooled(tmp_path / "x.npz")
+    with pytest.raises(AttnscopeError, match="saved as"):
+        pooled_record().save(tmp_path / "x.csv")
+
+
+def test_heads_are_picked() -> None:
+    record = pooled_record()
+    assert record.only([(1, 2), (0, 0)]).chosen(record.maps[0]) == ((1, 2), (0, 0))
+    with pytest.raises(AttnscopeError, match="L7H0 is not in this record"):
+        record.only([(7, 0)])
+    with pytest.raises(AttnscopeError, match="no cross attention"):
+        record.of(0, 0, "cross")
+
+
+def test_the_scale_is_logarithmic() -> None:
+    values = np.array([0, 1e-5, 1e-4, 1e-3, 0.1, 1.0], np.float32)
+    np.testing.assert_allclose(log_share(values, 1.0), [0, 0, 0, 0.25, 0.75, 1], atol=1e-6)
+    np.testing.assert_allclose(log_share(values * 0.5, 0.5), log_share(values, 1.0), atol=1e-6)
+
+
+def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head() -> None:
+    record = pooled_record()
+    assert [sheet.stem for sheet in pooled_sheets(record)] == ["overview", "L00", "L01"]
+    assert [sheet.stem for sheet in pooled_sheets(record.only([(1, 2), (0, 0)]))] == ["L01H02", "L00H00"]
+
+
+@pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
+def test_figures_are_drawn_in_every_format(scale: str, tmp_path: Path) -> None:
+    record = pooled_record()
+    paths = draw(record, tmp_path, ["png", "svg", "pdf"], Style(scale))  # type: ignore[arg-type]
+    assert [path.name for path in paths[:4]] == ["overview.png", "overview.svg", "overview.pdf", "L00.png"]
+    assert all(path.stat().st_size > 2000 for path in paths)
+    single = record.only([(1, 0)]).draw(tmp_path / "one", "png", scale=scale)
+    with Image.open(single[0]) as picture:
+        assert picture.width == 1600
+    with Image.open(io.BytesIO(record._repr_png_())) as picture:
+        assert picture.format == "PNG"
+
+
+def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
+    attention = pooled_map(40, 4, layers=1, heads=1)
+    attention.cells[:] = 0
+    attention.cells[0, 0, 7, 2] = 1
+    (path,) = draw(PooledHeatmap("x", (attention,), RUN), tmp_path, ["png"])
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB")).astype(int)
+    darkest = np.array([8, 48, 107])  # the darkest of Blues
+    rows, columns = np.nonzero((abs(pixels - darkest) < 3).all(-1))
+    map_rows = rows[rows < pixels.shape[0] - 150]  # without the colour bar
+    map_columns = columns[rows < pixels.shape[0] - 150]
+    assert 70 <= np.ptp(map_rows) <= 78 and 70 <= np.ptp(map_columns) <= 78  # one cell of 78 pixels
+    corner = (map_columns.min(), map_rows.min())
+    assert corner == (112 + 2 * 78, 188 + 7 * 78)
+
+
+def test_figures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        draw(pooled_record(), tmp_path, ["gif"])
+    with pytest.raises(AttnscopeError, match="no colormap"):
+        draw(pooled_record(), tmp_path, ["png"], Style(cmap="nonsense"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("picked", [None, ((1, 0),)])
+def test_the_terminal_shows_maps_marginals_and_links(picked: tuple[tuple[int, int], ...] | None) -> None:
+    record = replace(pooled_record(), picked=picked)
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    console.print(pooled_drawing(record, console))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "logarithmic" in shown and "over 32 tokens" in shown
+    link = record.links(1, 0)[0]
+    assert f"@{link.query}" in shown and f"{link.weight:.2f}" in shown
+    assert ("⟦" in shown) == (picked is not None)
+
+
+def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
+    whole = map_of(tokens_of([f"t{i}" for i in range(8)]), layers=1, heads=1)
+    whole.weights[:] = 0.01
+    whole.weights[0, 0, 3, 2] = 0.9
+    whole.weights[0, 0, 4, 4] = 0.8  # a token on itself
+    tokens = whole.queries.take(np.arange(3, 8))
+    part: AttentionMap = replace(
+        whole, weights=whole.weights[:, :, 3:, 2:6], queries=tokens, keys=whole.keys.take(np.arange(2, 6)),
+        part=(3, 2, 8, 8),
+    )  # fmt: skip
+    links = strongest_links(part, (0, 0), 1)
+    assert links == [(0, 0, pytest.approx(0.9))]
+    assert all((q, k) != (1, 2) for q, k, _ in strongest_links(part, (0, 0), 20))
+
+
+def test_showing_a_record_loads_no_torch(tmp_path: Path) -> None:
+    pooled_record().save(tmp_path / "pooled.npz")
+    code = (
+        "import sys; from attnscope import cli; sys.argv = ['attnscope', 'show', sys.argv[1], '-o', sys.argv[2]]\n"
+        "try: cli.main()\nexcept SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "out")]
+    subprocess.run(command, check=True, timeout=100)
+    assert (tmp_path / "out" / "L01.png").exists()

@@ -1,0 +1,181 @@
+"""Pooled maps, parts and far links against plain loops over the dense weights in float64."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.core import attention, pooling, wide
+from attnscope.core.pooling import Grid
+from attnscope.core.probes import Part, Pooled, Weights
+from tests.core_helpers import calls, make_call
+
+
+def loops(weights: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[float, int, int]]]:
+    """Cells, received mass, entropies and links of one head, by their definitions."""
+    n_queries, n_keys = weights.shape
+    rows, columns = -(-n_queries // grid.query_cell), -(-n_keys // grid.key_cell)
+    cells, counted = np.zeros((rows, columns)), np.zeros(rows)
+    received, entropies = np.zeros(n_keys), np.zeros(n_queries)
+    links = []
+    for q in range(n_queries):
+        counted[q // grid.query_cell] += weights[q].sum() > 0
+        for k in range(n_keys):
+            weight = weights[q, k]
+            at = (q // grid.query_cell, k // grid.key_cell)
+            cells[at] = cells[at] + weight if grid.pool == "mean" else max(cells[at], weight)
+            received[k] += weight
+            entropies[q] -= weight * math.log(weight) if weight > 0 else 0.0
+            is_far = grid.far is None or abs(q - k) > grid.far
+            unwanted = (grid.no_query is not None and bool(grid.no_query[q])) or (
+                grid.no_key is not None and bool(grid.no_key[k])
+            )
+            if weight > 0 and is_far and not unwanted:
+                links.append((weight, q, k))
+    if grid.pool == "mean":
+        cells = cells / np.maximum(counted, 1)[:, None]
+    return cells, received, entropies, sorted(links, reverse=True)[: grid.n_links]
+
+
+@st.composite
+def grids(draw: st.DrawFn, n_queries: int, n_keys: int) -> Grid:
+    def some(n: int) -> torch.Tensor | None:
+        chosen = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
+        return None if chosen is None else torch.tensor(chosen)
+
+    return Grid(
+        query_cell=draw(st.integers(1, 5)),
+        key_cell=draw(st.integers(1, 5)),
+        pool=draw(st.sampled_from(["mean", "max"])),
+        n_links=draw(st.integers(0, 6)),
+        far=draw(st.none() | st.integers(0, 4)),
+        no_query=some(n_queries),
+        no_key=some(n_keys),
+    )
+
+
+@given(data=st.data(), call=calls(), rows=st.integers(1, 4), window=st.none() | st.integers(1, 6))
+def test_pooling_is_what_its_definition_says_of_any_call(
+    data: st.DataObject, call: attention.AttentionCall, rows: int, window: int | None
+) -> None:
+    call = dataclasses.replace(
+        call, query=call.query.double(), key=call.key.double(), value=call.value.double(), window=window
+    )
+    grid = data.draw(grids(call.query.shape[2], call.key.shape[2]))
+    dense = attention.attention_weights(call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wide, "LEAST_QUERIES", rows)
+        patch.setattr(wide, "TILE_ELEMENTS", 40)  # several tiles a text, and several texts a tile
+        found = pooling.pooled_attention(call, grid)
+    assert torch.allclose(found.output, attention.attend_with_weights(call)[0], atol=1e-9)
+    for b in range(dense.shape[0]):
+        for h in range(dense.shape[1]):
+            cells, received, entropies, links = loops(dense[b, h].numpy(), grid)
+            np.testing.assert_allclose(found.cells[b, h].numpy(), cells, atol=1e-6)
+            np.testing.assert_allclose(found.received[b, h].numpy(), received, atol=1e-9)
+            np.testing.assert_allclose(found.entropy_nats[b, h].numpy(), entropies, atol=1e-9)
+            wanted = [weight for weight, _, _ in links] + [0.0] * (grid.n_links - len(links))
+            np.testing.assert_allclose(found.link_weights[b, h].numpy(), wanted, atol=1e-9)
+            for (q, k), weight in zip(found.link_places[b, h].tolist(), wanted, strict=True):
+                if weight == 0:
+                    assert (q, k) == (-1, -1)
+                else:
+                    assert float(dense[b, h, q, k]) == pytest.approx(weight, abs=1e-9)
+
+
+def test_links_are_far_and_each_is_there_once() -> None:
+    call = make_call(seed=3, n_queries=97, n_keys=97, is_causal=True)
+    first = torch.arange(97) == 0
+    found = pooling.pooled_attention(call, Grid(4, 4, n_links=20, far=8, no_key=first))
+    for places in found.link_places.flatten(0, 1).tolist():
+        assert len({tuple(place) for place in places}) == 20
+        assert all(q - k > 8 and k > 0 for q, k in places)
+
+
+def test_rows_of_a_mean_map_sum_to_one() -> None:
+    call = make_call(seed=1, n_queries=53, n_keys=53, is_causal=True)
+    cells = pooling.pooled_attention(call, Grid(7, 7)).cells
+    assert torch.allclose(cells.sum(-1), torch.ones(cells.shape[:3]), atol=1e-5)
+
+
+def test_a_query_that_may_attend_to_nothing_does_not_count() -> None:
+    call = make_call(seed=1, n_queries=4, n_keys=4)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    mask[:, :, 1] = False
+    found = pooling.pooled_attention(dataclasses.replace(call, mask=mask), Grid(2, 2))
+    assert torch.allclose(found.cells.sum(-1), torch.ones(found.cells.shape[:3]), atol=1e-6)
+    assert bool((found.entropy_nats[:, :, 1] == 0).all())
+
+
+@given(data=st.data(), call=calls(), window=st.none() | st.integers(1, 6))
+def test_a_part_is_that_part_of_the_whole(
+    data: st.DataObject, call: attention.AttentionCall, window: int | None
+) -> None:
+    call = dataclasses.replace(call, window=window)
+    chosen = []
+    for n in (call.query.shape[2], call.key.shape[2]):
+        start = data.draw(st.integers(0, n - 1))
+        chosen.append(slice(start, data.draw(st.integers(start + 1, n))))
+    part = pooling.part_of_weights(call, *chosen)
+    assert torch.allclose(part, attention.attention_weights(call)[:, :, chosen[0], chosen[1]], atol=1e-6)
+
+
+@given(call=calls(), window=st.none() | st.integers(1, 6))
+def test_attend_lean_gives_what_attend_gives(call: attention.AttentionCall, window: int | None) -> None:
+    call = dataclasses.replace(call, window=window)
+    assert torch.allclose(pooling.attend_lean(call), attention.attend(call), atol=1e-5)
+
+
+def test_probes_keep_chosen_layers_and_heads_alone() -> None:
+    call = make_call(seed=2, n_queries=11, n_keys=11, is_causal=True, n_kv_heads=2, group=2)
+    plain = attention.attend(call)
+    whole = Weights(heads=[3, 1])
+    whole(call)
+    part = Part(slice(2, 7), slice(0, 3), layers=[0], heads=[3, 1])
+    pooled = Pooled({"encoder": Grid(2, 3)}, layers=[0], heads=[3, 1])
+    for probe in (part, pooled):
+        assert torch.allclose(probe(call), plain, atol=1e-6)
+        assert torch.allclose(probe(dataclasses.replace(call, layer=1)), plain, atol=1e-6)
+        with pytest.raises(RuntimeError, match="twice"):
+            probe(call)
+    kept = whole.maps["encoder"][0]
+    assert list(part.maps["encoder"]) == list(pooled.found["encoder"]) == [0]
+    assert torch.allclose(part.maps["encoder"][0], kept[:, :, 2:7, :3], atol=1e-6)
+    found = pooled.found["encoder"][0]
+    assert found.cells.shape == (2, 2, 6, 4)
+    assert torch.allclose(found.received.float(), kept.sum(2), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"query_cell": 0}, {"pool": "sum"}, {"n_links": -1}, {"far": -1}])
+def test_a_grid_refuses_nonsense(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="cells"):
+        Grid(**({"query_cell": 2, "key_cell": 2} | wrong))  # type: ignore[arg-type]
+
+
+def test_unwanted_tokens_are_one_truth_value_each() -> None:
+    call = make_call(seed=2, n_queries=5, n_keys=5)
+    with pytest.raises(ValueError, match="no_key"):
+        pooling.pooled_attention(call, Grid(2, 2, no_key=torch.zeros(4, dtype=torch.bool)))
+
+
+@given(call=calls(), window=st.integers(1, 6))
+def test_a_window_is_the_mask_that_it_stands_for(call: attention.AttentionCall, window: int) -> None:
+    distance = torch.arange(call.query.shape[2])[:, None] - torch.arange(call.key.shape[2])
+    near = (distance.abs() < window)[None, None]
+    masked = dataclasses.replace(call, mask=near if call.mask is None else call.mask & near)
+    windowed = dataclasses.replace(call, window=window)
+    assert torch.equal(attention.attention_weights(windowed), attention.attention_weights(masked))
+    assert torch.allclose(attention.attend(windowed), attention.attend(masked), atol=1e-6)
+    tiled, dense = (wide.attend_wide(one, entropy=True, kernel="tile") for one in (windowed, masked))
+    assert torch.allclose(tiled.output, dense.output, atol=1e-6)
+    assert torch.allclose(tiled.entropy_nats, dense.entropy_nats, atol=1e-5)  # type: ignore[arg-type]
+    assert wide.choose_kernel(dataclasses.replace(windowed, bias=None, softcap=None, sinks=None)) == "tile"
+
+
+def test_a_window_is_positive() -> None:
+    with pytest.raises(ValueError, match="window"):
+        dataclasses.replace(make_call(seed=0), window=0)
