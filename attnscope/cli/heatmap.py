@@ -148,18 +148,21 @@ def show_saved(saved: options.Saved) -> None:
         raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
     picked = options.heads_from(saved.pick)
     paths: list[Path] = []
+    shown: Heatmap | PooledHeatmap
     if schema_of(saved.record) == pooled.POOLED_SCHEMA:
         if saved.query is not None:
             raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
         grid = pooled.load(saved.record)
-        shown: Heatmap | PooledHeatmap = grid = grid if picked is None else grid.only(picked)
+        grid = grid if picked is None else grid.only(picked)
         if saved.out is not None:
             paths = redraw_pooled(grid, saved.out, named, style)
+        shown = grid
     else:
         whole = load(saved.record)
-        shown = whole = whole if picked is None else whole.only(picked)
+        whole = whole if picked is None else whole.only(picked)
         sheets_of(whole, saved.query)  # an unknown query is said before anything is written
         if saved.out is not None:
             paths = redraw(whole, saved.out, named, style, saved.query)
+        shown = whole
     options.say(shown.run.get("notes", ()), saved.quiet)
     print_result(shown, paths, "text" in named, saved.query, saved.json)
