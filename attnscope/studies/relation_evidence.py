@@ -40,26 +40,36 @@ Floats = NDArray[np.float64]
 _CHOOSING, _SCORING = 0, 1
 
 
-def rule_hits(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.int64]:
-    """For how many links each rule is right, (rule,). From several words offsets count from the outermost one."""
+def like_words(text: AnnotatedText) -> list[tuple[int, int]]:
+    """For each word the nearest one before it and after it that is written alike, case aside; -1 = there is none."""
+    last: dict[str, int] = {}
+    before, after = [-1] * len(text.words), [-1] * len(text.words)
+    for number in range(len(text.words)):
+        spelled = text.word(number).casefold()
+        if (known := last.get(spelled, -1)) >= 0:
+            before[number], after[known] = known, number
+        last[spelled] = number
+    return list(zip(before, after, strict=True))
+
+
+def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """For how many links each rule is right, (rule,). From several words offsets count from the outermost one.
+
+    Args:
+        links: The links.
+        alike: What `like_words` found in their text.
+    """
     hits = np.zeros(len(RULES), np.int64)
-    n = len(text.words)
-    alike: dict[str, list[int]] = {}
-    for number in range(n):
-        alike.setdefault(text.word(number).casefold(), []).append(number)
     for link in links:
-        right = set(link.targets)
         first, last = link.source[0], link.source[-1]
-        for target in right:
-            distance = target - first if target < first else target - last
+        for target in link.targets:
             # A target between two words of the source is at no offset.
-            if distance and abs(distance) <= OFFSETS[-1] and not first < target < last:
-                hits[OFFSETS.index(distance)] += 1
+            distance = target - first if target < first else max(target - last, 0)
+            if 0 < abs(distance) <= OFFSETS[-1]:
+                hits[distance + OFFSETS[-1] - (distance > 0)] += 1
         if first == last:
-            same = alike[text.word(first).casefold()]
-            at = same.index(first)
-            hits[-2] += at > 0 and same[at - 1] in right
-            hits[-1] += at + 1 < len(same) and same[at + 1] in right
+            hits[-2] += alike[first][0] in link.targets
+            hits[-1] += alike[first][1] in link.targets
     return hits
 
 

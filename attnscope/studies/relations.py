@@ -20,7 +20,7 @@ from attnscope.records.relations import Relations
 from attnscope.studies.heads import DENSE_BUDGET, LONG, Progress, Report
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.memory import give_memory_back, sparing
-from attnscope.studies.relation_evidence import FEWEST_LINKS, FEWEST_TEXTS, LEVEL, MARGIN, Tally, judged, rule_hits
+from attnscope.studies.relation_evidence import FEWEST_LINKS, FEWEST_TEXTS, LEVEL, MARGIN, Tally, judged, like_words, rule_hits
 
 if TYPE_CHECKING:
     from attnscope.core.relations import LinkFacts, LinkSums
@@ -88,7 +88,6 @@ def relations(
     done = study.done
     if complete and not any(tally.n for tally in done.tallies.values()):
         raise AttnscopeError(*_nothing(done, options))
-    given = isinstance(corpus, AnnotatedCorpus)
     described = {
         "sources": list(corpus.sources) if isinstance(corpus, AnnotatedCorpus) else ["texts"],
         "unit": corpus.unit if isinstance(corpus, AnnotatedCorpus) else None,
@@ -105,7 +104,7 @@ def relations(
     }  # fmt: skip
     found = judged(done.tallies)
     shown = study.examples(found) if options.n_examples else ()
-    notes = _notes(done, given)
+    notes = _notes(done)
     return Relations(run_of(model.info, notes), described, chosen, model.info.kinds[0], found, shown)
 
 
@@ -138,7 +137,7 @@ def _nothing(done: _Done, options: RelationsOptions) -> tuple[str, str]:
     return "there is no link in these texts", "give texts whose annotation has some"
 
 
-def _notes(done: _Done, from_files: bool) -> list[str]:
+def _notes(done: _Done) -> list[str]:
     said = []
     reasons: dict[str, Counter[str]] = {}
     for name, tally in done.tallies.items():
@@ -245,7 +244,7 @@ class _Study:
         for relation, reasons in (*left_out.items(), *text.left_out.items()):
             if self.options.wants(relation):
                 tallies.setdefault(relation, Tally()).left_out.update(reasons)
-        found = []
+        alike, found = like_words(text) if made else [], []
         for one in made:
             cells = []
             by_relation: dict[str, list[Any]] = {}
@@ -253,7 +252,7 @@ class _Study:
                 by_relation.setdefault(link.link.relation, []).append(link)
             for relation, links in by_relation.items():
                 tally = tallies.setdefault(relation, Tally())
-                half = tally.deal(rule_hits(text, [link.link for link in links]), len(links))
+                half = tally.deal(rule_hits([link.link for link in links], alike), len(links))
                 cells.append(_Cell(relation, half, len(links)))
             part = _Part(text, one, tuple(cells))
             for cell in cells:
