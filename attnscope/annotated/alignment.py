@@ -91,9 +91,7 @@ def placed(
     return made, left_out
 
 
-def _link(
-    link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causal: bool
-) -> PlacedLink | str:
+def _link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causal: bool) -> PlacedLink | str:
     """A link in tokens, or why it cannot be."""
     if any(word not in unit_of for word in (*link.source, *link.targets)):
         return UNALIGNED
@@ -153,5 +151,5 @@ def _units(
     renumbered = np.full(len(members) + 1, -1, np.int64)
     renumbered[kept] = np.arange(len(kept))
     alone = [len(members[n]) == 1 and len(pieces[members[n][0]]) == len(whole[members[n][0]]) for n in kept]
-    word = [members[n][0] if single else -1 for n, single in zip(kept, alone, strict=True)]
-    return renumbered[unit], np.array(word, np.int64), [tokens_of[n] for n in kept]
+    words = [members[n][0] if single else -1 for n, single in zip(kept, alone, strict=True)]
+    return renumbered[unit], np.array(words, np.int64), [tokens_of[n] for n in kept]

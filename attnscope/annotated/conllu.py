@@ -5,15 +5,16 @@ words of a multiword token have the characters that their forms spell ("do" and 
 something else (French "du" is "de" and "le"), both have all of the token's. Empty nodes are not in the text.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+
+from conllu.exceptions import ParseException
+from conllu.models import Token
+from conllu.parser import DEFAULT_FIELD_PARSERS, parse_line
 
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span, joined
 from attnscope.corpus.formats import shortened
-from attnscope.errors import AttnscopeError
 
 COREFERENCE = "coref→antecedent"
 ELSEWHERE = "antecedent in another sentence"
@@ -21,6 +22,7 @@ ELSEWHERE = "antecedent in another sentence"
 Bad = Callable[[int, str], None]
 """Takes down a malformed line: its number and why. It may raise, where there are too many."""
 
+_PARSERS = {name: DEFAULT_FIELD_PARSERS[name] for name in ("id", "head", "misc")}
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
@@ -111,7 +113,7 @@ def _coreference(mentions: tuple[_Mention, ...], seen: set[str]) -> tuple[tuple[
 class _Rows:
     """The lines of a sentence, read."""
 
-    words: list[dict[str, Any]] = field(default_factory=list)
+    words: list[Token] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     multiword: dict[int, tuple[int, str, bool]] = field(default_factory=dict)  # first word -> last, form, space after
     written: str = ""
@@ -131,7 +133,6 @@ def _sentence(lines: list[str], source: str, begin: int) -> _Sentence | None:
 
 
 def _rows(lines: list[str], begin: int) -> _Rows:
-    parse_line, failure, parsers = _library()
     rows = _Rows()
     for number, line in enumerate(lines, begin):
         if line.startswith("#"):
@@ -141,8 +142,8 @@ def _rows(lines: list[str], begin: int) -> _Rows:
                 rows.written = value.strip()
             continue
         try:
-            row = parse_line(line, _FIELDS, parsers)
-        except failure as error:
+            row = parse_line(line, _FIELDS, _PARSERS)
+        except ParseException as error:
             raise AnnotationError(f"{error} {shortened(line)}", number) from None
         if "deprel" not in row:
             raise AnnotationError(f"{len(row)} columns, not 10: {shortened(line)}", number)
@@ -167,17 +168,7 @@ def _rows(lines: list[str], begin: int) -> _Rows:
     return rows
 
 
-def _library() -> tuple[Any, Any, dict[str, Any]]:
-    """What parses a line, the exception that it raises, and the parsers of those columns that matter here."""
-    try:
-        parser: Any = importlib.import_module("conllu.parser")
-    except ImportError:
-        raise AttnscopeError("reading CoNLL-U needs conllu", "pip install 'attnscope[conllu]'") from None
-    keep = ("id", "head", "misc")
-    return parser.parse_line, parser.ParseException, {k: parser.DEFAULT_FIELD_PARSERS[k] for k in keep}
-
-
-def _space_after(row: dict[str, Any]) -> bool:
+def _space_after(row: Token) -> bool:
     return (row.get("misc") or {}).get("SpaceAfter") != "No"
 
 

@@ -8,8 +8,8 @@
     call→definition      from the name that is called to its def or class
 
 The latest assignment is the one that stands last before the name in the scope that Python would look it up in; a name
-that is bound only further down (as around in a loop), or not in this file, has no link. Words are Python's own tokens, and
-of strings and comments the words in them.
+that is bound only further down (as around in a loop), or not in this file, has no link. Words are Python's own tokens,
+and of strings and comments the words in them.
 """
 
 import ast

@@ -14,6 +14,7 @@ from attnscope.cli import options
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.relations import relations
 from attnscope.cli.show import show
 from attnscope.errors import AttnscopeError, UsageError
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(heatmap)
 app.command()(heads)
 app.command()(merge)
+app.command()(relations)
 app.command()(show)
 app.command()(models)
 app.command()(info)

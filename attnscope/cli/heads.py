@@ -31,6 +31,10 @@ def heads(
     frequencies: Annotated[
         Path | None, typer.Option(help="Word counts (word<tab>count), instead of the corpus's own.")
     ] = None,
+    relations: Annotated[
+        Path | None,
+        typer.Option(help="Annotated texts, or relations.npz: what heads link there joins the roles."),
+    ] = None,
     control: Annotated[
         str | None, typer.Option(help="untrained: study the same architecture with random weights beside.")
     ] = None,
@@ -53,6 +57,8 @@ def heads(
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
 
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`
+
+    - `attnscope heads --file sample_texts/alice.txt --split paragraph --relations treebank.conllu`
     """
     from attnscope.studies.heads_files import StudyOrder, study
     from attnscope.studies.inputs import LoadOptions, TextsWanted
@@ -60,7 +66,7 @@ def heads(
     order = StudyOrder(
         texts=TextsWanted(text, tuple(file or ()), split, field), probe=probe, thresholds=tuple(thresholds or ()),
         measures=measures, chunk=chunk, stride=stride, frequencies=frequencies, control=control, shard=shard, out=out,
-        formats=formats,
+        formats=formats, relations=relations,
     )  # fmt: skip
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
     with options.progress(quiet) as report:

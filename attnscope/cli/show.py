@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def show(
     record: Annotated[
-        Path, typer.Argument(help="A record that attnscope saved: weights.npz, record.json, heads.npz, or its folder.")
+        Path,
+        typer.Argument(help="A record that attnscope saved: weights.npz, heads.npz, relations.npz, or its folder."),
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Draw its figures into this folder.")] = None,
     formats: Annotated[
@@ -34,12 +35,15 @@ def show(
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
     from attnscope.records.findings import HEADS_SCHEMA
+    from attnscope.records.relations import RELATIONS_SCHEMA
     from attnscope.records.storage import schema_of
     from attnscope.views.figures import Style
 
     record = _file_of(record)
     if schema_of(record) == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
+    elif schema_of(record) == RELATIONS_SCHEMA:
+        _show_relations(record, out, formats, json, quiet)
     else:  # a file that names no schema is refused there
         style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
         _show_heatmap(record, out, formats, query, pick, style, json, quiet)
@@ -89,7 +93,19 @@ def _show_heads(
     print_findings(loaded, paths, measures, json)
 
 
+def _show_relations(record: Path, out: Path | None, formats: str | None, json: bool, quiet: bool) -> None:
+    """Draws a record of relations."""
+    from attnscope.cli.relations import print_relations
+    from attnscope.records.relations import load
+    from attnscope.studies.relation_files import drawn_again
+
+    loaded = load(record)
+    paths = drawn_again(loaded, out, formats)
+    options.say(loaded.run.get("notes", ()), quiet)
+    print_relations(loaded, paths, json)
+
+
 def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
-    known = ("heads.npz", "weights.npz", "record.json")
+    known = ("heads.npz", "relations.npz", "weights.npz", "record.json")
     return next((record / name for name in known if (record / name).is_file()), record)

@@ -55,7 +55,7 @@ class Relation:
         low: Lower end of its 95% interval; NaN with fewer than 2 texts.
         high: Upper end.
         mass: Mean weight on the targets.
-        p: One-sided p-value against the baseline and its margin; NaN without a verdict.
+        p: One-sided p-value against the baseline; NaN without a verdict.
         q: The same after Benjamini-Hochberg over heads x relations.
         found: Which heads express the relation, (layer, head), bool.
     """
@@ -129,6 +129,8 @@ class Example:
         words: The words, in order.
         spaced: Whether a space stands before each word.
         links: Links of this relation alone.
+        cut_before: Whether the text has words before these.
+        cut_after: Whether it has words after these.
     """
 
     relation: str
@@ -139,6 +141,8 @@ class Example:
     words: tuple[str, ...]
     spaced: tuple[bool, ...]
     links: tuple[ExampleLink, ...]
+    cut_before: bool = False
+    cut_after: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +186,8 @@ class Relations:
 
     def roles(self) -> dict[tuple[int, int], list[Role]]:
         """The relations that heads express, as roles: (layer, head) -> roles, the furthest above its baseline first."""
-        margin, held = float(self.options.get("margin", 0.0)), dict[tuple[int, int], list[Role]]()
+        margin = float(self.options.get("margin", 0.0))
+        held: dict[tuple[int, int], list[Role]] = {}
         for one in self.relations:
             for place in ((int(layer), int(head)) for layer, head in np.argwhere(one.found)):
                 held.setdefault(place, []).append(
@@ -327,7 +332,12 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
     known = dict(findings.options.get("roles") or {})
     described = {"sources": relations.corpus.get("sources"), "sha256": relations.corpus.get("sha256")}
     options = dict(findings.options) | {"roles": known | told, "relations": described}
-    return replace(findings, heads=heads, options=options)
+    corpus = dict(findings.corpus) | {
+        "problems": [*findings.corpus.get("problems", ()), *relations.corpus.get("problems", ())],
+        "complete": findings.corpus.get("complete", True) and relations.corpus.get("complete", True),
+    }
+    run = dict(findings.run) | {"notes": [*findings.run.get("notes", ()), *relations.run.get("notes", ())]}
+    return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
 
 
 def explained(name: str) -> str:

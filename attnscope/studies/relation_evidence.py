@@ -1,11 +1,12 @@
 """What is added up about a relation over texts, and from there to evidence: intervals, simple rules, verdicts.
 
-A head expresses a relation where the lower end of its interval is MARGIN above the best simple rule, and a one-sided
-test against that limit holds at a false discovery rate of LEVEL over all heads x relations. The test is that of
-`core.running` over texts, and beside it the binomial test over links: the larger p counts. Where all texts of a few
-say the same, the first finds no spread and would take any head for certain.
+A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
+rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. The test is
+that of `core.running` over texts, and beside it the binomial test over links: the larger p counts. Where all texts of a
+few say the same, the first finds no spread and would take any head for certain.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -149,7 +150,7 @@ class _Measured:
         self.name, self.tally = name, tally
         n, of = tally.links[_SCORING], tally.rules[_SCORING]
         best = int(of.argmax())
-        self.rule, self.baseline = (RULES[best], of[best] / n) if n else ("", np.nan)
+        self.rule, self.baseline = (RULES[best], float(of[best] / n)) if n else ("", math.nan)
         self.why_not = self._why_no_verdict()
         scored = tally.heads(_SCORING)
         self.accuracy, self.mass = (tally.only_there(part) for part in np.moveaxis(scored.ratio(), -1, 0))
@@ -166,10 +167,9 @@ class _Measured:
         return ""
 
     def _p(self, scored: RunningSums, n: int) -> Floats:
-        limit = self.baseline + MARGIN
-        over_texts = scored.p_above(np.array([limit, np.nan]))[..., 0]
+        over_texts = scored.p_above(np.array([self.baseline, np.nan]))[..., 0]
         hits = np.floor(scored.total("s")[..., 0] + 1e-9)
-        over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, min(limit, 1.0)))
+        over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
         larger: Floats = np.maximum(over_texts, over_links)
         return larger
 
@@ -185,7 +185,7 @@ class _Measured:
             n_texts_scored=tally.texts[_SCORING],
             left_out=dict(tally.left_out),
             rule=self.rule,
-            baseline=float(self.baseline),
+            baseline=self.baseline,
             why_no_verdict=self.why_not,
             choice=tally.only_there(tally.heads(_CHOOSING).ratio()[..., 0]),
             accuracy=self.accuracy,

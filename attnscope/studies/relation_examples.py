@@ -27,7 +27,9 @@ def example(model: Model, relation: Relation, text: AnnotatedText, placed: Place
     tokens, device = placed.chunk.tokens, model.info.device
     kept = Weights([layer], [head])
     with torch.no_grad():
-        ids, segments = (torch.from_numpy(part.astype(np.int64))[None].to(device) for part in (tokens.ids, tokens.segments))
+        ids, segments = (
+            torch.from_numpy(part.astype(np.int64))[None].to(device) for part in (tokens.ids, tokens.segments)
+        )
         model.run(Batch(ids, None, segments), kept)
     (maps,) = kept.maps.values()
     weights, units = maps[layer][0], torch.from_numpy(placed.unit)
@@ -49,6 +51,7 @@ def example(model: Model, relation: Relation, text: AnnotatedText, placed: Place
         relation.name, layer, head, text.source, text.line + text.text.count("\n", 0, text.words[first][0]),
         tuple(" ".join(text.word(w).split()) for w in words),
         tuple(w > first and text.words[w - 1][1] < text.words[w][0] for w in words), tuple(links),
+        first > 0, stop < len(text.words),
     )  # fmt: skip
 
 

@@ -10,9 +10,9 @@ from attnscope.models.model import Model
 from attnscope.records import relations as records
 from attnscope.records.relations import RELATIONS_SCHEMA, Relations
 from attnscope.records.storage import schema_of
-from attnscope.studies.heads import Report
-from attnscope.studies.inputs import LoadOptions, named_formats, require_writable
+from attnscope.studies.inputs import LoadOptions, formats_again, named_formats, require_writable
 from attnscope.studies.relations import RelationsOptions, relations
+from attnscope.studies.texts import Report
 from attnscope.views.figures import FIGURE_FORMATS
 
 FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
@@ -35,7 +35,9 @@ class RelationsOrder:
     formats: str | None = None
 
 
-def study(spec: str, order: RelationsOrder, loading: LoadOptions, report: Report | None) -> tuple[Relations, list[Path]]:
+def study(
+    spec: str, order: RelationsOrder, loading: LoadOptions, report: Report | None
+) -> tuple[Relations, list[Path]]:
     """Loads a model, studies the relations of annotated files, and writes the files.
 
     Raises:
@@ -83,15 +85,8 @@ def drawn_again(found: Relations, out: Path | None, formats: str | None) -> list
     Raises:
         AttnscopeError: There is no such format, or no folder for it.
     """
-    names = [name for name in (formats or "text" if out is None else formats or "png").split(",") if name.strip()]
-    files = [name for name in names if name.strip().lower() != "text"]
-    if out is None:
-        if files:
-            raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-        return []
-    wanted = formats_from(",".join(files)) if files else ()
-    require_writable(out)
-    return write(found, out, wanted)
+    wanted = formats_again(out, formats, FORMATS)
+    return [] if out is None else write(found, out, wanted)
 
 
 def write(found: Relations, out: Path, formats: Sequence[str]) -> list[Path]:

@@ -17,10 +17,20 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, batches, chunks
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
 from attnscope.records.relations import Relations
-from attnscope.studies.heads import DENSE_BUDGET, LONG, Progress, Report
+from attnscope.studies.heads import DENSE_BUDGET, LONG
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.memory import give_memory_back, sparing
-from attnscope.studies.relation_evidence import FEWEST_LINKS, FEWEST_TEXTS, LEVEL, MARGIN, Tally, judged, like_words, rule_hits
+from attnscope.studies.relation_evidence import (
+    FEWEST_LINKS,
+    FEWEST_TEXTS,
+    LEVEL,
+    MARGIN,
+    Tally,
+    judged,
+    like_words,
+    rule_hits,
+)
+from attnscope.studies.texts import Progress, Report, padded
 
 if TYPE_CHECKING:
     from attnscope.core.relations import LinkFacts, LinkSums
@@ -131,7 +141,10 @@ def _nothing(done: _Done, options: RelationsOptions) -> tuple[str, str]:
         reasons.update(tally.left_out)
     if reasons:
         reason, n = reasons.most_common(1)[0]
-        return f"no link can be measured: of most ({n}) {reason}", "choose other texts, another --unit, or longer chunks"
+        return (
+            f"no link can be measured: of most ({n}) {reason}",
+            "choose other texts, another --unit, or longer chunks",
+        )
     if options.only is not None:
         return f"there is no relation {', '.join(options.only)} in these texts", "leave out --only to see all"
     return "there is no link in these texts", "give texts whose annotation has some"
@@ -308,13 +321,9 @@ def _batch(batch: Sequence[Chunk], device: str) -> Batch:
     """Token numbers of chunks, padded."""
     import torch
 
-    lengths = [len(chunk) for chunk in batch]
-    ids = np.zeros((len(batch), max(lengths)), np.int64)
-    segments, real = np.zeros_like(ids), np.zeros(ids.shape, np.bool_)
-    for row, chunk in enumerate(batch):
-        ids[row, : len(chunk)] = chunk.tokens.ids
-        segments[row, : len(chunk)] = chunk.tokens.segments
-        real[row, : len(chunk)] = True
+    tokens = [chunk.tokens for chunk in batch]
+    ids, segments = padded([t.ids for t in tokens]), padded([t.segments.astype(np.int64) for t in tokens])
+    real = padded([np.ones(len(t), np.bool_) for t in tokens])
     mask = None if real.all() else torch.from_numpy(real).to(device)
     return Batch(torch.from_numpy(ids).to(device), mask, torch.from_numpy(segments).to(device))
 
@@ -325,8 +334,7 @@ def _facts(parts: Sequence[_Part], device: str, n_cells: int) -> LinkFacts:
 
     from attnscope.core.relations import LinkFacts
 
-    width = max(len(part.placed.chunk) for part in parts)
-    units = np.full((len(parts), width), -1, np.int64)
+    units = padded([part.placed.unit + 1 for part in parts]) - 1
     row_text: list[int] = []
     pieces: list[tuple[int, int]] = []
     own: list[tuple[int, int]] = []
@@ -335,7 +343,6 @@ def _facts(parts: Sequence[_Part], device: str, n_cells: int) -> LinkFacts:
     link_cell: list[int] = []
     first_cell = 0
     for text, part in enumerate(parts):
-        units[text, : len(part.placed.unit)] = part.placed.unit
         cells = {cell.relation: first_cell + place for place, cell in enumerate(part.cells)}
         first_cell += len(part.cells)
         rows: dict[tuple[int, ...], int] = {}
