@@ -6,6 +6,7 @@ that of `core.running` over texts, and beside it the binomial test over links: t
 few say the same, the first finds no spread and would take any head for certain.
 """
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -105,8 +106,12 @@ class Tally:
         return made
 
     def deal(self, hits: NDArray[np.int64], n: int) -> int:
-        """Takes down a text's links, and says which half it belongs to: the two in turn."""
-        half = sum(self.texts) % 2
+        """Takes down a text's links, and says which half it belongs to: of every two texts one to each, by lot.
+
+        Not in turn: where texts come in pairs of opposites, each half would have one kind alone.
+        """
+        pair, second = divmod(sum(self.texts), 2)
+        half = (_lot(pair) + second) % 2
         self.texts[half] += 1
         self.links[half] += n
         self.rules[half] += hits
@@ -131,6 +136,11 @@ class Tally:
     def only_there(self, values: Floats) -> Floats:
         """Values by (layer, head), NaN where there is no such head."""
         return np.where(self._there, values, np.nan)
+
+
+def _lot(number: int) -> int:
+    """0 or 1: a coin that falls the same way each time."""
+    return hashlib.blake2b(str(number).encode(), digest_size=1).digest()[0] % 2
 
 
 def judged(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:

@@ -95,7 +95,7 @@ def explanation(found: Relations) -> str:
     return (
         "accuracy: how often the source's largest weight, among other words, is on a target, by the head that does "
         "best on one half of the texts, on the other half; n: links there; baseline: the best simple rule there "
-        f"(a fixed offset in words, or the same word); yes: the interval's lower end is {above}{few}"
+        f"(a fixed offset in words, or the same word); expressed: the interval's lower end is {above}{few}"
     )
 
 
