@@ -10,6 +10,9 @@
     found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
 
+    links = attnscope.relations(model, "sample_texts/dependencies.conllu")
+    links["case→head"].best  # the head that best expresses it: (layer, head)
+
 Importing it loads no torch; the first use of a model does.
 """
 
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
     from attnscope.core.multihead import MultiHeadAttention
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
@@ -26,33 +30,48 @@ if TYPE_CHECKING:
     from attnscope.records import load as load_record
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.records.relations import Relations
+    from attnscope.records.relations import load as load_relations
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.relations import RelationsOptions, relations
 
 _PUBLIC = {
+    "AnnotatedCorpus": "attnscope.annotated:AnnotatedCorpus",
+    "AnnotatedText": "attnscope.annotated:AnnotatedText",
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Corpus": "attnscope.corpus:Corpus",
     "Findings": "attnscope.records.findings:Findings",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
+    "Link": "attnscope.annotated:Link",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "Relations": "attnscope.records.relations:Relations",
+    "RelationsOptions": "attnscope.studies.relations:RelationsOptions",
     "Tokens": "attnscope.records:Tokens",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
     "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
+    "load_relations": "attnscope.records.relations:load",
+    "relations": "attnscope.studies.relations:relations",
 }
 
 __all__ = [
+    "AnnotatedCorpus",
+    "AnnotatedText",
     "AttentionMap",
     "AttnscopeError",
     "Corpus",
     "Findings",
     "HeadsOptions",
     "Heatmap",
+    "Link",
     "MultiHeadAttention",
+    "Relations",
+    "RelationsOptions",
     "Tokens",
     "__version__",
     "heads",
@@ -60,6 +79,8 @@ __all__ = [
     "load",
     "load_findings",
     "load_record",
+    "load_relations",
+    "relations",
 ]
 
 

@@ -70,7 +70,9 @@ def main() -> None:
         margins[label] = round(float(one.accuracy[one.best]) - one.baseline, 3)
     middle = {name: statistics.median(seconds) for name, seconds in times.items()}
     ratios = {
-        f"{name}_over_plain": round(statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True)), 3)
+        f"{name}_over_plain": round(
+            statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True)), 3
+        )
         for name in ("study", "forward")
     }
     print(json.dumps({

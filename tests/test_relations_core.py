@@ -26,7 +26,9 @@ WEIGHTS = [
 ]
 
 
-def facts_of(units: Sequence[Sequence[int]], links: Sequence[tuple[int, Sequence[int], Sequence[int], int]]) -> LinkFacts:
+def facts_of(
+    units: Sequence[Sequence[int]], links: Sequence[tuple[int, Sequence[int], Sequence[int], int]]
+) -> LinkFacts:
     """Facts of links (text, source words, target words, cell)."""
     rows: dict[tuple[int, tuple[int, ...]], int] = {}
     for text, source, _, _ in sorted(links):
@@ -103,7 +105,9 @@ def by_loops(weights: Any, units: Any, links: Any, n_cells: int) -> tuple[Any, A
     return hits, mass
 
 
-def made_up(seed: int, n_texts: int, length: int) -> tuple[list[list[int]], list[tuple[int, list[int], list[int], int]]]:
+def made_up(
+    seed: int, n_texts: int, length: int
+) -> tuple[list[list[int]], list[tuple[int, list[int], list[int], int]]]:
     """Units of texts of up to that length, with gaps and padding, and links between them."""
     chance = np.random.default_rng(seed)
     units, links = [], []

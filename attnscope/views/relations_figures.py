@@ -138,7 +138,7 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
 
     shown = map_of(found)
     cmap = mpl.colormaps["Blues"]
-    names = [printable(one.name, 40) for one in shown.relations]
+    names = [lettering.spell(printable(one.name, 40)) for one in shown.relations]
     left = layout.MARGIN_PX + 16 + math.ceil(max(lettering.width_px(name, _TEXT_PX) for name in names))
     gap = 7 if len(shown.groups) > 1 else 0
     table_px = 530
@@ -223,12 +223,12 @@ def _row(page: Page, relation: Relation, name: str, left: float, right: float, t
     row, how = summary.row(relation), summary.verdict(relation)
     ink = INK if how in ("yes", "others") else FAINT
     weight = "bold" if how in ("yes", "others") else "normal"
-    page.write(left - 10, y, page.lettering.spell(name), _TEXT_PX, ha="right", color=ink, weight=weight)
+    page.write(left - 10, y, name, _TEXT_PX, ha="right", color=ink, weight=weight)
     cells = (row.head, row.accuracy, row.interval, row.baseline, row.rule, row.n)
     for (title, x, side), text in zip(_TABLE, cells, strict=True):
         if top == _TOP_PX:
             page.write(right + x, _TOP_PX - 12, title, 11.0, ha=side, color=FAINT)
-        page.write(right + x, y, text, _TEXT_PX, ha=side, color=ink)
+        page.write(right + x, y, page.lettering.spell(text), _TEXT_PX, ha=side, color=ink)
 
 
 def _dots(page: Page, shown: Map, starts: Sequence[float], cell: int) -> None:
