@@ -85,8 +85,9 @@ def main() -> None:
 
 def markdown(found) -> str:
     lines = [
-        "| relation | head | accuracy | 95% interval | best simple rule | n | expressed |", "|---|---|---:|---|---|---:|---|",
-    ]  # fmt: skip
+        "| relation | head | accuracy | 95% interval | best simple rule | n | expressed |",
+        "|---|---|---:|---|---|---:|---|",
+    ]
     for one in found.ranked:
         if one.found.any() or one.name.split("→")[0] in ASKED:
             cells = row(one)

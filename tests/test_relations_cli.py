@@ -115,7 +115,8 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study: Run, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [(("show", "out"), ("torch", "transformers", "matplotlib", "conllu")),
-     (("show", "out", "-o", "drawn"), ("torch", "transformers")), (("relations", "--help"), ("torch", "numpy", "conllu"))],
+     (("show", "out", "-o", "drawn"), ("torch", "transformers")),
+     (("relations", "--help"), ("torch", "numpy", "conllu"))],
 )  # fmt: skip
 def test_records_need_no_model(study: Run, tmp_path: Path, arguments: tuple[str, ...], heavy: tuple[str, ...]) -> None:
     study(TREES, "-o", "out", "-f", "npz")
@@ -208,10 +209,10 @@ def test_the_map_has_what_is_expressed_and_the_frequent() -> None:
 def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None:
     from attnscope.views.relations_figures import draw
 
+    nothing = np.full((1, 1), np.nan)
     if shape == (1, 1):
         found = Relations({}, {}, {}, "encoder", tuple(
-            Relation("x→head", 1, 1, 0, 0, {}, "", np.nan, "few", *[np.full((1, 1), np.nan)] * 7, np.zeros((1, 1), bool))
-            for _ in range(2)
+            Relation("x→head", 1, 1, 0, 0, {}, "", np.nan, "few", *[nothing] * 7, nothing > 0) for _ in range(2)
         ))  # fmt: skip
     else:
         found = made_up(60, shape, hostile="$\\alpha$ 中\u202e", shown=3)
