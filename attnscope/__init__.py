@@ -14,6 +14,8 @@
     alike.tables[0].distances  # (head, head)
     attnscope.trace_example("cat").of("weights", 0)  # the worked example, number by number
     attnscope.cost("gpt3", 2048).value("kv_cache_own_float16")  # bytes
+    links = attnscope.relations(model, "sample_texts/dependencies.conllu")
+    links["case→head"].best  # the head that best expresses it: (layer, head)
 
 Importing it loads no torch; the first use of a model does.
 """
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
     from attnscope.core.multihead import MultiHeadAttention
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from attnscope.records.findings import load as load_findings
     from attnscope.records.pooled import PooledHeatmap
     from attnscope.records.pooled import load as load_pooled
+    from attnscope.records.relations import Relations
+    from attnscope.records.relations import load as load_relations
     from attnscope.records.rollouts import Rollout
     from attnscope.records.rollouts import load as load_rollout
     from attnscope.studies.batch import BatchOptions, batch
@@ -45,11 +50,14 @@ if TYPE_CHECKING:
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
     from attnscope.studies.pooled import pooled_heatmap
+    from attnscope.studies.relations import RelationsOptions, relations
     from attnscope.studies.rollout import rollout
     from attnscope.studies.split import SplitOptions, split, split_example
     from attnscope.studies.trace import trace, trace_example
 
 _PUBLIC = {
+    "AnnotatedCorpus": "attnscope.annotated:AnnotatedCorpus",
+    "AnnotatedText": "attnscope.annotated:AnnotatedText",
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Batch": "attnscope.records.batches:Batch",
@@ -60,11 +68,14 @@ _PUBLIC = {
     "HeadComparison": "attnscope.records.comparison:HeadComparison",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
+    "Link": "attnscope.annotated:Link",
     "MinimalPair": "attnscope.records.comparison:MinimalPair",
     "ModelComparison": "attnscope.records.comparison:ModelComparison",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
     "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
+    "Relations": "attnscope.records.relations:Relations",
+    "RelationsOptions": "attnscope.studies.relations:RelationsOptions",
     "Rollout": "attnscope.records.rollouts:Rollout",
     "SplitOptions": "attnscope.studies.split:SplitOptions",
     "Tokens": "attnscope.records:Tokens",
@@ -81,8 +92,10 @@ _PUBLIC = {
     "load_findings": "attnscope.records.findings:load",
     "load_pooled": "attnscope.records.pooled:load",
     "load_record": "attnscope.records:load",
+    "load_relations": "attnscope.records.relations:load",
     "load_rollout": "attnscope.records.rollouts:load",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
+    "relations": "attnscope.studies.relations:relations",
     "rollout": "attnscope.studies.rollout:rollout",
     "split": "attnscope.studies.split:split",
     "split_example": "attnscope.studies.split:split_example",
@@ -91,6 +104,8 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AnnotatedCorpus",
+    "AnnotatedText",
     "AttentionMap",
     "AttnscopeError",
     "Batch",
@@ -101,11 +116,14 @@ __all__ = [
     "HeadComparison",
     "HeadsOptions",
     "Heatmap",
+    "Link",
     "MinimalPair",
     "ModelComparison",
     "MultiHeadAttention",
     "PickedHeads",
     "PooledHeatmap",
+    "Relations",
+    "RelationsOptions",
     "Rollout",
     "SplitOptions",
     "Tokens",
@@ -123,8 +141,10 @@ __all__ = [
     "load_findings",
     "load_pooled",
     "load_record",
+    "load_relations",
     "load_rollout",
     "pooled_heatmap",
+    "relations",
     "rollout",
     "split",
     "split_example",

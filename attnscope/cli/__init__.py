@@ -17,6 +17,7 @@ from attnscope.cli.cost import cost
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.relations import relations
 from attnscope.cli.rollout import rollout
 from attnscope.cli.show import show
 from attnscope.cli.split import split
@@ -38,6 +39,7 @@ app.command()(heads)
 app.command()(merge)
 app.command()(rollout)
 app.command()(compare)
+app.command()(relations)
 app.command()(show)
 app.command()(trace)
 app.command()(split)

@@ -66,7 +66,6 @@ def compare(
 
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
-    from attnscope.cli.heads import fail_if_not_whole
     from attnscope.records.comparison import HeadComparison, ModelComparison
     from attnscope.studies.compare_files import CompareOrder, study
     from attnscope.studies.heatmap import Choice
@@ -84,7 +83,7 @@ def compare(
     options.say(found.run.get("notes", ()), quiet)
     print_comparison(found, paths, json)
     if isinstance(found, HeadComparison | ModelComparison):
-        fail_if_not_whole(found)
+        options.fail_if_not_whole(found.corpus)
 
 
 def print_comparison(found: "Comparison", paths: list[Path], json: bool) -> None:

@@ -13,6 +13,7 @@ _SHOWN_BY = {
     "attnscope.pooled": "heatmap",
     "attnscope.rollout": "rollout",
     "attnscope.compare": "compare",
+    "attnscope.relations": "relations",
     "attnscope.trace": "trace",
     "attnscope.split": "split",
     "attnscope.cost": "cost",
@@ -20,8 +21,8 @@ _SHOWN_BY = {
 """The module beside this one whose `show_saved` shows a record, by the record's schema without its version."""
 
 _FILES = (
-    "heads.npz", "rollout.npz", "compare.npz", "trace.npz", "split.json", "cost.json", "pooled.npz", "weights.npz",
-    "record.json",
+    "heads.npz", "rollout.npz", "compare.npz", "relations.npz", "trace.npz", "split.json", "cost.json", "pooled.npz",
+    "weights.npz", "record.json",
 )  # fmt: skip
 """How commands name the record in the folder that they write to."""
 

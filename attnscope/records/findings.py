@@ -53,8 +53,9 @@ class Role:
         low: Lower end of its 95% interval; NaN for a tentative role.
         high: Upper end.
         baseline: What it had to beat beside the threshold: uniform attention, or the best fixed offset.
-        threshold: What it had to reach.
-        p: One-sided p-value against the larger of threshold and baseline; NaN for a tentative role.
+        threshold: What it had to reach; of relations, what the lower end had to reach.
+        p: One-sided p-value against the larger of threshold and baseline (of relations, against the baseline); NaN for
+            a tentative role.
         q: The same after Benjamini-Hochberg over heads x roles.
         tentative: True where there are too few texts for an interval.
         active_share: For roles on an `_active` measure: the share of attention that it speaks of; else None.

@@ -27,8 +27,9 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.comparison import Arrangement, HeadComparison, HeadPlace, ModelComparison, PairTable
 from attnscope.records.findings import Findings
 from attnscope.records.maps import divided_by_rest
-from attnscope.studies.heads import DENSE_BUDGET, give_memory_back
+from attnscope.studies.heads import DENSE_BUDGET
 from attnscope.studies.heatmap import Choice, run_of
+from attnscope.studies.memory import give_memory_back
 from attnscope.studies.texts import (
     Progress,
     Report,

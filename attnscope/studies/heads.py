@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import math
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +32,7 @@ from attnscope.models.model import Batch, Embeds, Model, Projects, Trained
 from attnscope.records import Tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.heatmap import run_of
+from attnscope.studies.memory import give_memory_back, sparing
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from
 from attnscope.studies.tally import Tally, pair_hits
@@ -53,7 +51,6 @@ from attnscope.studies.texts import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention import AttentionCall, Probe
     from attnscope.core.measures import SumsOf, TextFacts
 
 LONG = 128
@@ -286,7 +283,7 @@ class _Study:
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
                 probe = Sums(facts, output_projections=self._factors)
-                self.model.run(given, probe if facts.real.shape[1] < LONG else _sparing(probe))
+                self.model.run(given, probe if facts.real.shape[1] < LONG else sparing(probe))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             kept = Weights()
             self.model.run(given, kept)
@@ -422,36 +419,6 @@ def _counts(
     if options.frequencies is not None:
         return read_frequencies(options.frequencies, encode)
     return count_tokens(texts, encode, special)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """What glibc has for giving freed memory back to the system; None elsewhere."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-        return found
-    return None
-
-
-def give_memory_back() -> None:
-    """Gives back what batches have freed: glibc keeps it, in pieces that the next batch's other shapes do not fit.
-
-    Without, a process holds four times as much after 90,000 tokens as after 9,000.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-def _sparing(probe: Probe) -> Probe:
-    """A probe that gives memory back after each layer, which costs long texts little."""
-
-    def observed(call: AttentionCall) -> Tensor:
-        output = probe(call)
-        give_memory_back()
-        return output
-
-    return observed
 
 
 def _n_threads() -> int:

@@ -11,9 +11,11 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, Vocabulary
 from attnscope.records import findings as records
 from attnscope.records.findings import Findings
+from attnscope.records.relations import with_relations
 from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
+from attnscope.studies.inputs import LoadOptions, TextsWanted, formats_again, named_formats, require_writable
 from attnscope.studies.merging import merged
+from attnscope.studies.relation_files import relations_of, require_relations
 from attnscope.studies.roles import thresholds_from
 from attnscope.studies.texts import Report
 from attnscope.views.figures import FIGURE_FORMATS
@@ -39,6 +41,7 @@ class StudyOrder:
     shard: str
     out: Path | None
     formats: str | None
+    relations: Path | None = None
 
 
 def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | None) -> tuple[Findings, list[Path]]:
@@ -59,12 +62,18 @@ def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | N
         control=_is_untrained(order.control),
     )
     corpus = _corpus(order)
+    if order.relations is not None:
+        if options.shard != (1, 1):
+            raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
+        require_relations(order.relations)
     if order.out is not None:
         require_writable(order.out)
     if order.measures is not None:
         _require_measures(order.measures)
     model = loading.load(spec)
     found = heads(model, corpus if corpus is not None else _probe(model), options, report)
+    if order.relations is not None:
+        found = with_relations(found, relations_of(model, order.relations, report))
     return found, [] if order.out is None else write(found, order.out, formats)
 
 
@@ -87,15 +96,8 @@ def drawn_again(found: Findings, out: Path | None, formats: str | None) -> list[
     Raises:
         AttnscopeError: There is no such format, or no folder for it.
     """
-    names = [name for name in (formats or "text" if out is None else formats or "png").split(",") if name.strip()]
-    files = [name for name in names if name.strip().lower() != "text"]
-    if out is None:
-        if files:
-            raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-        return []
-    wanted = formats_from(",".join(files)) if files else ()
-    require_writable(out)
-    return write(found, out, wanted)
+    wanted = formats_again(out, formats, FORMATS)
+    return [] if out is None else write(found, out, wanted)
 
 
 def write(found: Findings, out: Path, formats: Sequence[str]) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -253,7 +253,7 @@ def _further_px(box: Box) -> float:
     return min(box[3] * 0.26, box[2] * 0.16, 18.0)
 
 
-def _draw_cells(page: _Page, cells: Sequence[Cell]) -> None:
+def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
     page.fill([cell.box for cell in cells], [cell.fill for cell in cells])
     squares: list[tuple[Box, str]] = []
     tracks: list[Box] = []
@@ -324,7 +324,7 @@ def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: flo
     return Entry(mark, name, heads, lines)
 
 
-def _draw_entry(page: _Page, x: float, y: float, entry: Entry) -> None:
+def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
     page.fill([(x, y, 32, 26)], [entry.mark.color])
     page.write(x + 16, y + 13, entry.mark.glyph, 15, ha="center", weight="bold", color=ink_on(entry.mark.color))
     page.write(x + 44, y + 11, entry.name, layout.PANEL_TITLE_PX, ha="left", weight="bold")
@@ -464,8 +464,14 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     return page
 
 
-def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lettering) -> Canvas:
-    """A large map of one measure, with numbers where cells have room for them."""
+def measure_page(
+    findings: Findings,
+    measure: str,
+    scale: Scale,
+    lettering: Lettering,
+    written: Callable[[float], str] = number,
+) -> Canvas:
+    """A large map of one measure, with numbers, `written`, where cells have room for them."""
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     several = len(shapes) > 1
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
@@ -507,7 +513,7 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     if numbers:
         lefts = layout.MARGIN_PX + _LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
-        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals))
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals, written))
     bar = (layout.MARGIN_PX + _LEFT_PX, bar_y, 420, 14)
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
     unit = heads_summary.unit_of(findings, measure)
@@ -523,6 +529,7 @@ def numbers_of(
     corners: Mapping[str, tuple[float, float]],
     cell: tuple[int, int],
     intervals: bool,
+    written: Callable[[float], str] = number,
 ) -> list[Number]:
     """The value of each head, and below it how far its interval reaches."""
     cmap, size = _colormap(scale), min(18.0, cell[0] * 0.26)
@@ -534,9 +541,10 @@ def numbers_of(
         left, top = corners[head.kind]
         x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
         ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
-        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), number(value), size, ink))
+        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), written(value), size, ink))
         if intervals and math.isfinite(half):
-            found.append(Number(x, y + cell[1] * 0.22, _half(half), size * 0.7, ink))
+            said = _half(half) if written is number else f"±{written(half)}"
+            found.append(Number(x, y + cell[1] * 0.22, said, size * 0.7, ink))
     return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from attnscope.records.findings import Findings, Head, Role
+from attnscope.records.relations import Relations
 
 UNCLASSIFIED = "·"
 UNDEFINED = "–"
@@ -151,7 +152,7 @@ def title_of(findings: Findings, measure: str) -> str:
     return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
 
 
-def corpus_line(findings: Findings) -> str:
+def corpus_line(findings: Findings | Relations) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"."""
     corpus = findings.corpus
     parts = [
@@ -182,7 +183,7 @@ def role_notes(findings: Findings) -> list[str]:
     return said
 
 
-def corpus_notes(findings: Findings) -> list[str]:
+def corpus_notes(findings: Findings | Relations) -> list[str]:
     """What is amiss with the texts: one sentence each."""
     said = []
     if findings.corpus.get("complete") is False:
