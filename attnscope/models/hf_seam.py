@@ -13,7 +13,7 @@ import contextlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,20 +122,38 @@ def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, li
     return _forward(model, inputs, _Run(None, None))
 
 
-def perform(model: PreTrainedModel, inputs: Mapping[str, Any], plan: Plan, probe: Probe) -> Any:
+def perform(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    plan: Plan,
+    probe: Probe,
+    *,
+    through: Callable[..., Any] | None = None,
+    skipped: Mapping[nn.Module, int] | None = None,
+) -> Any:
     """Runs a model with the probe at the seam of every attention; returns what its forward returned.
+
+    Args:
+        model: The model.
+        inputs: What its forward gets.
+        plan: Which call is which.
+        probe: What happens at the seam.
+        through: What is called instead of the model, to run it: with a head on top, say, or only in part.
+        skipped: How many of its first calls a module does not make, as a part of the model is not computed.
 
     Raises:
         AttnscopeError: It computed other attentions than the plan says.
     """
-    return _forward(model, inputs, _Run(plan, probe))[0]
+    return _forward(model, inputs, _Run(plan, probe, calls=Counter(skipped or {})), through)[0]
 
 
-def _forward(model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run) -> tuple[Any, list[Seen]]:
+def _forward(
+    model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run, through: Callable[..., Any] | None = None
+) -> tuple[Any, list[Seen]]:
     with switched(model, implementation_for(model)):
         token = _run.set(run)
         try:
-            output = model(**inputs)
+            output = (through or model)(**inputs)
         finally:
             _run.reset(token)
     run.check_complete()

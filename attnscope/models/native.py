@@ -23,6 +23,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.layouts import Encoder, Layout, Shape, native_info, supports
 from attnscope.models.model import Batch, ModelInfo, Tokenizer
+from attnscope.models.rerun import Outputs, Rerun
 from attnscope.models.tokenizer import FastTokenizer
 
 __all__ = ["NativeModel", "load_native", "supports"]
@@ -82,6 +83,17 @@ class NativeModel:
         self._check(ids, segments)
         output: Tensor = self._network(ids, mask, segments, probe)
         return output
+
+    loss = None
+    resumes = True
+
+    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True) -> Outputs:
+        """As `run`; there is no language-model head, so there are no logits."""
+        return Outputs(self.run(batch, probe))
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        return Rerun(lambda given, probe, block_of, first: self.outputs(given, probe), batch, list(self._network.layers))
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
