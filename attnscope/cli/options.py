@@ -13,8 +13,8 @@ import typer
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnscope.studies.heads import Progress as Done
-    from attnscope.studies.heads import Report
+    from attnscope.studies.texts import Progress as Done
+    from attnscope.studies.texts import Report
 
 _NUMBERS = re.compile(r"\d+(-\d+)?")
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)

@@ -188,7 +188,7 @@ class Means:
     """Adds up each head's output over all real queries of all texts: their mean is what mean ablation puts in.
 
     Args:
-        real: Which queries are real, (batch, query), bool, by kind of attention; a kind that is not there has no padding.
+        real: Which queries are real, (batch, query), bool, by kind; a kind that is not there has no padding.
 
     Attributes:
         sums: Place -> sum of the outputs, (n_heads, d_value), float64, on the CPU.

@@ -42,8 +42,9 @@ def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
         "target": "cross" in kinds,
     }
     name = type(model).__name__
+    untyped: Any = model
     for loss, names in _LOSSES:
-        if suits[loss] and name in names.values() and model.get_output_embeddings() is not None:
+        if suits[loss] and name in names.values() and untyped.get_output_embeddings() is not None:
             return loss
     return None
 

@@ -93,7 +93,9 @@ class NativeModel:
 
     def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        return Rerun(lambda given, probe, block_of, first: self.outputs(given, probe), batch, list(self._network.layers))
+        return Rerun(
+            lambda given, probe, block_of, first: self.outputs(given, probe), batch, list(self._network.layers)
+        )
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""

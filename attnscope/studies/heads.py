@@ -8,7 +8,7 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,17 @@ from attnscope.studies.heatmap import run_of
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from
 from attnscope.studies.tally import Tally, pair_hits
+from attnscope.studies.texts import (
+    Progress,
+    Report,
+    padded,
+    problems_of,
+    scaled,
+    sha256_of,
+    share_read,
+    special_ids,
+    texts_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,22 +56,11 @@ if TYPE_CHECKING:
     from attnscope.core.attention import AttentionCall, Probe
     from attnscope.core.measures import SumsOf, TextFacts
 
-Report = Callable[["Progress"], None]
-
 LONG = 128
 """Tokens of a text from which on memory is given back after each layer, not only after each batch."""
 
 DENSE_BUDGET = 1024
 """Tokens in a batch, padding included, for models that only have dense weights: those of all layers are held."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a study is: texts and tokens done, and the share of the corpus that was read (None = unknown)."""
-
-    n_texts: int
-    n_tokens: int
-    share: float | None
 
 
 @dataclass(frozen=True)
@@ -117,18 +117,18 @@ def heads(
         AttnscopeError: There is no text, or the model cannot be measured.
     """
     options = options or HeadsOptions()
-    texts = corpus if isinstance(corpus, Corpus) else _listed([corpus] if isinstance(corpus, str) else corpus)
+    texts = texts_of(corpus)
     _require_measurable(model, options)
-    special = _special_ids(model)
+    special = special_ids(model)
     counts = _counts(model, texts, options, special)
     frequencies = _Frequencies.of_counts(counts)
     # Of the reading that is known to have come to the end.
-    sha256, problems = ("", []) if options.frequencies is not None else (_sha256(texts), _problems(texts))
+    sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
     study = _Study(model, frequencies, options, special)
     beside = _Study(_untrained(model, options.seed), frequencies, options, special) if options.control else None
-    complete = study.run(texts, _scaled(report, 0, 2 if beside else 1))
+    complete = study.run(texts, scaled(report, 0, 2 if beside else 1))
     if beside is not None and complete:
-        complete = beside.run(texts, _scaled(report, 1, 2))
+        complete = beside.run(texts, scaled(report, 1, 2))
     done = study.done
     if complete and not done.n_tokens and options.shard == (1, 1):
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
@@ -137,9 +137,9 @@ def heads(
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
-        "sha256": sha256 or _sha256(texts),
+        "sha256": sha256 or sha256_of(texts),
         "shards": ["{}/{}".format(*options.shard)],
-        "problems": problems or _problems(texts),
+        "problems": problems or problems_of(texts),
         "complete": complete,
     }
     run = run_of(model.info, _notes(model, done, options))
@@ -258,7 +258,7 @@ class _Study:
                 pairs.setdefault(part.text, []).append(hits)
             _give_memory_back()
             if report is not None:
-                report(Progress(self.done.n_texts + len(pairs), self.done.n_tokens + n_tokens, _share(texts)))
+                report(Progress(self.done.n_texts + len(pairs), self.done.n_tokens + n_tokens, share_read(texts)))
         found = {kind: sums.finish(list(pairs.values())) for kind, sums in held.items()}
         known = self.done.tallies
         # Whole blocks alone count, and only in one step: an interruption leaves either the old sums or the new ones.
@@ -280,7 +280,7 @@ class _Study:
         tokens = [part.tokens for part in batch]
         device = self.model.info.device
         facts = self._facts(tokens, "cpu" if self._dense else device)
-        segments = torch.from_numpy(_padded([t.segments.astype(np.int64) for t in tokens]))
+        segments = torch.from_numpy(padded([t.segments.astype(np.int64) for t in tokens]))
         mask = None if bool(facts.real.all()) else facts.real.to(device)
         given = Batch(facts.ids.to(device), mask, segments.to(device))
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
@@ -302,8 +302,8 @@ class _Study:
 
         lengths = np.array([len(t) for t in tokens])
         real = np.arange(lengths.max()) < lengths[:, None]
-        ids = _padded([t.ids for t in tokens])
-        special = _padded([t.special for t in tokens])
+        ids = padded([t.ids for t in tokens])
+        special = padded([t.special for t in tokens])
         opening = special & (np.cumsum(~special, axis=1) == 0)
         # Special tokens are in every text, and not rare at all.
         frequency = np.where(special, 0.0, self._frequencies.of(ids))
@@ -323,7 +323,7 @@ class _Study:
             ids=tensor(ids),
             cls=tensor(opening),
             sep=tensor(special & ~opening),
-            punctuation=tensor(_padded([_punctuation(t) for t in tokens])),
+            punctuation=tensor(padded([_punctuation(t) for t in tokens])),
             log_frequency=tensor(frequency),
             embeddings=embeddings,
             rarest=tensor(rarest),
@@ -376,14 +376,6 @@ class _BlockSums:
 _SUMS = ("sum", "count", "uniform_sum", "uniform_count", "offset_sum", "offset_count", "offset_uniform")
 
 
-def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Rows of different lengths as one array, filled up with zeros."""
-    padded = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
-    return padded
-
-
 def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
     """Which tokens are punctuation and nothing else."""
     bare = [label.removeprefix("##").replace("·", "") for label in tokens.labels]
@@ -432,22 +424,6 @@ def _counts(
     return count_tokens(texts, encode, special)
 
 
-def _special_ids(model: Model) -> frozenset[int]:
-    """The numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers."""
-    example = model.tokenizer.encode("a")
-    return frozenset(example.ids[example.special].tolist())
-
-
-def _sha256(texts: Corpus | Sequence[CorpusText]) -> str:
-    """Hash of the texts; empty where a Corpus has not been read to its end."""
-    if isinstance(texts, Corpus):
-        return texts.sha256
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.digested())
-    return digest.hexdigest()
-
-
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
     """What glibc has for giving freed memory back to the system; None elsewhere."""
@@ -478,46 +454,16 @@ def _sparing(probe: Probe) -> Probe:
     return observed
 
 
-def _problems(texts: Corpus | Sequence[CorpusText]) -> list[dict[str, Any]]:
-    return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
-
-
-def _scaled(report: Report | None, number: int, of: int) -> Report | None:
-    """What reports the share of one of several equal parts as that of all of them."""
-    if report is None or of == 1:
-        return report
-
-    def scaled(done: Progress) -> None:
-        report(replace(done, share=None if done.share is None else (number + done.share) / of))
-
-    return scaled
-
-
 def _n_threads() -> int:
     import torch
 
     return torch.get_num_threads()
 
 
-def _listed(texts: Sequence[str] | Sequence[CorpusText]) -> tuple[CorpusText, ...]:
-    """Texts with their numbers; blank ones are left out, as of files."""
-    kept = [text for text in texts if not isinstance(text, str) or text.strip()]
-    found = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
-    if not found:
-        raise AttnscopeError("there is no text to study", "give at least one text with words in it")
-    return found
-
-
 def _untrained(model: Model, seed: int) -> Model:
     if not isinstance(model, Trained):
         raise AttnscopeError(f"{model.info.name} has no untrained twin", "leave out --control")
     return model.untrained(seed)
-
-
-def _share(texts: Corpus | Sequence[CorpusText]) -> float | None:
-    if isinstance(texts, Corpus):
-        return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
-    return None
 
 
 def _finite(bound: float) -> float | None:

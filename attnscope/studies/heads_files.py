@@ -11,10 +11,11 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, Vocabulary
 from attnscope.records import findings as records
 from attnscope.records.findings import Findings
-from attnscope.studies.heads import HeadsOptions, Report, heads
+from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
 from attnscope.studies.merging import merged
 from attnscope.studies.roles import thresholds_from
+from attnscope.studies.texts import Report
 from attnscope.views.figures import FIGURE_FORMATS
 
 FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
