@@ -11,6 +11,7 @@ import typer
 
 from attnscope import __version__
 from attnscope.cli import options
+from attnscope.cli.ablate import ablate
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(heatmap)
 app.command()(heads)
 app.command()(merge)
+app.command()(ablate)
 app.command()(show)
 app.command()(models)
 app.command()(info)

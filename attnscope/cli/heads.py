@@ -1,7 +1,7 @@
 """`attnscope heads` and `attnscope merge`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,13 +9,6 @@ from attnscope.cli import options
 
 if TYPE_CHECKING:
     from attnscope.records.findings import Findings
-
-Formats = Annotated[
-    str | None,
-    typer.Option(
-        "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
-    ),
-]
 
 
 def heads(
@@ -45,7 +38,7 @@ def heads(
         str, typer.Option(help="Study a part of the corpus only, such as 2/8; `merge` joins them.")
     ] = "1/1",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
-    formats: Formats = None,
+    formats: options.RecordFormats = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -74,13 +67,13 @@ def heads(
         findings, paths = study(model, order, loading, report)
     options.say(findings.run.get("notes", ()), quiet)
     print_findings(findings, paths, measures, json)
-    fail_if_not_whole(findings)
+    options.fail_if_not_whole(findings.corpus)
 
 
 def merge(
     parts: Annotated[list[Path], typer.Argument(help="Records of shards (heads.npz), or the folders that hold them.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole.")],
-    formats: Formats = None,
+    formats: options.RecordFormats = None,
     json: options.Json = False,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
@@ -88,7 +81,7 @@ def merge(
 
     findings, paths = merge_files(parts, out, formats)
     print_findings(findings, paths, None, json)
-    fail_if_not_whole(findings)
+    options.fail_if_not_whole(findings.corpus)
 
 
 def print_findings(findings: "Findings", paths: list[Path], measures: str | None, json: bool) -> None:
@@ -109,25 +102,3 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
         console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
     for path in paths:
         print(path)
-
-
-def fail_if_not_whole(findings: "Findings") -> None:
-    """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
-
-    The result has been printed and written by then: nothing is lost.
-    """
-    import sys
-
-    from attnscope.errors import AttnscopeError
-
-    problems: list[dict[str, Any]] = list(findings.corpus.get("problems", ()))
-    for problem in problems:
-        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
-        print("skipped: " + options.one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
-    if not findings.corpus.get("complete", True):
-        n_texts = findings.corpus["n_texts"]
-        print(f"note: incomplete: this is what the first {n_texts:,} texts say", file=sys.stderr)
-        raise KeyboardInterrupt
-    if problems:
-        what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
-        raise AttnscopeError(f"{what} could not be read", "all the rest was studied, and is in the result")

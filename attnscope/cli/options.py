@@ -4,13 +4,13 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.errors import UsageError
+from attnscope.errors import AttnscopeError, UsageError
 
 if TYPE_CHECKING:
     from attnscope.studies.texts import Progress as Done
@@ -83,6 +83,23 @@ def progress(quiet: bool) -> "Iterator[Report | None]":
         yield report
 
 
+def fail_if_not_whole(corpus: Mapping[str, Any]) -> None:
+    """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
+
+    The result has been printed and written by then: nothing is lost.
+    """
+    problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
+    for problem in problems:
+        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
+        print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
+    if not corpus.get("complete", True):
+        print(f"note: incomplete: this is what the first {corpus['n_texts']:,} texts say", file=sys.stderr)
+        raise KeyboardInterrupt
+    if problems:
+        what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
+        raise AttnscopeError(f"{what} could not be read", "all the rest was studied, and is in the result")
+
+
 def one_line(message: str) -> str:
     """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
     line = " ".join(message.split())
@@ -120,6 +137,15 @@ Pick = Annotated[str | None, typer.Option("--pick", help="Single heads, such as 
 Out = Annotated[
     Path | None,
     typer.Option("-o", "--out", help="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]"),
+]
+RecordFormats = Annotated[
+    str | None,
+    typer.Option(
+        "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
+    ),
+]
+Kind = Annotated[
+    str | None, typer.Option(help="Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]")
 ]
 Scale = Annotated[
     str,

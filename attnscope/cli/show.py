@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def show(
     record: Annotated[
-        Path, typer.Argument(help="A record that attnscope saved: weights.npz, record.json, heads.npz, or its folder.")
+        Path,
+        typer.Argument(help="A record that attnscope saved: weights.npz, heads.npz, ablation.npz, or its folder."),
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Draw its figures into this folder.")] = None,
     formats: Annotated[
@@ -33,6 +34,7 @@ def show(
     quiet: options.Quiet = False,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
+    from attnscope.records.ablation import ABLATE_SCHEMA
     from attnscope.records.findings import HEADS_SCHEMA
     from attnscope.records.storage import schema_of
     from attnscope.views.figures import Style
@@ -40,6 +42,8 @@ def show(
     record = _file_of(record)
     if schema_of(record) == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
+    elif schema_of(record) == ABLATE_SCHEMA:
+        _show_ablation(record, out, formats, json, quiet)
     else:  # a file that names no schema is refused there
         style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
         _show_heatmap(record, out, formats, query, pick, style, json, quiet)
@@ -89,7 +93,19 @@ def _show_heads(
     print_findings(loaded, paths, measures, json)
 
 
+def _show_ablation(record: Path, out: Path | None, formats: str | None, json: bool, quiet: bool) -> None:
+    """Draws a record of heads taken out."""
+    from attnscope.cli.ablate import print_ablation
+    from attnscope.records.ablation import load
+    from attnscope.studies.ablation_files import drawn_again
+
+    loaded = load(record)
+    paths = drawn_again(loaded, out, formats)
+    options.say(loaded.run.get("notes", ()), quiet)
+    print_ablation(loaded, paths, json)
+
+
 def _file_of(record: Path) -> Path:
     """The record in a folder, if it is one."""
-    known = ("heads.npz", "weights.npz", "record.json")
+    known = ("heads.npz", "ablation.npz", "weights.npz", "record.json")
     return next((record / name for name in known if (record / name).is_file()), record)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.corpus import Corpus, CorpusText
 from attnscope.core.running import RunningSums
+from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
@@ -136,8 +136,8 @@ class _Study:
         self._chosen = options.choice.within(model.info)
         self._report = report
         wants_importance = options.importance or options.curve
-        self._n_passes = ("mean" in options.modes) + bool(options.modes) + wants_importance
-        self._n_passes += options.joint + options.curve
+        passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
+        self._n_passes = sum(map(bool, passes))
         self._pass = 0
         self.known = HeadMeans({})
 
@@ -162,7 +162,8 @@ class _Study:
         if together:
             joined = {name: effect for cut in together for name, effect in effects[cut].items()}
             sets.append(SetEffects(self._names(heads), joined, {}))
-        complete, curves = found.complete, ()
+        complete = found.complete
+        curves: list[Curve] = []
         if complete and (options.importance or options.curve):
             complete = self._add_importance(by_head)
         if complete and options.joint:
@@ -206,7 +207,7 @@ class _Study:
         for kind in self.kinds:
             number = info.kinds.index(kind)
             for layer in chosen.layers:
-                there = self.known.n_heads.get((kind, layer), 0)  # type: ignore[call-overload]
+                there = self.known.n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
                 if not there and chosen.picked is not None:
                     raise AttnscopeError(f"{info.name} has no {kind} attention in layer {layer}", "choose other heads")
                 found += [(kind, layer, head) for head in chosen.heads if head < min(there, info.n_heads[number])]
@@ -236,9 +237,7 @@ class _Study:
             effects[self._importance] = replace(one, value=one.value / norm, low=one.low / norm, high=one.high / norm)
         return found.complete
 
-    def _pairs(
-        self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects]
-    ) -> tuple[list[SetEffects], bool]:
+    def _pairs(self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects]) -> tuple[list[SetEffects], bool]:
         """All pairs, and by how much more changes without both than without each alone, text by text."""
         mode = self.options.modes[0]
         chosen = list(heads)
@@ -280,11 +279,11 @@ class _Study:
         rows = iter(_rows(sums.sums, "", self.loss))
         whole = _whole(found)["loss"] if self.loss else None
         curves = []
-        for name, seed, order in orders:
+        for name, number, order in orders:
             points = [self._start(found), *(next(rows) for _ in gone[1:])]
             points = [_with_loss(point, whole) for point in points]
             left = tuple(len(heads) - k for k in gone)
-            curves.append(Curve(name, seed, self._names(order), left, tuple(points)))
+            curves.append(Curve(name, number, self._names(order), left, tuple(points)))
         return curves, sums.complete
 
     def _start(self, found: Found) -> dict[str, Effect]:

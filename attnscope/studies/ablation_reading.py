@@ -169,7 +169,7 @@ class Reader:
 
     def _hidden(self, text: int, ids: Numbers, segments: Numbers, hidden: Numbers) -> Row:
         read = ids.copy()
-        read[hidden] = self._mask_id
+        read[hidden] = -1 if self._mask_id is None else self._mask_id
         return Row(text, read, segments, None, hidden, ids[hidden])
 
     def _batch(self, rows: Sequence[Row]) -> ReadBatch:

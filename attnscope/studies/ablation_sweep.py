@@ -281,12 +281,12 @@ class _Whole:
 
     def compared(self, outputs: Outputs, times: int) -> tuple[Tensor, Tensor, Tensor]:
         """Squared change of the hidden states, (time, row); loss and KL of each prediction, (time, prediction)."""
-        hidden = outputs.hidden.to(self._dtype).unflatten(0, (times, -1))
+        hidden = outputs.hidden.to(self._dtype).view(times, *self._hidden.shape)
         changed = ((hidden - self._hidden).square_().sum(-1) * self._read.real).sum(-1)
         if outputs.logits is None or self._logs is None:
             nothing = changed.new_zeros(times, 0)
             return changed, nothing, nothing
-        logs = self._log_probabilities(outputs.logits.unflatten(0, (times, -1)))
+        logs = self._log_probabilities(outputs.logits.view(times, len(self._hidden), *outputs.logits.shape[1:]))
         nll = self._nll(logs)
         kl = (self._logs.exp() * (self._logs - logs)).sum(-1).clamp_(min=0)
         return changed, nll, kl

@@ -160,5 +160,5 @@ def _weights(read: ReadBatch, has_loss: bool) -> Floats:
 
 
 def normalized_by_layer(values: Mapping[Place, Floats]) -> dict[Place, float]:
-    """What the importances of a layer's heads are divided by: their Euclidean norm (Michel et al. 2019, section 4.1)."""
+    """What the importances of a layer's heads are divided by: their Euclidean norm (Michel et al. 2019, 4.1)."""
     return {place: float(np.linalg.norm(found)) or 1.0 for place, found in values.items()}

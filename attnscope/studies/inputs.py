@@ -94,10 +94,19 @@ def named_formats(given: str, known: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: There is no such format, or none is given.
     """
+    return named_choices(given, known, "format")
+
+
+def named_choices(given: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """The names in a list such as `zero,mean`, each once.
+
+    Raises:
+        UsageError: There is no such name, or none is given.
+    """
     names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(known)}")
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
     if not names:
-        raise UsageError("no format is given", f"choose from {', '.join(known)}")
+        raise UsageError(f"no {what} is given", f"choose from {', '.join(known)}")
     return names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -192,7 +192,7 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     cells = tuple(
         _cell(head, tops[findings.kinds.index(head.kind)], cell, marks) for head in findings.heads
     )  # fmt: skip
-    footer = _wrapped(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrapped(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(low) + _FOOTER_GAP_PX
     height = footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     return Atlas((width, height), cell, cells, tuple(tops), tuple(legend), footer_y, footer)
@@ -202,7 +202,7 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Canvas:
     """The atlas, drawn."""
     atlas = atlas_layout(findings, lettering)
     n_heads = len(findings.heads)
-    page = _Page(*atlas.size, lettering)
+    page = Page(*atlas.size, lettering)
     page.head(f"{_model(findings)} · what its {n_heads} heads do", heads_summary.corpus_line(findings))
     for kind, top in zip(findings.kinds, atlas.tops, strict=True):
         page.sides((layout.MARGIN_PX + _LEFT_PX, top), findings_shape(findings, kind), atlas.cell)
@@ -247,7 +247,7 @@ def _further_px(box: Box) -> float:
     return min(box[3] * 0.26, box[2] * 0.16, 18.0)
 
 
-def _draw_cells(page: _Page, cells: Sequence[Cell]) -> None:
+def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
     page.fill([cell.box for cell in cells], [cell.fill for cell in cells])
     squares: list[tuple[Box, str]] = []
     tracks: list[Box] = []
@@ -308,7 +308,7 @@ def _legend(
 
 def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: float, lettering: Lettering) -> Entry:
     facts = findings.role_facts(count.role)
-    lines = _wrapped(printable(facts.what, 400), room, lettering) if facts.what else ()
+    lines = wrapped(printable(facts.what, 400), room, lettering) if facts.what else ()
     needs = f"{printable(facts.measure)} ≥ {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
     heads = _heads(count.n_heads)
     if count.n_strongest < count.n_heads:
@@ -318,7 +318,7 @@ def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: flo
     return Entry(mark, name, heads, lines)
 
 
-def _draw_entry(page: _Page, x: float, y: float, entry: Entry) -> None:
+def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
     page.fill([(x, y, 32, 26)], [entry.mark.color])
     page.write(x + 16, y + 13, entry.mark.glyph, 15, ha="center", weight="bold", color=ink_on(entry.mark.color))
     page.write(x + 44, y + 11, entry.name, layout.PANEL_TITLE_PX, ha="left", weight="bold")
@@ -433,10 +433,10 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     ]
     if _any_undefined(findings):
         said.append("grey: undefined")
-    footer = _wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     at += 12
     height = math.ceil(at) + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
-    page = _Page(width, height, lettering)
+    page = Page(width, height, lettering)
     page.head(f"{_model(findings)} · {len(scales)} measures of its heads", heads_summary.corpus_line(findings))
     for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
         if len(shapes) > 1:
@@ -458,8 +458,14 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     return page
 
 
-def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lettering) -> Canvas:
-    """A large map of one measure, with numbers where cells have room for them."""
+def measure_page(
+    findings: Findings,
+    measure: str,
+    scale: Scale,
+    lettering: Lettering,
+    written: Callable[[float], str] = number,
+) -> Canvas:
+    """A large map of one measure, with numbers, `written`, where cells have room for them."""
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     several = len(shapes) > 1
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
@@ -485,9 +491,9 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     if _any_undefined(findings, measure):
         said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
     said += heads_summary.corpus_notes(findings)
-    footer = _wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bar_y + 72
-    page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     meaning = printable(findings.measure_facts(measure).what, 400)
     corpus = heads_summary.corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
@@ -501,7 +507,7 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     if numbers:
         lefts = layout.MARGIN_PX + _LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
-        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals))
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals, written))
     bar = (layout.MARGIN_PX + _LEFT_PX, bar_y, 420, 14)
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
     unit = heads_summary.unit_of(findings, measure)
@@ -529,6 +535,7 @@ def numbers_of(
     corners: Mapping[str, tuple[float, float]],
     cell: tuple[int, int],
     intervals: bool,
+    written: Callable[[float], str] = number,
 ) -> list[Number]:
     """The value of each head, and below it how far its interval reaches."""
     cmap, size = _colormap(scale), min(18.0, cell[0] * 0.26)
@@ -540,9 +547,10 @@ def numbers_of(
         left, top = corners[head.kind]
         x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
         ink = ink_on(_hex(cmap, scale.share(value))) if math.isfinite(value) else FAINT
-        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), number(value), size, ink))
+        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), written(value), size, ink))
         if intervals and math.isfinite(half):
-            found.append(Number(x, y + cell[1] * 0.22, _half(half), size * 0.7, ink))
+            said = _half(half) if written is number else f"±{written(half)}"
+            found.append(Number(x, y + cell[1] * 0.22, said, size * 0.7, ink))
     return found
 
 
@@ -557,7 +565,7 @@ def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
     return max(head.layer for head in mine) + 1, max(head.head for head in mine) + 1
 
 
-class _Page(Canvas):
+class Page(Canvas):
     """A canvas with what pages about heads have in common; `drawn` are its numbers."""
 
     drawn: tuple[Number, ...] = ()
@@ -682,7 +690,7 @@ class _Page(Canvas):
             self.write(max(at - size_px * 0.7, room[0] + wide), down, words, size_px, ha="right", color=INK)
 
 
-def _wrapped(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
+def wrapped(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
     """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
     return layout.wrapped(lettering.spell(text), room * 0.95, lettering.width_px)
 
@@ -695,7 +703,7 @@ def _meaning(findings: Findings, measure: str) -> str:
 
 def _two_lines(text: str, room: float, lettering: Lettering) -> list[str]:
     """A text on at most two lines."""
-    lines = _wrapped(printable(text, 400), room, lettering)
+    lines = wrapped(printable(text, 400), room, lettering)
     rest = [" ".join(lines[1:])] if len(lines) > 1 else []
     return [lettering.fit(line, layout.CAPTION_PX, room) for line in (lines[0], *rest)]
 
