@@ -15,6 +15,7 @@ from attnscope.cli.ablate import ablate
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.prune import prune
 from attnscope.cli.show import show
 from attnscope.errors import AttnscopeError, UsageError
 
@@ -31,6 +32,7 @@ app.command()(heatmap)
 app.command()(heads)
 app.command()(merge)
 app.command()(ablate)
+app.command()(prune)
 app.command()(show)
 app.command()(models)
 app.command()(info)

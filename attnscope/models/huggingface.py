@@ -36,6 +36,7 @@ from attnscope.models.hf_outputs import blocks_of_plan, can_resume, loss_of, run
 from attnscope.models.hf_seam import perform, switched
 from attnscope.models.hf_survey import Survey, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.hf_weights import Slice, head_slices
 from attnscope.models.model import Batch, Loss, ModelInfo
 from attnscope.models.rerun import Outputs, Rerun
 from attnscope.records import Tokens
@@ -113,6 +114,15 @@ class HuggingFaceModel:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
         blocks = blocks_of_plan(self._base, self._found.plan) if self.resumes else []
         return self._rerun(batch, logits=logits, blocks=blocks)
+
+    def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
+        """Which of its weights are the heads' alone; see hf_weights.head_slices."""
+        if self._found.road != "seam":
+            raise AttnscopeError(
+                f"{self.info.name} does not pass its attention through the seam: its heads cannot be told apart",
+                "only its weights can be seen: attnscope heatmap",
+            )
+        return head_slices(self._model, self._base, self._found, heads)
 
     def _rerun(self, batch: Batch, *, logits: bool, blocks: Sequence[nn.Module]) -> Rerun:
         def forward(given: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:

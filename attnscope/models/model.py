@@ -1,5 +1,6 @@
 """What every model is, whichever engine runs it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention import Probe
+    from attnscope.core.probes import Place
+    from attnscope.models.hf_weights import Slice
     from attnscope.models.rerun import Outputs, Rerun
 
 
@@ -216,6 +219,15 @@ class Reruns(Protocol):
 
     def rerun(self, batch: Batch, *, logits: bool = True) -> "Rerun":
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        ...
+
+
+@runtime_checkable
+class Sliced(Protocol):
+    """A model whose heads' own weights can be named."""
+
+    def head_slices(self, heads: "Mapping[Place, Sequence[int]]") -> "list[Slice]":
+        """The numbers of its weights that are these heads' alone."""
         ...
 
 

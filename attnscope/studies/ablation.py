@@ -279,11 +279,11 @@ class _Study:
         rows = iter(_rows(sums.sums, "", self.loss))
         whole = _whole(found)["loss"] if self.loss else None
         curves = []
-        for name, number, order in orders:
+        for name, drawn_from, order in orders:
             points = [self._start(found), *(next(rows) for _ in gone[1:])]
             points = [_with_loss(point, whole) for point in points]
             left = tuple(len(heads) - k for k in gone)
-            curves.append(Curve(name, number, self._names(order), left, tuple(points)))
+            curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points)))
         return curves, sums.complete
 
     def _start(self, found: Found) -> dict[str, Effect]:
