@@ -32,7 +32,7 @@ HeadPlace = tuple[str, int, int]
 BLOCK = 32
 """Texts that are finished together: an interruption loses no more."""
 
-PASS_TOKENS = 4096
+PASS_TOKENS = 2048
 """Tokens in a forward pass, padding and repetitions included."""
 
 LOGITS_AT_ONCE = 2**25
