@@ -24,12 +24,18 @@ if TYPE_CHECKING:
     from attnscope.models import load
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
+    from attnscope.records.ablation import Ablation
+    from attnscope.records.ablation import load as load_ablation
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
+    from attnscope.studies.ablation import AblateOptions, ablate
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.pruning import PruneOrder, prune
 
 _PUBLIC = {
+    "AblateOptions": "attnscope.studies.ablation:AblateOptions",
+    "Ablation": "attnscope.records.ablation:Ablation",
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Corpus": "attnscope.corpus:Corpus",
@@ -38,14 +44,20 @@ _PUBLIC = {
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
     "Tokens": "attnscope.records:Tokens",
+    "PruneOrder": "attnscope.studies.pruning:PruneOrder",
+    "ablate": "attnscope.studies.ablation:ablate",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
+    "load_ablation": "attnscope.records.ablation:load",
     "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
+    "prune": "attnscope.studies.pruning:prune",
 }
 
 __all__ = [
+    "AblateOptions",
+    "Ablation",
     "AttentionMap",
     "AttnscopeError",
     "Corpus",
@@ -53,13 +65,17 @@ __all__ = [
     "HeadsOptions",
     "Heatmap",
     "MultiHeadAttention",
+    "PruneOrder",
     "Tokens",
     "__version__",
+    "ablate",
     "heads",
     "heatmap",
     "load",
+    "load_ablation",
     "load_findings",
     "load_record",
+    "prune",
 ]
 
 

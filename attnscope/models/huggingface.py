@@ -273,7 +273,8 @@ class HuggingFaceModel:
         if mask is not None:
             inputs["attention_mask"] = mask.long()
         segments = batch.segments
-        if segments is not None and bool(segments.any()) and getattr(self._base.config, "type_vocab_size", 0) < 2:
+        # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
+        if segments is not None and (not bool(segments.any()) or getattr(self._base.config, "type_vocab_size", 0) < 2):
             segments = None
         if "token_type_ids" in accepted and (segments is not None or self.tokenizer.type_ids):
             types = torch.zeros_like(ids) if segments is None else segments.clone()

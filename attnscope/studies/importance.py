@@ -133,10 +133,10 @@ def _along(outputs: Outputs, read: ReadBatch, seed: int) -> list[Tensor]:
     _, n_tokens, width = hidden.shape
     targets = []
     for number in range(DIRECTIONS):
-        # Drawn token by token from the first on, so that a text has the same u in any batch.
-        chance = torch.Generator().manual_seed(seed * DIRECTIONS + number)
-        drawn = torch.randn(n_tokens, width, generator=chance, dtype=torch.float64).to(hidden.device)
-        u = drawn * read.real[..., None]
+        # Drawn one by one from the first token on, which torch.randn does not, so that a text has the same u in any
+        # batch.
+        drawn = np.random.default_rng([seed, number]).standard_normal((n_tokens, width))
+        u = torch.from_numpy(drawn).to(hidden.device) * read.real[..., None]
         targets.append((u / u.square().sum((1, 2), keepdim=True).sqrt() * hidden).sum())
     return targets
 
