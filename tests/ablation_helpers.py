@@ -1,5 +1,6 @@
 """What the tests of ablation share: tiny random models of each kind, in memory and in folders."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,4 +102,9 @@ def save_tiny(folder: Path, name: str, **more: Any) -> Path:
 
     tiny(name, **{"vocab_size": len(LETTERS), **more}).save_pretrained(folder)
     write_tokenizer(folder)
+    # As tokenizer.json, which families that have no vocab.txt read too.
+    transformers.BertTokenizer.from_pretrained(folder).save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
     return folder
