@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from attnscope.models import load
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
+    from attnscope.records.ablation import Ablation
+    from attnscope.records.ablation import load as load_ablation
     from attnscope.records.batches import Batch
     from attnscope.records.comparison import HeadComparison, MinimalPair, ModelComparison, PickedHeads
     from attnscope.records.comparison import load as load_comparison
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from attnscope.records.relations import load as load_relations
     from attnscope.records.rollouts import Rollout
     from attnscope.records.rollouts import load as load_rollout
+    from attnscope.studies.ablation import AblateOptions, ablate
     from attnscope.studies.batch import BatchOptions, batch
     from attnscope.studies.compare import CompareOptions, compare, compare_models
     from attnscope.studies.compare_texts import compare_heads, compare_texts
@@ -50,12 +53,15 @@ if TYPE_CHECKING:
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
     from attnscope.studies.pooled import pooled_heatmap
+    from attnscope.studies.pruning import PruneOrder, prune
     from attnscope.studies.relations import RelationsOptions, relations
     from attnscope.studies.rollout import rollout
     from attnscope.studies.split import SplitOptions, split, split_example
     from attnscope.studies.trace import trace, trace_example
 
 _PUBLIC = {
+    "AblateOptions": "attnscope.studies.ablation:AblateOptions",
+    "Ablation": "attnscope.records.ablation:Ablation",
     "AnnotatedCorpus": "attnscope.annotated:AnnotatedCorpus",
     "AnnotatedText": "attnscope.annotated:AnnotatedText",
     "AttentionMap": "attnscope.records:AttentionMap",
@@ -74,11 +80,13 @@ _PUBLIC = {
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
     "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
+    "PruneOrder": "attnscope.studies.pruning:PruneOrder",
     "Relations": "attnscope.records.relations:Relations",
     "RelationsOptions": "attnscope.studies.relations:RelationsOptions",
     "Rollout": "attnscope.records.rollouts:Rollout",
     "SplitOptions": "attnscope.studies.split:SplitOptions",
     "Tokens": "attnscope.records:Tokens",
+    "ablate": "attnscope.studies.ablation:ablate",
     "batch": "attnscope.studies.batch:batch",
     "compare": "attnscope.studies.compare:compare",
     "compare_heads": "attnscope.studies.compare_texts:compare_heads",
@@ -88,6 +96,7 @@ _PUBLIC = {
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
+    "load_ablation": "attnscope.records.ablation:load",
     "load_comparison": "attnscope.records.comparison:load",
     "load_findings": "attnscope.records.findings:load",
     "load_pooled": "attnscope.records.pooled:load",
@@ -95,6 +104,7 @@ _PUBLIC = {
     "load_relations": "attnscope.records.relations:load",
     "load_rollout": "attnscope.records.rollouts:load",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
+    "prune": "attnscope.studies.pruning:prune",
     "relations": "attnscope.studies.relations:relations",
     "rollout": "attnscope.studies.rollout:rollout",
     "split": "attnscope.studies.split:split",
@@ -104,6 +114,8 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AblateOptions",
+    "Ablation",
     "AnnotatedCorpus",
     "AnnotatedText",
     "AttentionMap",
@@ -122,12 +134,14 @@ __all__ = [
     "MultiHeadAttention",
     "PickedHeads",
     "PooledHeatmap",
+    "PruneOrder",
     "Relations",
     "RelationsOptions",
     "Rollout",
     "SplitOptions",
     "Tokens",
     "__version__",
+    "ablate",
     "batch",
     "compare",
     "compare_heads",
@@ -137,6 +151,7 @@ __all__ = [
     "heads",
     "heatmap",
     "load",
+    "load_ablation",
     "load_comparison",
     "load_findings",
     "load_pooled",
@@ -144,6 +159,7 @@ __all__ = [
     "load_relations",
     "load_rollout",
     "pooled_heatmap",
+    "prune",
     "relations",
     "rollout",
     "split",

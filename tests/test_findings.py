@@ -248,3 +248,21 @@ def test_a_file_that_is_not_there_and_a_folder_are_one_line(tmp_path: Path) -> N
         findings.load(tmp_path / "heads.npz")
     with pytest.raises(AttnscopeError, match="no record of heads"):
         findings.load(tmp_path)
+
+
+def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:
+    from attnscope.records.ablation import Effect
+    from attnscope.records.findings import Findings, Head
+    from attnscope.views.heads_summary import idle_line
+
+    role = Role("previous_token", "previous_token", 0.9, 0.8, 1.0, 0.1, 0.4, 0.0, 0.0, tentative=False)
+    small, large = Effect(0.005, 0.004, 0.006, 9.0), Effect(0.005, -0.001, 0.011, 9.0)
+    lone = Effect(0.005, math.nan, math.nan, 1.0)
+    cases = [({"zero_l2": small, "mean_l2": small}, True), ({"zero_l2": small, "mean_l2": large}, False),
+             ({"zero_l2": lone}, True), ({}, False), ({"zero_kl": small}, False)]  # fmt: skip
+    heads = tuple(Head("encoder", 0, i, (role,), 0.0, {}, effects) for i, (effects, _) in enumerate(cases))
+    causal = {"quantity": "l2", "what": "change", "nothing_below": 0.01}
+    found = Findings({}, {}, {"causal": causal}, heads, {})
+    assert [found.does_nothing(head) for head in heads] == [idle for _, idle in cases]
+    assert idle_line(found).endswith(": L0H0 (previous token), L0H2 (previous token)")
+    assert not any(Findings({}, {}, {}, heads, {}).does_nothing(head) for head in heads)

@@ -11,12 +11,14 @@ import typer
 
 from attnscope import __version__
 from attnscope.cli import options
+from attnscope.cli.ablate import ablate
 from attnscope.cli.batch import batch
 from attnscope.cli.compare import compare
 from attnscope.cli.cost import cost
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.prune import prune
 from attnscope.cli.relations import relations
 from attnscope.cli.rollout import rollout
 from attnscope.cli.show import show
@@ -40,6 +42,8 @@ app.command()(merge)
 app.command()(rollout)
 app.command()(compare)
 app.command()(relations)
+app.command()(ablate)
+app.command()(prune)
 app.command()(show)
 app.command()(trace)
 app.command()(split)

@@ -38,6 +38,9 @@ def heads(
     control: Annotated[
         str | None, typer.Option(help="untrained: study the same architecture with random weights beside.")
     ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Take each head that has a role out, and say what changes.")
+    ] = False,
     shard: Annotated[
         str, typer.Option(help="Study a part of the corpus only, such as 2/8; `merge` joins them.")
     ] = "1/1",
@@ -66,7 +69,7 @@ def heads(
     order = StudyOrder(
         texts=TextsWanted(text, tuple(file or ()), split, field), probe=probe, thresholds=tuple(thresholds or ()),
         measures=measures, chunk=chunk, stride=stride, frequencies=frequencies, control=control, shard=shard, out=out,
-        formats=formats, relations=relations,
+        formats=formats, relations=relations, causal=causal,
     )  # fmt: skip
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
     with options.progress(quiet) as report:

@@ -14,6 +14,7 @@ _SHOWN_BY = {
     "attnscope.rollout": "rollout",
     "attnscope.compare": "compare",
     "attnscope.relations": "relations",
+    "attnscope.ablate": "ablate",
     "attnscope.trace": "trace",
     "attnscope.split": "split",
     "attnscope.cost": "cost",
@@ -21,8 +22,8 @@ _SHOWN_BY = {
 """The module beside this one whose `show_saved` shows a record, by the record's schema without its version."""
 
 _FILES = (
-    "heads.npz", "rollout.npz", "compare.npz", "relations.npz", "trace.npz", "split.json", "cost.json", "pooled.npz",
-    "weights.npz", "record.json",
+    "heads.npz", "rollout.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
+    "pooled.npz", "weights.npz", "record.json",
 )  # fmt: skip
 """How commands name the record in the folder that they write to."""
 

@@ -1,7 +1,8 @@
 """What every model is, whichever engine runs it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attnscope.records import Tokens
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from attnscope.core.attention import Probe
+    from attnscope.core.probes import Place
+    from attnscope.models.hf_weights import Slice
+    from attnscope.models.rerun import Outputs, Rerun
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,52 @@ class Projects(Protocol):
 
     def output_projections(self) -> "dict[tuple[str, int], Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it."""
+        ...
+
+
+Loss = Literal["causal", "masked", "target"]
+"""What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
+
+
+@runtime_checkable
+class Reruns(Protocol):
+    """A model whose heads can be changed: one that can be run again from a layer on, and whose loss is known."""
+
+    @property
+    def loss(self) -> Loss | None:
+        """What its language-model head predicts; None without one."""
+        ...
+
+    @property
+    def resumes(self) -> bool:
+        """Whether earlier layers need not be computed again."""
+        ...
+
+    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> "Outputs":
+        """Runs a batch with the probe at the seam; gradients flow through the probe's own numbers."""
+        ...
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> "Rerun":
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        ...
+
+
+@runtime_checkable
+class Sliced(Protocol):
+    """A model whose heads' own weights can be named."""
+
+    def head_slices(self, heads: "Mapping[Place, Sequence[int]]") -> "list[Slice]":
+        """The numbers of its weights that are these heads' alone."""
+        ...
+
+
+@runtime_checkable
+class Masks(Protocol):
+    """A tokenizer that may have a token which stands for a hidden one."""
+
+    @property
+    def mask_id(self) -> int | None:
+        """Its number; None where there is none."""
         ...
 
 

@@ -23,6 +23,7 @@ from attnscope.models.checkpoint import Checkpoint
 from attnscope.models.devices import check_device, dtype_of
 from attnscope.models.layouts import Encoder, native_info, supports
 from attnscope.models.model import Batch, ModelInfo, Tokenizer
+from attnscope.models.rerun import Outputs, Rerun
 from attnscope.models.tokenizer import FastTokenizer
 
 __all__ = ["NativeModel", "load_native", "supports"]
@@ -84,6 +85,19 @@ class NativeModel:
     def modules(self) -> list[nn.Module]:
         """The network."""
         return [self._network]
+
+    loss = None
+    resumes = True
+
+    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True) -> Outputs:
+        """As `run`; there is no language-model head, so there are no logits."""
+        return Outputs(self.run(batch, probe))
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        return Rerun(
+            lambda given, probe, block_of, first: self.outputs(given, probe), batch, list(self._network.layers)
+        )
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""

@@ -10,7 +10,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.ablation import Effect
 from attnscope.records.storage import DAMAGED, digits, finite, plain, write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
+
+
+_EFFECT_PARTS = ("value", "low", "high", "count")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,10 @@ class Role:
 
 @dataclass(frozen=True)
 class Head:
-    """One head: its roles, the strongest first (none = unclassified), and its measures by name."""
+    """One head: its roles, the strongest first (none = unclassified), and its measures by name.
+
+    With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty.
+    """
 
     kind: str
     layer: int
@@ -84,6 +91,7 @@ class Head:
     roles: tuple[Role, ...]
     resting_share: float
     measures: Mapping[str, Estimate]
+    effects: Mapping[str, Effect] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -162,6 +170,20 @@ class Findings:
                 values[head.layer, head.head] = head.measures[measure].value
         return values
 
+    def does_nothing(self, head: Head) -> bool:
+        """Whether a head that was taken out (`--causal`) makes no difference by any ablation.
+
+        That is so where the upper end of each effect's interval (its value, where a text alone gives none) is below
+        what `options["causal"]` calls nothing.
+        """
+        causal = self.options.get("causal")
+        if not isinstance(causal, Mapping) or not head.effects:
+            return False
+        quantity, least = str(causal.get("quantity")), _bound(causal.get("nothing_below"))
+        found = [effect for name, effect in head.effects.items() if name.endswith(f"_{quantity}")]
+        tops = [effect.high if math.isfinite(effect.high) else effect.value for effect in found]
+        return bool(tops) and max(tops) < least
+
     @property
     def measure_names(self) -> tuple[str, ...]:
         """The measures that any head has, in their order."""
@@ -207,7 +229,8 @@ class Findings:
     def to_csv(self) -> str:
         """One row a head: kind, layer, head, roles, tentative, resting share, then each measure.
 
-        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`. Numbers
+        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`; what changes
+        without the head (`--causal`) follows, in four columns each. Numbers
         have as many digits as they need to be read back unchanged; what is undefined is empty.
         """
         held = io.StringIO()
@@ -215,14 +238,18 @@ class Findings:
         writer = csv.writer(held, lineterminator="\n")
         parts = ("value", "low", "high", "uniform", "count")
         columns = [name if part == "value" else f"{name}_{part}" for name in names for part in parts]
+        effects = tuple(dict.fromkeys(name for head in self.heads for name in head.effects))
+        columns += [name if part == "value" else f"{name}_{part}" for name in effects for part in _EFFECT_PARTS]
         writer.writerow(["kind", "layer", "head", "roles", "tentative", "resting_share", *columns])
         for head in self.heads:
             estimates = [head.measures.get(name) for name in names]
+            changes = [head.effects.get(name) for name in effects]
             roles = "+".join(role.name for role in head.roles) or "unclassified"
             writer.writerow([
                 head.kind, head.layer, head.head, roles, any(role.tentative for role in head.roles),
                 digits(head.resting_share),
                 *("" if one is None else digits(getattr(one, part)) for one in estimates for part in parts),
+                *("" if one is None else digits(getattr(one, part)) for one in changes for part in _EFFECT_PARTS),
             ])  # fmt: skip
         return held.getvalue()
 
@@ -270,6 +297,7 @@ def load(path: str | Path) -> Findings:
 
 
 def _head_json(head: Head) -> dict[str, Any]:
+    effects = {"effects": {name: asdict(effect) for name, effect in head.effects.items()}} if head.effects else {}
     return {
         "kind": head.kind,
         "layer": head.layer,
@@ -277,6 +305,7 @@ def _head_json(head: Head) -> dict[str, Any]:
         "roles": [asdict(role) for role in head.roles],
         "resting_share": head.resting_share,
         "measures": {name: asdict(estimate) for name, estimate in head.measures.items()},
+        **effects,
     }
 
 
@@ -290,6 +319,10 @@ def _head_from(data: Mapping[str, Any]) -> Head:
         measures={
             name: Estimate(**{part: _nan(part, value) for part, value in estimate.items()})
             for name, estimate in data["measures"].items()
+        },
+        effects={
+            name: Effect(**{part: _nan(part, value) for part, value in effect.items()})
+            for name, effect in data.get("effects", {}).items()
         },
     )
 

@@ -12,12 +12,13 @@ from attnscope.models.model import Model, Vocabulary
 from attnscope.records import findings as records
 from attnscope.records.findings import Findings
 from attnscope.records.relations import with_relations
+from attnscope.studies.causal import with_effects
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted, formats_again, named_formats, require_writable
 from attnscope.studies.merging import merged
 from attnscope.studies.relation_files import relations_of, require_relations
 from attnscope.studies.roles import thresholds_from
-from attnscope.studies.texts import Report
+from attnscope.studies.texts import Report, scaled
 from attnscope.views.figures import FIGURE_FORMATS
 
 FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
@@ -42,6 +43,7 @@ class StudyOrder:
     out: Path | None
     formats: str | None
     relations: Path | None = None
+    causal: bool = False
 
 
 def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | None) -> tuple[Findings, list[Path]]:
@@ -61,6 +63,8 @@ def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | N
         frequencies=order.frequencies,
         control=_is_untrained(order.control),
     )
+    if order.causal and options.shard != (1, 1):
+        raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
     corpus = _corpus(order)
     if order.relations is not None:
         if options.shard != (1, 1):
@@ -71,7 +75,10 @@ def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | N
     if order.measures is not None:
         _require_measures(order.measures)
     model = loading.load(spec)
-    found = heads(model, corpus if corpus is not None else _probe(model), options, report)
+    texts = corpus if corpus is not None else _probe(model)
+    found = heads(model, texts, options, scaled(report, 0, 2 if order.causal else 1))
+    if order.causal and found.corpus["complete"]:
+        found = with_effects(found, model, texts, scaled(report, 1, 2))
     if order.relations is not None:
         found = with_relations(found, relations_of(model, order.relations, report))
     return found, [] if order.out is None else write(found, order.out, formats)

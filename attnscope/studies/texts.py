@@ -78,8 +78,14 @@ def share_read(texts: Texts) -> float | None:
 
 
 def special_ids(model: Model) -> frozenset[int]:
-    """The numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers."""
-    example = model.tokenizer.encode("a")
+    """The numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers.
+
+    None of a model in memory without a tokenizer.
+    """
+    try:
+        example = model.tokenizer.encode("a")
+    except AttnscopeError:
+        return frozenset()
     return frozenset(example.ids[example.special].tolist())
 
 

@@ -208,7 +208,7 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Canvas:
     """The atlas, drawn."""
     atlas = atlas_layout(findings, lettering)
     n_heads = len(findings.heads)
-    page = _Page(*atlas.size, lettering)
+    page = Page(*atlas.size, lettering)
     page.head(f"{_model(findings)} · what its {n_heads} heads do", heads_summary.corpus_line(findings))
     for kind, top in zip(findings.kinds, atlas.tops, strict=True):
         page.sides((layout.MARGIN_PX + _LEFT_PX, top), findings_shape(findings, kind), atlas.cell)

@@ -171,6 +171,8 @@ def corpus_line(findings: Findings | Relations) -> str:
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     said = []
+    if line := idle_line(findings):
+        said.append(line)
     if any(role.tentative for head in findings.heads for role in head.roles):
         said.append("tentative (small letter): a role that rests on its value alone, as so few texts give no interval")
     if findings.control:
@@ -181,6 +183,21 @@ def role_notes(findings: Findings) -> list[str]:
         control = f"untrained control (random weights, same texts), {len(findings.control)} heads"
         said.append(f"{control}: {', '.join(found)}")
     return said
+
+
+def idle_line(findings: Findings) -> str:
+    """Which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
+    tried = [head for head in findings.heads if head.roles and head.effects]
+    if not tried:
+        return ""
+    idle = [head for head in tried if findings.does_nothing(head)]
+    causal = findings.options["causal"]
+    what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
+    if not idle:
+        return f"each of the {len(tried)} heads with a role does something: none has {what}"
+    named = ", ".join(f"{head.name} ({label(head.roles[0].name)})" for head in idle[:12])
+    more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
+    return f"look like something and do nothing ({what}): {named}{more}"
 
 
 def corpus_notes(findings: Findings | Relations) -> list[str]:
