@@ -22,3 +22,8 @@ class AttnscopeError(Exception):
 
 class UsageError(AttnscopeError):
     """What was asked for means nothing, whatever the text and the model: the command line exits with 2 then."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of a library says, in one line of at most 200 characters; its name where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

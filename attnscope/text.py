@@ -6,7 +6,7 @@ Knows no model and no tokenizer library, so that it loads at once.
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +74,18 @@ def build_tokens(
         pair=pair,
         n_given=n,
     )
+
+
+def segments_of(sequence_ids: Iterable[int | None]) -> list[int]:
+    """Which text of a pair each token belongs to; special tokens (None) go with the text before them.
+
+    Not the type ids: those are what the model reads, and RoBERTa's are all 0.
+    """
+    segments, current = [], 0
+    for sequence in sequence_ids:
+        current = current if sequence is None else sequence
+        segments.append(current)
+    return segments
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
@@ -253,8 +265,13 @@ def require_text(text: str, name: str = "the text") -> None:
             f"{name} holds a NUL character in line {line}, so it is not plain text",
             "UTF-16 files can be converted: iconv -f UTF-16 -t UTF-8",
         )
-    if all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text):
+    if is_blank(text):
         raise AttnscopeError(f"{name} is empty" if not text else f"{name} is blank", "give at least one word")
+
+
+def is_blank(text: str) -> bool:
+    """Whether there is nothing to see: nothing but spaces, controls and invisible marks."""
+    return all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text)
 
 
 def _decode(raw: bytes, name: str) -> str:

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from attnscope import cli, models
-from attnscope.models import catalog, native
+from attnscope.models import catalog
 from attnscope.models.catalog import Source
+from attnscope.models.devices import dtype_of
 from attnscope.models.model import Model
 from attnscope.records import load
 from attnscope.studies import heatmap_files
@@ -152,7 +153,7 @@ def test_help_and_version_are_on_stdout(attnscope: Run) -> None:
 
 
 def test_options_that_are_named_twice_are_the_same_everywhere() -> None:
-    assert set(models.DTYPES) == set(native._DTYPES)
+    assert {str(dtype_of(name)) for name in models.DTYPES} == {f"torch.{name}" for name in models.DTYPES}
     assert figures.SCALES == ("fixed", "head", "figure")  # which the help of --scale names
 
 
@@ -301,6 +302,7 @@ def test_show_draws_again_what_was_saved(attnscope: Run, tmp_path: Path) -> None
         (["heatmap", "x", "y"], "unexpected extra argument"),
         (["heatmap", "x", "--format", "gif"], "no format 'gif'"),
         (["heatmap", "x", "--format", ","], "no format is given"),
+        (["heatmap", "x", "-m", "absent", "--cmap", "beige"], "no colormap 'beige'"),
         (["heatmap", "x", "--scale", "log"], "no scale 'log'"),
         (["heatmap", "x", "-L", "one"], "'one' is not a number"),
         (["heatmap", "x", "-L", "3-1"], "'3-1' is not a range"),
@@ -342,7 +344,6 @@ def test_wrong_usage_is_one_line_and_2(attnscope: Run, tmp_path: Path, arguments
         (["heatmap", "x", "--query", "y"], "no token is 'y'"),
         (["heatmap", "x", "--query", ""], "no token is ''"),
         (["heatmap", "x", "--query", "@3"], "no token is '@3'"),
-        (["heatmap", "x", "--cmap", "beige"], "no colormap 'beige'"),
         (["heatmap", "x", "--device", "toaster"], "device 'toaster'"),
         (["heatmap", "--file", "absent.txt"], "cannot read absent.txt"),
         (["heatmap", "--file", "."], "cannot read ."),
@@ -401,6 +402,17 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
     monkeypatch.setattr("attnscope.records.maps.write_whole", full)
     require_one_line(attnscope("heatmap", "x", "-f", "npz", "-o", "out"), "No space left on device")
     assert files(tmp_path) == []
+
+
+def test_a_folder_that_holds_files_of_another_run_is_said(attnscope: Run, tmp_path: Path) -> None:
+    first = attnscope("heatmap", "x", "-f", "npz,json", "-o", "out")
+    again = attnscope("heatmap", "x", "-f", "npz,json", "-o", "out")
+    assert first.err == again.err == ""
+    (tmp_path / "out" / "other.npz").write_text("")
+    (tmp_path / "out" / "notes.txt").write_text("")
+    assert attnscope("heatmap", "x", "-f", "npz", "-o", "out").err == (
+        "note: out also holds a file that this run did not write, such as other.npz\n"
+    )
 
 
 # Models that cannot be shown

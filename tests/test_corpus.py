@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnscope import corpus
 from attnscope.corpus import (
     Corpus,
     CorpusText,
@@ -28,6 +27,7 @@ from attnscope.corpus import (
     repeat_probe,
     tokens_of_ids,
 )
+from attnscope.corpus.lines import lines_of
 from attnscope.errors import AttnscopeError
 from attnscope.text import build_tokens
 
@@ -96,12 +96,12 @@ def test_plain_text(split, expected, end, mark, last, tmp_path):
 def test_lines_survive_wherever_the_file_is_cut(lines, end, size, last):
     raw = (end.join(lines) + (end if last else "")).encode()
     pieces = iter([raw[i : i + size] for i in range(0, len(raw), size)])
-    assert list(corpus._lines(pieces)) == (lines or [""] * last)
+    assert list(lines_of(pieces)) == (lines or [""] * last)
 
 
 def test_a_byte_order_mark_is_one_at_the_start_alone():
     mark = "\ufeff".encode()
-    assert list(corpus._lines(iter([mark[:1], mark[1:], b"a", mark + b"b"]))) == ["a\ufeffb"]
+    assert list(lines_of(iter([mark[:1], mark[1:], b"a", mark + b"b"]))) == ["a\ufeffb"]
 
 
 @given(st.lists(st.lists(LINE, min_size=1, max_size=3), min_size=1, max_size=5), st.integers(2, 4))
@@ -216,7 +216,7 @@ def test_zst_without_its_library_names_the_extra(tmp_path, monkeypatch):
         Corpus([tmp_path / "a.zst"])
     assert "attnscope[zst]" in caught.value.hint
     with pytest.raises(AttnscopeError, match="zstandard"):
-        list(Corpus([write(tmp_path / "a.txt", corpus._ZSTD + b"...")]))
+        list(Corpus([write(tmp_path / "a.txt", b"\x28\xb5\x2f\xfd" + b"...")]))
 
 
 # Which files

@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Findings, Head
-from attnscope.views import heads_figures, heads_summary, heads_terminal
+from attnscope.views import heads_figures, heads_summary, heads_terminal, inks
 from attnscope.views.canvas import Canvas
 from attnscope.views.lettering import lettering_for
 from tests.findings_helpers import MEASURES, NAN, ROLES, fake_findings, role
@@ -131,7 +131,7 @@ class TestMarks:
             r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
             return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
-        dark, light = sorted((luminance(color), luminance(heads_summary.ink_on(color))))
+        dark, light = sorted((luminance(color), luminance(inks.ink_on(color))))
         assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 

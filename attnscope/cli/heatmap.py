@@ -65,7 +65,7 @@ def heatmap(
     from attnscope.errors import UsageError
     from attnscope.studies.heatmap import Choice, Prompt
     from attnscope.studies.heatmap_files import Wanted, formats_from, write_heatmap
-    from attnscope.studies.inputs import LoadOptions
+    from attnscope.studies.inputs import LoadOptions, others_in
     from attnscope.text import read_text
     from attnscope.views.figures import Style
 
@@ -86,7 +86,7 @@ def heatmap(
     prompt = Prompt(read_text(text, file), pair, target, chat, generate)
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
     record, paths = write_heatmap(model, prompt, wanted, loading)
-    options.say(record.run["notes"], quiet)
+    options.say([*record.run["notes"], *others_in(out, paths)], quiet)
     print_result(record, paths, "text" in named, query, json)
 
 

@@ -4,15 +4,15 @@ Imports no transformers: it is handed a tokenizer object, and knows what such ob
 """
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 from attnscope.records import Tokens
-from attnscope.text import Style, build_tokens
+from attnscope.text import Style, build_tokens, segments_of
 
 Spans = list[tuple[int, int]]
 
@@ -65,7 +65,7 @@ class HuggingFaceTokenizer:
         try:
             written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and raise what they like
-            raise AttnscopeError(f"the chat template fails: {_first_line(error)}", "leave out --chat") from error
+            raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
         encode = self._encode_fast if self._backend.is_fast else self._encode_slow
         return encode(written, None, add_special_tokens=False)
 
@@ -79,7 +79,7 @@ class HuggingFaceTokenizer:
         try:
             ids = list(self._backend(text_target=text)["input_ids"])
         except Exception as error:
-            raise AttnscopeError(f"the tokenizer cannot read the target: {_first_line(error)}") from error
+            raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
         pieces, spans = self._pieces(ids), self._target_spans(text, ids)
         special = self._special(ids)
         return build_tokens(
@@ -154,7 +154,7 @@ class HuggingFaceTokenizer:
             pieces=one.tokens,
             offsets=one.offsets,
             special=special,
-            segments=_segments(one.sequence_ids),
+            segments=segments_of(one.sequence_ids),
             pair=pair,
             style=self._style,
         )
@@ -188,7 +188,7 @@ class HuggingFaceTokenizer:
             return self._backend(text, pair, add_special_tokens=add_special_tokens, verbose=False, **more)
         except Exception as error:
             what = "a pair of texts" if pair is not None else "this text"
-            raise AttnscopeError(f"the tokenizer cannot read {what}: {_first_line(error)}") from error
+            raise AttnscopeError(f"the tokenizer cannot read {what}: {first_line(error)}") from error
 
     def _slow_segments(self, text: str, pair: str, ids: list[int], special: list[bool]) -> list[int]:
         """Which text each token of a pair belongs to; special ones go with the text before them."""
@@ -364,22 +364,9 @@ def _bare(piece: str) -> str:
     return piece.removesuffix("</w>").replace("▁", " ").replace("Ġ", " ")
 
 
-def _segments(sequence_ids: Iterable[int | None]) -> list[int]:
-    """Which text each token belongs to; special tokens go with the text before them."""
-    segments, current = [], 0
-    for sequence in sequence_ids:
-        current = current if sequence is None else sequence
-        segments.append(current)
-    return segments
-
-
 def _style(backend: Any) -> Style:
     inner = getattr(backend, "backend_tokenizer", None) or getattr(backend, "_tokenizer", None)
     parts = "" if inner is None else f"{inner.normalizer!r} {inner.pre_tokenizer!r} {inner.decoder!r}"
     if "ByteLevel" in parts or hasattr(backend, "byte_decoder"):
         return "bytes"
     return "sentencepiece" if "Metaspace" in parts or "▁" in parts or hasattr(backend, "sp_model") else "plain"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

@@ -27,8 +27,9 @@ from transformers.utils import logging as transformers_logging
 
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Weights
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
+from attnscope.models.devices import check_device, dtype_of
 from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, tolerance
 from attnscope.models.hf_examples import pad_id, standing_arguments, vocab_size
 from attnscope.models.hf_seam import perform, switched
@@ -36,8 +37,6 @@ from attnscope.models.hf_survey import Survey, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.model import Batch, ModelInfo
 from attnscope.records import Tokens
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class HuggingFaceModel:
@@ -323,9 +322,8 @@ def load_huggingface(
         AttnscopeError: Files are missing or damaged; weights are missing, do not fit, or are not finite; the model has
             no attention or cannot be shown truly; the device or precision does not exist.
     """
-    if dtype not in _DTYPES:
-        raise AttnscopeError(f"there is no precision {dtype!r}", f"one of {', '.join(_DTYPES)}")
-    _check_device(device)
+    precision = dtype_of(dtype)
+    check_device(device)
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
     gguf = _gguf_file(source.folder)
@@ -341,11 +339,11 @@ def load_huggingface(
         options["gguf_file"] = gguf
     with _quiet():
         tokenizer = _open_tokenizer(source.folder, options)
-        model, notes = _read_model(source, source.folder, options, pickled=pickled, dtype=_DTYPES[dtype])
+        model, notes = _read_model(source, source.folder, options, pickled=pickled, dtype=precision)
         try:
             nn.Module.to(model, torch.device(device)).train(False).requires_grad_(False)
         except RuntimeError as error:
-            raise AttnscopeError(f"{source.name} does not fit on {device}: {_first_line(error)}") from error
+            raise AttnscopeError(f"{source.name} does not fit on {device}: {first_line(error)}") from error
         _check_finite(model, source.name)
         return _assemble(model, tokenizer, source.name, source.origin, sha256, check=check, notes=notes)
 
@@ -458,7 +456,7 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
 
 
 def _explain(error: Exception, source: Source) -> AttnscopeError:
-    line = _first_line(error)
+    line = first_line(error)
     if isinstance(error, AttnscopeError):
         return error
     if "trust_remote_code" in str(error) or "custom code" in str(error):
@@ -514,7 +512,7 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:
         raise AttnscopeError(
-            f"cannot load the tokenizer in {folder}: {_first_line(error)}", "get its files again"
+            f"cannot load the tokenizer in {folder}: {first_line(error)}", "get its files again"
         ) from error
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
@@ -523,15 +521,6 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
             "save it there as tokenizer.json: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
         )
     return HuggingFaceTokenizer(tokenizer)
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise AttnscopeError(
-            f"cannot compute on device {device!r}: {_first_line(error)}", "cpu is always there"
-        ) from error
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
@@ -595,7 +584,3 @@ def _no_stderr() -> Iterator[None]:
     """For the reader of GGUF files, whose progress bar no switch turns off."""
     with contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

@@ -28,7 +28,8 @@ class ModelInfo:
         n_heads: Query heads of each kind (the largest, where layers differ).
         n_kv_heads: Key/value heads of each kind.
         d_model: Width of the hidden states.
-        n_parameters: Number of parameters; shared ones once.
+        n_parameters: Number of parameters; shared ones once. The native engine counts what it computes with: no pooler,
+            no head on top.
         max_tokens: The longest text it takes, in tokens, special ones included; None where there is no limit.
         dtype: Precision of the weights as computed with, such as "float32".
         device: Where it runs, such as "cpu".
@@ -84,7 +85,7 @@ class ModelInfo:
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}{' in the encoder' if self.engine == 'native' else ''}"),
+            ("parameters", f"{self.n_parameters:,}{' in embeddings and layers' if self.engine == 'native' else ''}"),
             ("limit", f"{self.max_tokens} tokens" if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),

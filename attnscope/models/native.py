@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from attnscope.core.attention import Probe
 from attnscope.core.multihead import MultiHeadAttention
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, read_config, verify, weight_files
+from attnscope.models.devices import check_device, dtype_of
 from attnscope.models.layouts import Encoder, Layout, Shape, native_info, supports
 from attnscope.models.model import Batch, ModelInfo, Tokenizer
 from attnscope.models.tokenizer import FastTokenizer
@@ -36,8 +37,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
 }
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class NativeModel:
@@ -143,9 +142,8 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
         raise AttnscopeError(
             f"the native engine does not run {source.name}: {reason or 'it has no files'}", "use --engine hf"
         )
-    if dtype not in _DTYPES:
-        raise AttnscopeError(f"there is no precision {dtype!r}", f"one of {', '.join(_DTYPES)}")
-    _check_device(device)
+    precision = dtype_of(dtype)
+    check_device(device)
     tokenizer = FastTokenizer.open(source.folder)
     sha256 = verify(source)
     encoder = Encoder.of(config)
@@ -155,21 +153,12 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
         if weights.has_layer(encoder.num_hidden_layers):
             note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
             info = replace(info, notes=(note,))
-        state = dict(weights.read(encoder, _DTYPES[dtype], device))
+        state = dict(weights.read(encoder, precision, device))
     with torch.device("meta"):
         network = _Network(encoder)
     network.load_state_dict(state, assign=True)
     network.eval().requires_grad_(False)
     return NativeModel(info, tokenizer, encoder, network)
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise AttnscopeError(
-            f"cannot compute on device {device!r}: {str(error).splitlines()[0]}", "cpu is always there"
-        ) from error
 
 
 class _Weights:
@@ -244,7 +233,7 @@ class _Weights:
 def _damaged(path: Path, error: Exception) -> AttnscopeError:
     pointer = path.is_file() and path.stat().st_size < 1024
     return AttnscopeError(
-        f"{path} is damaged or cut short: {(str(error).splitlines() or [''])[0]}",
+        f"{path} is damaged or cut short: {first_line(error)}",
         "it may be a Git LFS pointer: git lfs pull" if pointer else "get the file again",
     )
 

@@ -78,7 +78,6 @@ Array = NDArray[np.float32]
 MODULI = (31, 33, 34)
 MAX_TOKENS = math.prod(MODULI)
 SHARPNESS = 16.0
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 BOS, REST, SEP, EOS = range(4)
 SPECIAL = ("[BOS]", "[REST]", "[SEP]", "[EOS]")
@@ -591,22 +590,17 @@ def load_own(
     import torch
 
     from attnscope.core.multihead import MultiHeadAttention
+    from attnscope.models.devices import check_device, dtype_of
 
-    if dtype not in DTYPES:
-        raise AttnscopeError(f"there is no precision {dtype!r}", f"choose from {', '.join(DTYPES)}")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise AttnscopeError(
-            f"cannot compute on device {device!r}: {str(error).splitlines()[0]}", "cpu is always there"
-        ) from error
+    precision = dtype_of(dtype)
+    check_device(device)
     info = _info(source.name, weights, sharpness, device, dtype)
     layers = []
     for number in range(N_LAYERS):
         with torch.device("meta"):
             layer = MultiHeadAttention(D_MODEL, N_HEADS, bias=False, layer=number, kind=VARIANTS[source.name].kind)
         state = {
-            f"{part}.weight": torch.from_numpy(weights[f"layers.{number}.{part}"]).to(device, getattr(torch, dtype))
+            f"{part}.weight": torch.from_numpy(weights[f"layers.{number}.{part}"]).to(device, precision)
             for part in ("q_proj", "k_proj", "v_proj", "out_proj")
         }
         layer.load_state_dict(state, assign=True)

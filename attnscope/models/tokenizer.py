@@ -7,9 +7,9 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 from attnscope.records import Tokens
-from attnscope.text import Style, build_tokens
+from attnscope.text import Style, build_tokens, segments_of
 
 
 def supports(folder: Path) -> str | None:
@@ -69,7 +69,7 @@ class FastTokenizer:
                 backend = _from_vocabulary(path, settings)
         except Exception as error:  # the library raises bare Exception on what it cannot parse
             raise AttnscopeError(
-                f"cannot read the tokenizer {path}: {(str(error).splitlines() or [''])[0]}", "get the file again"
+                f"cannot read the tokenizer {path}: {first_line(error)}", "get the file again"
             ) from error
         kind = type(backend.model).__name__
         return cls(backend, f"{kind}, {backend.get_vocab_size():,} pieces")
@@ -84,22 +84,10 @@ class FastTokenizer:
             pieces=encoding.tokens,
             offsets=encoding.offsets,
             special=special,
-            segments=_segments(encoding.sequence_ids),
+            segments=segments_of(encoding.sequence_ids),
             pair=pair,
             style=self._style,
         )
-
-
-def _segments(sequence_ids: list[int | None]) -> list[int]:
-    """Which text each token belongs to; special tokens go with the text before them.
-
-    Not the type ids: those are what the model reads, and RoBERTa's are all 0.
-    """
-    segments, current = [], 0
-    for sequence in sequence_ids:
-        current = current if sequence is None else sequence
-        segments.append(current)
-    return segments
 
 
 def _style(backend: tokenizers.Tokenizer) -> Style:

@@ -88,6 +88,23 @@ def require_writable(folder: Path) -> None:
                 part.rmdir()
 
 
+def others_in(folder: Path | None, written: Sequence[Path]) -> list[str]:
+    """A note where a folder that was named holds files like those written into it that are of another run; else none.
+
+    Args:
+        folder: The folder; None = the run has one of its own.
+        written: What was written.
+    """
+    if folder is None or not written:
+        return []
+    endings, own = {path.suffix for path in written}, {path.name for path in written}
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in endings and path.name not in own)
+    if not others:
+        return []
+    count = "a file" if len(others) == 1 else f"{len(others)} files"
+    return [f"{folder} also holds {count} that this run did not write, such as {others[0]}"]
+
+
 def named_formats(given: str, known: Sequence[str]) -> tuple[str, ...]:
     """The formats in a list such as `png,npz`, each once.
 

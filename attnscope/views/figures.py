@@ -15,6 +15,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, enlarged, png
+from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class Style:
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+        if self.cmap != DEFAULT_CMAP:  # which needs no drawing library to be known
+            import matplotlib as mpl
+
+            if self.cmap not in mpl.colormaps:
+                raise UsageError(f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys")
 
 
 @dataclass(frozen=True)
@@ -153,10 +159,6 @@ class Painter:
     """
 
     def __init__(self, style: Style) -> None:
-        import matplotlib as mpl
-
-        if style.cmap not in mpl.colormaps:
-            raise AttnscopeError(f"matplotlib has no colormap {style.cmap!r}", "such as Blues, viridis, magma, Greys")
         self.style = style
         self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
 
@@ -350,7 +352,7 @@ class MapCanvas(_Page):
         self.corners = [grid.corners[place] for place in places]
         self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
         cmap = mpl.colormaps[style.cmap]
-        self._dark = [_is_dark(cmap(value)) for value in np.linspace(0, 1, 256)]
+        self._dark = [is_dark(*cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
         self.maps = [self.image((x, y, *self.map_px), cmap) for x, y in self.corners]
         self.frames([(x, y, *self.map_px) for x, y in self.corners])
         if sheet.form == "overview":
@@ -552,9 +554,3 @@ def _seam_places(tokens: Tokens) -> list[int]:
     """Before which tokens another text begins, or what the model wrote."""
     places = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
     return [*places, *([tokens.n_given] if 0 < tokens.n_given < len(tokens) else [])]
-
-
-def _is_dark(color: tuple[float, float, float, float]) -> bool:
-    """Whether white letters read better than black ones on a colour (by relative luminance, WCAG 2)."""
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3])
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.26

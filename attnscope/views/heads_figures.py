@@ -20,7 +20,8 @@ from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary, layout
 from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, png
 from attnscope.views.figures import FIGURE_FORMATS
-from attnscope.views.heads_summary import Mark, ink_on, label, number, printable
+from attnscope.views.heads_summary import Mark, label, number, printable
+from attnscope.views.inks import ink_on
 from attnscope.views.lettering import BASE_FAMILY, Lettering, lettering_for
 
 if TYPE_CHECKING:

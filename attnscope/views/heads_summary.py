@@ -134,16 +134,6 @@ def printable(text: object, most: int = 200) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def ink_on(color: str) -> str:
-    """Black or white, whichever reads better on a colour "#rrggbb" (contrast of WCAG 2)."""
-    linear = []
-    for start in (1, 3, 5):
-        part = int(color[start : start + 2], 16) / 255
-        linear.append(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
-
-
 def unit_of(findings: Findings, measure: str) -> str:
     """What a measure's values are in; nothing for shares, which need no unit."""
     unit = printable(findings.measure_facts(measure).unit, 40)

@@ -19,7 +19,8 @@ from rich.text import Text
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Findings, Head, Role
 from attnscope.views import heads_summary
-from attnscope.views.heads_summary import UNCLASSIFIED, Mark, ink_on, interval, label, number, percent
+from attnscope.views.heads_summary import UNCLASSIFIED, Mark, interval, label, number, percent
+from attnscope.views.inks import ink_on
 
 _MORE = "+"
 _MOST_NAMED = 24

@@ -1,0 +1,48 @@
+"""Many texts on their way in, in constant memory: from files to texts, blocks of texts, chunks and batches.
+
+What a head does is measured over a corpus that need not fit in memory, on one machine or on several that each take a
+shard. Every cut here depends on the texts alone: blocks are fixed runs of consecutive texts, a shard takes whole
+blocks, batches are made inside a block by a fixed budget. So a number never depends on how the work was split.
+
+Knows no model: tokenising is a function that is handed in.
+"""
+
+from attnscope.corpus.batching import (
+    BLOCK,
+    TOKEN_BUDGET,
+    Block,
+    Chunk,
+    Encode,
+    batches,
+    block_batches,
+    blocks,
+    chunks,
+    tokens_of_ids,
+)
+from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
+from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
+from attnscope.corpus.probe import repeat_probe
+from attnscope.corpus.texts import Corpus, CorpusText
+
+__all__ = [
+    "BAD_LINES",
+    "BLOCK",
+    "TOKEN_BUDGET",
+    "Block",
+    "Chunk",
+    "Corpus",
+    "CorpusText",
+    "Encode",
+    "Format",
+    "Problem",
+    "Split",
+    "TokenCounts",
+    "batches",
+    "block_batches",
+    "blocks",
+    "chunks",
+    "count_tokens",
+    "read_frequencies",
+    "repeat_probe",
+    "tokens_of_ids",
+]

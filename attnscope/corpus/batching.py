@@ -1,0 +1,206 @@
+"""Blocks of texts, chunks of long ones, and batches: cuts that depend on the texts alone."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from attnscope.corpus.texts import CorpusText
+from attnscope.errors import AttnscopeError
+from attnscope.records import Tokens
+from attnscope.text import build_tokens
+
+Encode = Callable[[str], Tokens]
+"""Tokenises a text, special tokens included: `encode` of a model's tokenizer."""
+
+BLOCK = 256
+"""Texts in a block. Like TOKEN_BUDGET part of what a result means: two runs agree bit for bit where both agree."""
+
+TOKEN_BUDGET = 4096
+"""Tokens in a batch, padding included."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fixed run of consecutive texts.
+
+    Attributes:
+        index: Its number in the corpus, from 0.
+        texts: The texts, in the order of the corpus.
+    """
+
+    index: int
+    texts: tuple[CorpusText, ...]
+
+
+def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
+    """Cuts a corpus into blocks of n consecutive texts (the last may have fewer), and picks those of a shard.
+
+    Args:
+        texts: The whole corpus, whatever the shard.
+        n: Texts in a block.
+        shard: (k, number of shards), k from 1: takes the blocks whose index modulo the number of shards is k - 1.
+
+    Raises:
+        AttnscopeError: n is below 1, or there is no such shard.
+    """
+    k, of = shard
+    if n < 1:
+        raise AttnscopeError(f"a block has at least one text, not {n}")
+    if not 1 <= k <= of:
+        raise AttnscopeError(f"there is no shard {k}/{of}", "shards are 1/8 to 8/8")
+
+    def cut() -> Iterator[Block]:
+        stream = iter(texts)
+        index = 0
+        while held := tuple(islice(stream, n)):
+            if index % of == k - 1:
+                yield Block(index, held)
+            index += 1
+
+    return cut()
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A text as far as a model takes it at once: the whole, or a part of it.
+
+    Attributes:
+        text: The index of the text in the corpus; the sums of all its chunks are those of one text.
+        number: Which chunk of the text it is, from 0.
+        n_chunks: How many there are.
+        tokens: Its tokens, with the special ones of the text at both ends.
+        n_repeated: How many of its tokens, after the special ones at its start, were in the chunk before it as well.
+    """
+
+    text: int
+    number: int
+    n_chunks: int
+    tokens: Tokens
+    n_repeated: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def chunks(
+    tokens: Tokens, text: int = 0, *, limit: int | None = None, chunk: int | None = None, stride: int | None = None
+) -> list[Chunk]:
+    """Cuts a text that is too long into chunks; one that is not stays whole.
+
+    The special tokens at the start of the text and those at its end stand at the ends of each chunk.
+
+    Args:
+        tokens: The text. Without any token there is no chunk.
+        text: Its index in the corpus.
+        limit: How many tokens the model takes, special ones included; None = any number.
+        chunk: How many tokens a chunk has at most, special ones included; None = `limit`.
+        stride: How many tokens further the next chunk begins; None = as many as a chunk holds besides the special
+            ones, so that no token comes twice. With less, tokens keep a context at the cuts.
+
+    Raises:
+        AttnscopeError: A chunk has more tokens than the model takes, or no room besides the special ones; the stride
+            leaves tokens out, or is below 1.
+    """
+    size = limit if chunk is None else chunk
+    if size is not None and limit is not None and size > limit:
+        raise AttnscopeError(f"chunks of {size} tokens are too long", f"the model takes at most {limit}")
+    ordinary = np.flatnonzero(~tokens.special)
+    first, last = (int(ordinary[0]), int(ordinary[-1]) + 1) if len(ordinary) else (0, len(tokens))
+    n_ends = first + len(tokens) - last
+    room = None if size is None else size - n_ends
+    if room is not None and room < 1:
+        raise AttnscopeError(
+            f"chunks of {size} tokens have no room for text besides {n_ends} special tokens", "choose a larger --chunk"
+        )
+    if stride is not None and (stride < 1 or (room is not None and stride > room)):
+        raise AttnscopeError(
+            f"a stride of {stride} tokens does not fit" + (f" chunks of {size}" if size else ""),
+            "it is at least 1" + (f" and at most {room}, for special tokens take {n_ends}" if room else ""),
+        )
+    if not len(tokens):
+        return []
+    if room is None or last - first <= room:
+        return [Chunk(text, 0, 1, tokens, 0)]
+    step = stride or room
+    starts = range(first, last - room + step, step)
+    ends = np.arange(first), np.arange(last, len(tokens))
+    return [
+        Chunk(
+            text,
+            number,
+            len(starts),
+            tokens.take(np.concatenate([ends[0], np.arange(start, min(start + room, last)), ends[1]])),
+            room - step if number else 0,
+        )
+        for number, start in enumerate(starts)
+    ]
+
+
+def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Chunk, ...]]:
+    """Sorts the chunks of a block by length and cuts them into batches of at most `budget` tokens, padding included.
+
+    Ascending; chunks of one length in the order of the corpus. A chunk longer than the budget is a batch of its own.
+    Depends on nothing but the chunks.
+    """
+    made: list[list[Chunk]] = []
+    for part in sorted(parts, key=lambda part: (len(part), part.text, part.number)):
+        if made and (len(made[-1]) + 1) * len(part) <= budget:
+            made[-1].append(part)
+        else:
+            made.append([part])
+    return [tuple(batch) for batch in made]
+
+
+def block_batches(
+    block: Block,
+    encode: Encode,
+    *,
+    limit: int | None = None,
+    chunk: int | None = None,
+    stride: int | None = None,
+    budget: int = TOKEN_BUDGET,
+    special_ids: Iterable[int] = (),
+) -> list[tuple[Chunk, ...]]:
+    """Tokenises the texts of a block, cuts those that are too long, and makes batches of all.
+
+    Args:
+        block: The texts.
+        encode: Tokenises a text.
+        limit: As in `chunks`.
+        chunk: As in `chunks`.
+        stride: As in `chunks`.
+        budget: As in `batches`.
+        special_ids: Which numbers are special tokens, for texts that come as numbers.
+    """
+    special = frozenset(special_ids)
+    return batches(
+        (
+            part
+            for text in block.texts
+            for part in chunks(tokens_of(text, encode, special), text.index, limit=limit, chunk=chunk, stride=stride)
+        ),
+        budget,
+    )
+
+
+def tokens_of_ids(ids: Sequence[int], special_ids: Iterable[int] = ()) -> Tokens:
+    """Tokens of nothing but numbers, labelled `<7>`; text, offsets and words are not known."""
+    special = frozenset(special_ids)
+    return build_tokens(
+        "",
+        ids=ids,
+        pieces=[f"<{number}>" for number in ids],
+        offsets=None,
+        special=[number in special for number in ids],
+        segments=[0] * len(ids),
+        style="plain",
+    )
+
+
+def tokens_of(text: CorpusText, encode: Encode, special: frozenset[int]) -> Tokens:
+    """The tokens of a text, whether it came as a text or as numbers."""
+    if text.ids is not None:
+        return tokens_of_ids(text.ids, special)
+    return encode(text.text or "")

@@ -1,0 +1,186 @@
+"""From the lines of a source to its texts: plain text, jsonl, CSV."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from attnscope.corpus.lines import UnreadableError
+
+Split = Literal["line", "paragraph", "file"]
+"""What of a plain text file is one text; paragraphs are divided by blank lines."""
+
+Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
+"""How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; anything else is plain text."""
+
+BAD_LINES = 10
+"""So many lines of one source may be malformed before the rest of it is given up."""
+
+# Far beyond any vocabulary: a stray number must not ask for memory without end.
+LARGEST_ID = 2**24
+# A quote that is never closed makes the rest of a CSV file one field.
+_LONGEST_FIELD = 2**28
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What could not be read.
+
+    Attributes:
+        source: The file's name; "stdin".
+        line: The line from which on, or the only one that, was skipped; None = the whole source.
+        reason: Why.
+    """
+
+    source: str
+    line: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source}{'' if self.line is None else f', line {self.line}'}: {self.reason}"
+
+
+def format_of(name: str) -> Format:
+    """How a file of that name is read."""
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() not in {".gz", ".zst"}]
+    known: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv"}
+    return known.get(suffixes[-1], "txt") if suffixes else "txt"
+
+
+class BadLines:
+    """Lists the malformed lines of one source, and gives it up when there are too many."""
+
+    def __init__(self, source: str, problems: list[Problem]) -> None:
+        self._source, self._problems, self._n = source, problems, 0
+
+    def add(self, line: int, reason: str) -> None:
+        """Lists a line.
+
+        Raises:
+            UnreadableError: It is one too many.
+        """
+        self._n += 1
+        if self._n == BAD_LINES:
+            raise UnreadableError(f"{reason}; given up after {BAD_LINES} malformed lines", line)
+        self._problems.append(Problem(self._source, line, reason))
+
+
+def _read_lines(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+    return enumerate(lines, 1)
+
+
+def _read_paragraphs(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+    held: list[str] = []
+    for number, line in enumerate(chain(lines, [""]), 1):
+        if line and not line.isspace():
+            held.append(line)
+        elif held:
+            yield number - len(held), "\n".join(held)
+            held = []
+
+
+def _read_file(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+    yield 1, "\n".join(lines).rstrip("\n")
+
+
+SPLITTERS: dict[Split, Callable[[Iterator[str]], Iterator[tuple[int, str]]]] = {
+    "line": _read_lines,
+    "paragraph": _read_paragraphs,
+    "file": _read_file,
+}
+
+
+def read_jsonl(lines: Iterator[str], field: str, bad: BadLines) -> Iterator[tuple[int, str | tuple[int, ...]]]:
+    """A field of each line of JSON: texts or token numbers, with the lines that they stand on.
+
+    Raises:
+        UnreadableError: Too many lines are malformed.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line or line.isspace():
+            continue
+        entry = json_object(line)
+        if isinstance(entry, str):
+            bad.add(number, entry)
+            continue
+        used = field if field in entry or "input_ids" not in entry else "input_ids"
+        match entry.get(used):
+            case str(text) if is_unicode(text):
+                yield number, text
+            case str():
+                bad.add(number, f'"{used}" is not valid Unicode: it holds half of a surrogate pair')
+            case list(ids) if all(map(is_id, ids)):
+                yield number, tuple(ids)
+            case _ if used in entry:
+                bad.add(
+                    number, f'"{used}" is neither a text nor a list of token numbers: {shortened(repr(entry[used]))}'
+                )
+            case _:
+                there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
+                bad.add(number, f'no field "{used}": {shortened(there)}')
+
+
+def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) -> Iterator[tuple[int, str]]:
+    """A column of CSV, with the lines that its texts begin on.
+
+    Raises:
+        UnreadableError: There is no such column, a quote is in the wrong place, or too many lines are malformed.
+    """
+    csv.field_size_limit(_LONGEST_FIELD)  # one for the whole process; Python's 131,072 is too small for texts
+    # Python's reader would lose the line ends inside of quotes; strict: a quote in the wrong place is no text.
+    rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+    begin = 1
+    try:
+        header = next(rows, None)
+        if header is None:
+            return
+        if field not in header:
+            raise UnreadableError(f'no column "{field}": its columns are {shortened(", ".join(header))}', 1)
+        column = header.index(field)
+        begin = rows.line_num + 1
+        for row in rows:
+            if len(row) > column:
+                yield begin, row[column]
+            elif row:
+                bad.add(begin, f'no value for column "{field}": {len(row)} of {len(header)} columns')
+            begin = rows.line_num + 1
+    except csv.Error as error:
+        raise UnreadableError(f"malformed CSV: {error}", begin) from None
+
+
+def json_object(line: str) -> dict[str, Any] | str:
+    """The JSON object of a line, or what is wrong with it."""
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        return f"malformed JSON: {error.msg} at character {error.pos + 1}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested as deep
+        return f"malformed JSON: {error}"
+    return entry if isinstance(entry, dict) else f"not a JSON object: {shortened(line)}"
+
+
+def is_id(value: object) -> bool:
+    """Whether a value of JSON can be a token's number."""
+    return is_whole(value, LARGEST_ID)
+
+
+def is_whole(value: object, most: int) -> bool:
+    """Whether a value of JSON is a whole number from 0 to `most`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shortened(text: str, n: int = 60) -> str:
+    """The text, or its beginning and an ellipsis."""
+    return text if len(text) <= n else f"{text[: n - 1]}…"

@@ -1,0 +1,155 @@
+"""How often each token comes: counted in a corpus, or read from a list of words."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnscope.corpus.batching import Encode, tokens_of
+from attnscope.corpus.formats import LARGEST_ID, Problem, format_of, is_id, is_unicode, is_whole, json_object, shortened
+from attnscope.corpus.lines import UnreadableError, decompressed, lines_of, read_pieces
+from attnscope.corpus.texts import CorpusText
+from attnscope.errors import AttnscopeError
+
+_MOST_TIMES = 10**15
+
+
+class TokenCounts:
+    """How often each token comes: an empty one is the identity of `merge`, and the order of adding is no matter."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._held = np.zeros(64, np.int64)  # with room to grow
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """By token number, int64; as long as the largest number that was seen needs."""
+        return self._held[: self._n].copy()
+
+    @property
+    def total(self) -> int:
+        """The number of tokens counted."""
+        return int(self._held.sum())
+
+    def add(self, ids: ArrayLike, times: int = 1) -> None:
+        """Counts the tokens of a text, each `times` times.
+
+        Raises:
+            ValueError: A number is negative, or beyond 2^24, which no vocabulary reaches.
+        """
+        numbers = np.asarray(ids, np.int64).ravel()
+        if not len(numbers) or not times:
+            return
+        if numbers.min() < 0 or numbers.max() > LARGEST_ID:
+            raise ValueError(f"token numbers are 0 to 2^24; got {numbers.min()} to {numbers.max()}")
+        self._reach(int(numbers.max()) + 1)
+        np.add.at(self._held, numbers, times)
+
+    def merge(self, other: "TokenCounts") -> "TokenCounts":
+        """The counts of both; neither is changed."""
+        whole = TokenCounts()
+        for part in (self, other):
+            whole._reach(part._n)
+            whole._held[: part._n] += part._held[: part._n]
+        return whole
+
+    def log_frequency(self, n_vocab: int) -> NDArray[np.float64]:
+        """The natural logarithm of each token's relative frequency, (token number,), below 0.
+
+        Add-one smoothing: ln((count + 1) / (total + n_vocab)), so that a token never seen has a frequency too and all
+        of them sum to 1.
+
+        Args:
+            n_vocab: How many tokens the vocabulary has.
+
+        Raises:
+            AttnscopeError: Tokens were counted that the vocabulary does not have.
+        """
+        if self._n > n_vocab:
+            raise AttnscopeError(f"token {self._n - 1} was counted, but the vocabulary has {n_vocab}")
+        counts = np.zeros(n_vocab, np.int64)
+        counts[: self._n] = self._held[: self._n]
+        frequency: NDArray[np.float64] = np.log((counts + 1) / (self.total + n_vocab))
+        return frequency
+
+    def _reach(self, n: int) -> None:
+        self._n = max(n, self._n)
+        if n > len(self._held):
+            self._held = np.concatenate([self._held, np.zeros(max(n - len(self._held), len(self._held)), np.int64)])
+
+
+def count_tokens(texts: Iterable[CorpusText], encode: Encode, special_ids: Iterable[int] = ()) -> TokenCounts:
+    """Counts the tokens of a corpus, special ones left out, in one pass and constant memory.
+
+    Args:
+        texts: The corpus.
+        encode: Tokenises a text.
+        special_ids: Which numbers are special tokens, for texts that come as numbers.
+    """
+    held, special = TokenCounts(), frozenset(special_ids)
+    for text in texts:
+        tokens = tokens_of(text, encode, special)
+        held.add(tokens.ids[~tokens.special])
+    return held
+
+
+def read_frequencies(path: str | Path, encode: Encode) -> TokenCounts:
+    """Token counts from a list of words: `word<tab>count` a line, or jsonl with `word` (or `id`) and `count`.
+
+    Each token of a word gets the word's count. A word is tokenised as it is and as it is after a space, for many
+    tokenizers have two tokens for that; where they differ, the tokens of both get the count.
+
+    Args:
+        path: The list; .gz and .zst too.
+        encode: Tokenises a word.
+
+    Raises:
+        AttnscopeError: It cannot be read, a line is malformed, or there is no line.
+    """
+    name = str(path)
+    held = TokenCounts()
+    as_json = format_of(name) == "jsonl"
+    found = False
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(lines_of(decompressed(read_pieces(file, lambda n: None), name)), 1):
+                if not line.strip():
+                    continue
+                found = True
+                word, count = _json_frequency(line, number) if as_json else _tab_frequency(line, number)
+                if isinstance(word, int):
+                    held.add([word], count)
+                    continue
+                encoded = [encode(form) for form in (word, f" {word}")]
+                for ids in {tuple(tokens.ids[~tokens.special].tolist()) for tokens in encoded}:
+                    held.add(ids, count)
+    except UnreadableError as error:
+        raise AttnscopeError(
+            str(Problem(name, error.line, error.reason)), "a list of frequencies has word, tab, count on each line"
+        ) from None
+    except OSError as error:
+        raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from None
+    if not found:
+        raise AttnscopeError(f"{name} is empty", "a list of frequencies has word, tab, count on each line")
+    return held
+
+
+def _tab_frequency(line: str, number: int) -> tuple[str, int]:
+    word, _, count = line.rpartition("\t")
+    if not word or not (count := count.strip()).isdecimal() or len(count) > 15:
+        raise UnreadableError(f"not a word, a tab and a whole number: {shortened(line)}", number)
+    return word, int(count)
+
+
+def _json_frequency(line: str, number: int) -> tuple[str | int, int]:
+    entry = json_object(line)
+    if isinstance(entry, str):
+        raise UnreadableError(entry, number)
+    word: Any = entry.get("id", entry.get("word"))
+    count: Any = entry.get("count")
+    known = is_id(word) if "id" in entry else isinstance(word, str) and is_unicode(word)
+    if not known or not is_whole(count, _MOST_TIMES):
+        raise UnreadableError(f'no "word" (or "id") and whole "count": {shortened(line)}', number)
+    return word, count

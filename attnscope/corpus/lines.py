@@ -1,0 +1,171 @@
+"""From the bytes of a source, plain or compressed, to its lines."""
+
+import codecs
+import importlib
+import io
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from attnscope.errors import AttnscopeError
+
+_CHUNK = 65536
+# Compressed bytes that are handed over at a time: where one of them is damaged, no more than their text is lost.
+_COMPRESSED_PIECE = 1024
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+class UnreadableError(Exception):
+    """A source cannot be read any further."""
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.line = reason, line
+
+
+class Replay:
+    """A stream that can be read from its start again: what was read is kept in a temporary file."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+
+    def again(self) -> "Replay":
+        """The same stream at its start."""
+        self._file.seek(0)
+        return self
+
+    def read(self, n: int) -> bytes:
+        """At most n bytes; none at the end."""
+        data = self._file.read(n)
+        if not data:
+            data = self._stream.read(n)
+            self._file.write(data)
+        return data
+
+    def __enter__(self) -> "Replay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def read_pieces(file: "BinaryIO | Replay", count: Callable[[int], None]) -> Iterator[bytes]:
+    """The bytes of a file piece by piece; `count` is told how many each has.
+
+    Raises:
+        UnreadableError: The file cannot be read any further.
+    """
+    while True:
+        try:
+            chunk = file.read(_CHUNK)
+        except OSError as error:
+            raise UnreadableError(error.strerror or str(error)) from None
+        if not chunk:
+            return
+        count(len(chunk))
+        yield chunk
+
+
+def decompressed(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The bytes themselves, or what gzip or zstd made them of.
+
+    Raises:
+        UnreadableError: They are damaged, cut off, or not what the name says.
+    """
+    first = next(chunks, b"")
+    whole = chain([first], chunks)
+    suffix = Path(name).suffix.lower()
+    if first.startswith(_GZIP):
+        return _inflate(whole, lambda: zlib.decompressobj(wbits=31), zlib.error, "gzip")
+    if first.startswith(_ZSTD) or (first and suffix == ".zst"):
+        return _inflate(whole, *zstd(), "zstd")
+    if first and suffix == ".gz":
+        raise UnreadableError("not gzip, in spite of its name")
+    return whole
+
+
+def _inflate(chunks: Iterable[bytes], begin: Callable[[], Any], failure: type[Exception], kind: str) -> Iterator[bytes]:
+    """What compressed data stand for: any number of members, with zeros between and after them."""
+    member: Any = None
+    for chunk in chunks:
+        for start in range(0, len(chunk), _COMPRESSED_PIECE):
+            rest = chunk[start : start + _COMPRESSED_PIECE]
+            while rest:
+                if member is None:
+                    rest = rest.lstrip(b"\0")
+                    if not rest:
+                        break
+                    member = begin()
+                try:
+                    piece = member.decompress(rest)
+                except failure as error:
+                    raise UnreadableError(f"damaged {kind} data: {error}") from None
+                if piece:
+                    yield piece
+                if not member.eof:
+                    break
+                rest, member = member.unused_data, None
+    if member is not None:
+        raise UnreadableError(f"the {kind} data end too early: the file is cut off")
+
+
+def zstd() -> tuple[Callable[[], Any], type[Exception]]:
+    """What makes a decompressor for zstd, and the exception that it raises."""
+    try:  # part of Python from 3.14 on
+        library: Any = importlib.import_module("compression.zstd")
+    except ImportError:
+        try:
+            library = importlib.import_module("zstandard")
+        except ImportError:
+            raise AttnscopeError("reading .zst needs zstandard", "pip install 'attnscope[zst]'") from None
+        return library.ZstdDecompressor().decompressobj, library.ZstdError
+    return library.ZstdDecompressor, library.ZstdError
+
+
+def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:
+    """The lines of UTF-8 bytes, without their ends (LF, CR LF or CR).
+
+    Raises:
+        UnreadableError: Bytes are no text, or `pieces` raised it. All whole lines before that point were given.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    ends = io.IncrementalNewlineDecoder(None, translate=True)
+    held: list[str] = []  # the parts of a line that is not whole yet
+    n_lines = n_bytes = 0
+    begun = over = False
+    while not over:
+        wrong = ""
+        try:
+            piece = next(pieces, b"")
+            over = not piece
+            if n_bytes == 0 and piece.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise UnreadableError("UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+            n_bytes += len(piece)
+            text = decoder.decode(piece, final=over)
+        except UnreadableError as error:
+            error.line = n_lines + 1 if begun else None
+            raise
+        except UnicodeDecodeError as error:
+            text = error.object[: error.start].decode()
+            at = n_bytes - len(error.object) + error.start
+            wrong = f"not UTF-8: byte 0x{error.object[error.start]:02X} at offset {at}"
+        if not begun and text:
+            text, begun = text.removeprefix("\ufeff"), True
+        if (nul := text.find("\0")) >= 0:
+            text, wrong = text[:nul], "a NUL character: not plain text"
+        first, *others = ends.decode(text, final=over or bool(wrong)).split("\n")
+        held.append(first)
+        for following in others:
+            n_lines += 1
+            yield "".join(held)
+            held = [following]
+        if wrong:
+            raise UnreadableError(wrong, n_lines + 1)
+    if last := "".join(held):
+        yield last

@@ -1,0 +1,210 @@
+"""The texts of files, one after the other, as often as one asks for them."""
+
+import contextlib
+import glob
+import hashlib
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, get_args
+
+import numpy as np
+
+from attnscope.corpus.formats import (
+    SPLITTERS,
+    BadLines,
+    Format,
+    Problem,
+    Split,
+    format_of,
+    read_csv,
+    read_jsonl,
+)
+from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
+from attnscope.errors import AttnscopeError
+from attnscope.text import is_blank
+
+
+@dataclass(frozen=True)
+class CorpusText:
+    """One text of a corpus, and where it stands.
+
+    Attributes:
+        index: Its number in the corpus, from 0; blank texts are not counted.
+        source: The file's name as it was given or found; "stdin".
+        line: The line it begins on, from 1.
+        text: The text; None where token numbers were given instead.
+        ids: Token numbers, special ones included; None where a text was given.
+    """
+
+    index: int
+    source: str
+    line: int
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+
+    def digested(self) -> bytes:
+        """What hashes of texts are made of; the place does not enter."""
+        raw = (
+            (self.text or "").encode("utf-8", "surrogatepass")
+            if self.ids is None
+            else np.array(self.ids, "<i8").tobytes()
+        )
+        return f"{'text' if self.ids is None else 'ids'} {len(raw)}\n".encode() + raw
+
+
+class Corpus:
+    """The texts of files, one after the other, as often as one iterates over it.
+
+    Files are UTF-8, with or without a byte order mark, with any line ends, plain or compressed (.gz, .zst; compressed
+    data are recognised under any name). At most one text is in memory, and 64 KiB of its file. Blank texts are
+    skipped. stdin is read once, and kept in a temporary file for the next time.
+
+    What cannot be read does not end the iteration. A source that is missing, or from some line on is not UTF-8, is
+    cut off or damaged, gives the texts before that point (of damaged compressed data up to the last 1 KiB before it);
+    the next source follows. Of jsonl and CSV a malformed line alone is skipped; after ten of them the source is given
+    up. All of that is listed in `problems`.
+
+    Args:
+        files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are looked up at once, their
+            matches sorted by name; a file that comes twice is read once, where it comes first.
+        split: What of a plain text file is one text.
+        field: The field (jsonl) or column (CSV) that holds the text. In jsonl it may also be a list of token numbers;
+            a line without the field may have `input_ids`.
+        format: How to read all of them.
+
+    Attributes:
+        sources: What will be read, in order.
+        problems: What could not be read in the last iteration, in order.
+        n_bytes: Size of all sources on disk; None where stdin is one of them.
+        bytes_read: How much of it the last iteration has read.
+        sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
+            whatever files they came in. Empty before.
+
+    Raises:
+        AttnscopeError: No file is given, an argument is unknown, or a .zst is named and cannot be read for want of
+            the extra [zst]. While iterating: there is no text at all.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str | Path],
+        *,
+        split: Split = "line",
+        field: str = "text",
+        format: Format = "auto",
+    ) -> None:
+        for name, value, known in (("split", split, get_args(Split)), ("format", format, get_args(Format))):
+            if value not in known:
+                raise AttnscopeError(f"there is no {name} {value!r}", f"choose one of {', '.join(known)}")
+        if isinstance(files, str | Path):
+            files = [files]
+        if not files:
+            raise AttnscopeError("no file given", "give --file PATH, or - for stdin")
+        self.sources = _expand(files)
+        self.split, self.field, self.format = split, field, format
+        self.problems: list[Problem] = []
+        self.bytes_read = 0
+        self.sha256 = ""
+        self._stdin: Replay | None = None
+        if any(name.endswith(".zst") for name in self.sources):
+            zstd()
+
+    @property
+    def n_bytes(self) -> int | None:
+        """Size of all sources on disk, in bytes; None where stdin is one of them."""
+        if "-" in self.sources:
+            return None
+        return sum(path.stat().st_size for path in map(Path, self.sources) if path.is_file())
+
+    def __iter__(self) -> Iterator[CorpusText]:
+        self.problems, self.bytes_read, self.sha256 = [], 0, ""
+        digest = hashlib.sha256()
+        index = 0
+        for source in self.sources:
+            name = "stdin" if source == "-" else source
+            try:
+                for line, content in self._read(source, name):
+                    if is_blank(content) if isinstance(content, str) else not content:
+                        continue
+                    if isinstance(content, str):
+                        text = CorpusText(index, name, line, text=content)
+                    else:
+                        text = CorpusText(index, name, line, ids=content)
+                    digest.update(text.digested())
+                    index += 1
+                    yield text
+            except UnreadableError as error:
+                self.problems.append(Problem(name, error.line, error.reason))
+            except OSError as error:
+                self.problems.append(Problem(name, None, error.strerror or str(error)))
+        if not index:
+            why = f"; {self.problems[0]}" if self.problems else ""
+            more = f", and {len(self.problems) - 1} more problems" if len(self.problems) > 1 else ""
+            raise AttnscopeError(
+                f"no text is left: nothing to read in {_count(len(self.sources), 'source')}{why}{more}",
+                "name files that hold text" if self.problems else "they are empty or blank: give at least one word",
+            )
+        self.sha256 = digest.hexdigest()
+
+    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...]]]":
+        """Texts and token numbers of one source, with the lines that they begin on; blank ones too."""
+        bad = BadLines(name, self.problems)
+        with self._open(source) as file:
+            lines = lines_of(decompressed(read_pieces(file, self._count_bytes), name))
+            match format_of(name) if self.format == "auto" else self.format:
+                case "jsonl":
+                    yield from read_jsonl(lines, self.field, bad)
+                case "csv":
+                    yield from read_csv(lines, self.field, ",", bad)
+                case "tsv":
+                    yield from read_csv(lines, self.field, "\t", bad)
+                case _:
+                    yield from SPLITTERS[self.split](lines)
+
+    def _open(self, source: str) -> "BinaryIO | Replay":
+        if source != "-":
+            return Path(source).open("rb")
+        if self._stdin is None:
+            if sys.stdin is None:
+                raise AttnscopeError("there is no stdin to read from", "give --file PATH")
+            stream = getattr(sys.stdin, "buffer", None)
+            self._stdin = Replay(stream or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass")))
+        return self._stdin.again()
+
+    def _count_bytes(self, n: int) -> None:
+        self.bytes_read += n
+
+
+def _expand(files: Sequence[str | Path]) -> tuple[str, ...]:
+    """The names that names and patterns stand for, without those that name the same file again."""
+    found: dict[str, str] = {}
+    for file in files:
+        name = str(file)
+        if name == "-":
+            found.setdefault("-", "-")
+            continue
+        path = Path(name)
+        with contextlib.suppress(RuntimeError):  # ~ of a user that there is not
+            path = path.expanduser()
+        names = [str(path)]
+        if glob.has_magic(name) and not path.exists():
+            # Not Path.glob, which takes no absolute patterns.
+            matches = glob.glob(str(path), recursive=True)  # noqa: PTH207
+            names = sorted(match for match in matches if Path(match).is_file()) or names
+        for each in names:
+            found.setdefault(_identity(each), each)
+    return tuple(found.values())
+
+
+def _identity(name: str) -> str:
+    try:
+        return str(Path(name).resolve())
+    except (OSError, RuntimeError):  # links that go round in a circle
+        return name
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

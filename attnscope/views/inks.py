@@ -1,0 +1,14 @@
+"""Which letters can be read on which colour."""
+
+
+def ink_on(color: str) -> str:
+    """Black or white, whichever reads better on a colour "#rrggbb" (contrast of WCAG 2)."""
+    red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    return "#ffffff" if is_dark(red, green, blue) else "#000000"
+
+
+def is_dark(red: float, green: float, blue: float) -> bool:
+    """Whether white letters have more contrast than black ones on a colour, parts 0 to 1 (WCAG 2)."""
+    parts = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue))
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+    return (luminance + 0.05) ** 2 <= 1.05 * 0.05
