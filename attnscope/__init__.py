@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from attnscope.records.findings import load as load_findings
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.page import page
+    from attnscope.views.page import Page
 
 _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
@@ -37,12 +39,14 @@ _PUBLIC = {
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "Page": "attnscope.views.page:Page",
     "Tokens": "attnscope.records:Tokens",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
     "load_findings": "attnscope.records.findings:load",
     "load_record": "attnscope.records:load",
+    "page": "attnscope.studies.page:page",
 }
 
 __all__ = [
@@ -53,6 +57,7 @@ __all__ = [
     "HeadsOptions",
     "Heatmap",
     "MultiHeadAttention",
+    "Page",
     "Tokens",
     "__version__",
     "heads",
@@ -60,6 +65,7 @@ __all__ = [
     "load",
     "load_findings",
     "load_record",
+    "page",
 ]
 
 

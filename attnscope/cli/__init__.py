@@ -14,6 +14,7 @@ from attnscope.cli import options
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.page import page
 from attnscope.cli.show import show
 from attnscope.errors import AttnscopeError, UsageError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(heatmap)
+app.command()(page)
 app.command()(heads)
 app.command()(merge)
 app.command()(show)

@@ -34,10 +34,10 @@ def show(
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
     from attnscope.records.findings import HEADS_SCHEMA
-    from attnscope.records.storage import schema_of
+    from attnscope.records.storage import file_of, schema_of
     from attnscope.views.figures import Style
 
-    record = _file_of(record)
+    record = file_of(record)
     if schema_of(record) == HEADS_SCHEMA:
         _show_heads(record, out, formats, measures, json, quiet)
     else:  # a file that names no schema is refused there
@@ -87,9 +87,3 @@ def _show_heads(
     paths = drawn_again(loaded, out, formats)
     options.say(loaded.run.get("notes", ()), quiet)
     print_findings(loaded, paths, measures, json)
-
-
-def _file_of(record: Path) -> Path:
-    """The record in a folder, if it is one."""
-    known = ("heads.npz", "weights.npz", "record.json")
-    return next((record / name for name in known if (record / name).is_file()), record)

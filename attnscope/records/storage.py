@@ -63,6 +63,12 @@ def schema_of(path: Path) -> str:
         return ""
 
 
+def file_of(record: Path) -> Path:
+    """The file of a record that is named by its folder; else the path as it is."""
+    known = ("heads.npz", "weights.npz", "record.json")
+    return next((record / name for name in known if (record / name).is_file()), record)
+
+
 def view(name: str) -> Any:
     """A function of `attnscope.views`, such as "figures:draw", loaded on first use: records need no drawing library."""
     module, function = name.split(":")

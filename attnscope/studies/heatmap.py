@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention import Kind
+    from attnscope.core.probes import Weights
 
 
 @dataclass(frozen=True)
@@ -272,8 +273,16 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str) -> Hea
     return Heatmap(text=text, maps=tuple(maps), run=run_of(info, reading.notes), picked=chosen.picked)
 
 
-def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
+def observed(
+    model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
+) -> Heatmap:
     """The outlined record with the weights that the model has on what it reads.
+
+    Args:
+        model: The model.
+        record: What `outline` says of it.
+        reading: What it reads.
+        probe_of: Makes the probe, from the arguments of `core.probes.Weights`; None = that one.
 
     Raises:
         AttnscopeError: The maps would not fit into memory, or the model computes NaN.
@@ -284,7 +293,7 @@ def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
     from attnscope.core.probes import Weights
 
     whole = all(len(m.heads) == m.n_heads for m in record.maps)
-    probe = Weights(
+    probe = (probe_of or Weights)(
         layers=sorted({layer for m in record.maps for layer in m.layers}),
         # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
         heads=None if whole or len(record.maps) > 1 else record.maps[0].heads,

@@ -84,7 +84,9 @@ def page_of_record(record: Heatmap, *, findings: Findings | None = None) -> Page
     return page_of([PageText(record)], findings=findings)
 
 
-def page_of(texts: Sequence[PageText], *, findings: Findings | None = None, start: Mapping[str, str] | None = None) -> Page:
+def page_of(
+    texts: Sequence[PageText], *, findings: Findings | None = None, start: Mapping[str, str] | None = None
+) -> Page:
     """Makes a page of one text or several.
 
     Args:
@@ -97,7 +99,7 @@ def page_of(texts: Sequence[PageText], *, findings: Findings | None = None, star
     """
     if not texts:
         raise AttnscopeError("a page needs a text")
-    _require_room(texts)
+    require_room(texts)
     blocks: list[str] = []
     manifest = {
         "schema": PAGE_SCHEMA,
@@ -111,7 +113,12 @@ def page_of(texts: Sequence[PageText], *, findings: Findings | None = None, star
     return Page(_html(manifest, blocks))
 
 
-def _require_room(texts: Sequence[PageText]) -> None:
+def require_room(texts: Sequence[PageText]) -> None:
+    """Refuses more weights than a browser opens in comfort.
+
+    Raises:
+        AttnscopeError: There are more, or none at all.
+    """
     n = 0
     for text in texts:
         for attention in text.record.maps:
@@ -192,7 +199,12 @@ def _roles(findings: Findings) -> dict[str, Any]:
         ]
     return {
         "marks": {
-            name: {"glyph": mark.glyph, "color": mark.color, "label": label(name), "what": findings.role_facts(name).what}
+            name: {
+                "glyph": mark.glyph,
+                "color": mark.color,
+                "label": label(name),
+                "what": findings.role_facts(name).what,
+            }
             for name, mark in marks.items()
         },
         "heads": heads,
