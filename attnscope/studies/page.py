@@ -1,4 +1,4 @@
-"""From texts and saved records to one page: runs a model on each text, and keeps what the page shows beside its maps."""
+"""From texts and saved records to one page: a model runs on each text, and what the page shows is kept."""
 
 from __future__ import annotations
 

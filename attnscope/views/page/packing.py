@@ -3,7 +3,7 @@
 Each head is quantised to 16-bit codes, written column by column in two planes of bytes, and deflated. What a code is
 worth is chosen for what a reader may do with the weights in the page:
 
-- A key's step is 0.0009 divided by the number of pieces of its word, so that weights *summed* over the pieces of a
+- A key's step is 0.0009 (so that 1 is a whole number of steps: 1 / 1112) divided by the number of pieces of its word, so that weights *summed* over the pieces of a
   word (words merged) are off by no more than a single one.
 - Where the text has special tokens, weights on the other keys are stored as shares of what the row gives to those
   keys together, so that rows *divided* by what is left (special tokens hidden) are off by no more either.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from attnscope.records import Tokens
 from attnscope.records.maps import LEAST_LEFT
 
-STEP = 0.0009
+STEP = 1 / 1112
 """What one code is worth for a key that is a word by itself."""
 
 LEFT_UNIT = 1 / 59000
@@ -96,7 +96,8 @@ def _deflated(block: NDArray[np.float32], special: NDArray[np.bool_], pieces: ND
         # Rows with next to nothing left are empty when special tokens are hidden; the code 0 says so.
         stored = np.where(enough, np.maximum(np.rint(left / LEFT_UNIT), np.ceil(LEAST_LEFT / LEFT_UNIT)), 0)
         scales = np.minimum(stored, 0xFFFF).astype(np.uint16)
-        row = np.where(enough, scales * LEFT_UNIT, LEAST_LEFT).astype(np.float32)
+        # Divided by what is truly left, not by its code: rounding that costs 1e-5 of a weight, and nothing of a share.
+        row = np.where(enough, left, LEAST_LEFT).astype(np.float32)
         block = np.where(special, block, block / row[:, :, None])
     codes = np.minimum(np.rint(block * unit), 0xFFFF).astype(np.uint16)
     # Keys of like weight beside each other make longer runs and better Huffman codes: 6% smaller.

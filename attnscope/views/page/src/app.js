@@ -107,7 +107,10 @@ class App {
     }
     this.stage.setAttribute("aria-labelledby", `tab-${state.v}`);
     const view = this.view;
-    if (view.root.parentElement !== this.stage) fill(this.stage, view.root);
+    if (view.root.parentElement !== this.stage) {
+      delete view.root.dataset.shown; // it says so itself when it stands
+      fill(this.stage, view.root);
+    }
     const railed = WITH_HEADS.includes(state.v);
     this.aside.hidden = !railed;
     this.controls.classList.toggle("idle", state.v === "headcount");

@@ -62,7 +62,10 @@ export class CompareView {
     this.panels = ["a", "b", "d"].map((which) => {
       const said = { a: "First map", b: "Second map", d: "Difference" }[which];
       const heat = new Heat(`${said}. Arrow keys move, plus and minus zoom.`, {
-        hover: (cell) => this.point(cell ? this.spread(which, cell) : this.kept()),
+        hover: (cell) => {
+          this.over = cell && this.spread(which, cell);
+          this.point(this.over || this.kept());
+        },
         pick: (row, column) => {
           const cursor = this.spread(which, { row, column });
           if (cursor.a.row >= 0 || cursor.a.column >= 0) update(tokensAt(this.a, cursor.a.row, cursor.a.column));
@@ -128,7 +131,10 @@ export class CompareView {
       fill(this.notes, "The other text has no such head.");
       return;
     }
-    if (a !== this.a || b !== this.b) this.d = difference(a, b);
+    if (a !== this.a || b !== this.b) {
+      this.d = difference(a, b);
+      this.over = null;
+    }
     [this.a, this.b] = [a, b];
     this.same = a.rows === b.rows && a.columns === b.columns;
     const colours = this.app.palette;
@@ -141,7 +147,7 @@ export class CompareView {
       fill(caption, el("b", {}, this.names[which]), el("span", { class: "faint" }, ` ${which === "d" ? `−${digits(most).replace(/\.?0+$/, "")} to +${digits(most).replace(/\.?0+$/, "")}` : `0 to ${digits(top).replace(/\.?0+$/, "")}`}`));
       heat.set(this[which], this.looks[which]);
     }
-    const { place, largest, apart, rows, columns } = this.d;
+    const { place, apart, rows, columns } = this.d;
     const layer = state.h.split(".")[0];
     fill(this.notes,
       el("span", {}, `On average ${digits(apart)} of a query's attention goes elsewhere (total variation distance).`),
@@ -149,7 +155,7 @@ export class CompareView {
       this.same ? null : el("span", {}, ` ${rows.length === a.rows.length && rows.length === b.rows.length ? "Tokens are compared place by place." : `The difference shows the ${rows.length} queries and ${columns.length} keys that both texts have.`}`),
       !state.b.startsWith("full") && /^\d/.test(layer) && !mapOf().full.includes(Number(layer)) ? el("span", {}, " The full-width head of this layer is not known: it needs the layer's queries and keys, which a saved record does not hold, and attention without position biases, soft caps or sinks.") : null);
     this.root.dataset.shown = [state.t, state.m, state.h, state.b].join();
-    if (largest >= 0) this.point(this.kept());
+    this.point(this.over || this.kept());
   }
 
   /** A cell of one panel as it stands in all three. */

@@ -12,9 +12,12 @@ export function el(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Puts children in place of what is there. */
+/** Puts children in place of what is there; the same ones stay where they are, and keep the focus. */
 export function fill(parent, ...children) {
-  parent.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  const next = children.flat(Infinity).filter((child) => child !== null && child !== undefined);
+  const held = parent.childNodes;
+  if (next.length === held.length && next.every((child, at) => child === held[at])) return;
+  parent.replaceChildren(...next);
 }
 
 /** A row of buttons of which one is chosen. */

@@ -174,6 +174,8 @@ export class Heat {
     const context = this.base.fit(width, height);
     context.clearRect(0, 0, width, height);
     this.at = this.place();
+    const { left, top, cell, x, y } = this.at;
+    this.root.dataset.place = [left, top, cell, x, y].join();
     this.over.style.touchAction = this.at.cell > this.least * 1.01 ? "none" : "pan-y";
     drawHeat(new CanvasPen(context), this.shown, this.at, this.look, devicePixelRatio || 1);
     this.point(this.cursor);

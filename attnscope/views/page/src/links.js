@@ -124,11 +124,11 @@ export class LinksView {
   geometry(width, height = 0) {
     this.line = Math.max(LEAST_LINE, Math.min(MOST_LINE, Math.floor((height - TOP - 14) / Math.max(1, this.n))));
     const { rows, columns } = this.axes();
-    const wide = Math.min(width, 880);
+    const wide = Math.min(width, 1000);
     const most = Math.max(60, Math.min(230, wide * 0.32));
     const room = (axis) => Math.min(most, axis.labels.slice(0, 400).reduce((longest, label) => Math.max(longest, label.length > 40 ? most : widthOf(label, SIZE)), 40)) + 14;
     const [left, right] = [room(rows), room(columns)];
-    const gap = Math.min(wide - left - right, 460);
+    const gap = Math.min(wide - left - right, 600);
     return { left, right: left + gap, end: left + gap + right };
   }
 
@@ -159,7 +159,7 @@ export class LinksView {
         const mine = focus && focus.side === side && focus.at === at;
         const link = strength[side].get(at);
         const [x, w] = side === "q" ? [0, left - 3] : [right + 3, end - right - 3];
-        if (link) pen.rect(x, y(at) - this.line / 2 + 1, w, this.line - 2, this.heads[link.number].colour, 0.06 + 0.4 * link.weight);
+        if (link) pen.rect(x, y(at) - this.line / 2 + 1, w, this.line - 2, this.heads[link.number].colour, 0.015 + 0.5 * link.weight);
         if (mine) pen.frame(x + 0.5, y(at) - this.line / 2 + 1.5, w - 1, this.line - 3, colours.mark, 1.5);
         const dim = focus && !mine && !link;
         const colour = dim ? colours.faint : axis.special[at] ? colours.special : axis.written[at] ? colours.written : colours.ink;
@@ -173,6 +173,7 @@ export class LinksView {
     const [w, h] = [this.scroller.clientWidth, this.scroller.clientHeight];
     this.lay = this.geometry(w, h);
     const height = TOP + this.n * this.line + 12;
+    this.root.dataset.place = [this.lay.left, this.lay.right, TOP, this.line].join();
     this.space.style.height = `${height}px`;
     const context = this.picture.fit(w, Math.min(h, height));
     context.clearRect(0, 0, w, h);

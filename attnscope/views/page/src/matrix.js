@@ -76,7 +76,10 @@ export class MatrixView {
   constructor(app) {
     this.app = app;
     this.heat = new Heat("Attention map. Arrow keys move, plus and minus zoom.", {
-      hover: (cell) => this.tell(cell || cursorOf(this.shown)),
+      hover: (cell) => {
+        this.over = cell;
+        this.tell(cell || cursorOf(this.shown));
+      },
       pick: (row, column) => update(tokensAt(this.shown, row, column)),
       step: (rows, columns) => {
         update(stepped(this.shown, rows, columns));
@@ -104,7 +107,8 @@ export class MatrixView {
     this.shown = shown;
     const [cell, x, y] = state.z.split(",").map(Number);
     this.heat.view = state.z ? { cell, x, y } : null;
-    this.heat.cursor = cursorOf(shown);
+    const within = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;
+    this.heat.cursor = (within && this.over) || cursorOf(shown);
     this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette };
     this.heat.set(shown, this.look);
     fill(this.title, titleOf(state.h));
