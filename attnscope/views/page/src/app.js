@@ -1,7 +1,7 @@
 // The page: what stands around the views, and which one is seen.
 import { palette, schemeOf } from "./colour.js";
 import { CompareView } from "./compare.js";
-import { canHide, canMerge, manifest, nameOf } from "./data.js";
+import { breathe, canHide, canMerge, manifest, nameOf } from "./data.js";
 import { el, fill, say, segmented, select, tick } from "./dom.js";
 import { GridView } from "./grid.js";
 import { HeadCountView } from "./headcount.js";
@@ -38,7 +38,7 @@ class App {
     onChange(() => this.show());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
     addEventListener("keydown", (event) => this.key(event));
-    this.show();
+    breathe().then(() => this.show());
   }
 
   build() {
@@ -114,8 +114,8 @@ class App {
     const railed = WITH_HEADS.includes(state.v);
     this.aside.hidden = !railed;
     this.controls.classList.toggle("idle", state.v === "headcount");
-    if (railed) this.showRail(view);
     view.show();
+    if (railed) breathe().then(() => view === this.view && this.showRail(view));
     const told = [run.model, run.architecture, run.dtype, run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "", changes.map((change) => ({ hide_special: "special tokens were hidden", words: "word pieces were merged" })[change] || change).join(", ")];
     const notes = Array.isArray(run.notes) ? run.notes : [];
     fill(this.foot, el("span", {}, told.filter(Boolean).join(" · ")), notes.map((note) => el("span", {}, note)), el("span", { class: "right" }, `attnscope ${manifest.version} · weights within 0.0005`));

@@ -1,5 +1,5 @@
 // Compare: two maps side by side, and what one has more than the other.
-import { digits, manifest, matrix, nameOf } from "./data.js";
+import { breathe, digits, manifest, matrix, nameOf } from "./data.js";
 import { el, fill, say, select } from "./dom.js";
 import { Heat, drawHeat, drawScale, guttersOf, wholeOf } from "./heat.js";
 import { topOf } from "./heads.js";
@@ -41,16 +41,22 @@ function difference(a, b) {
   const rows = joined(a.rows, b.rows, aligned(a.rows, b.rows));
   const columns = joined(a.columns, b.columns, aligned(a.columns, b.columns));
   const values = new Float32Array(rows.length * columns.length);
-  let [largest, apart, at] = [0, 0, 0];
-  let place = null;
-  rows.pairs.forEach(([ra, rb], row) => {
-    columns.pairs.forEach(([ca, cb], column) => {
-      const value = a.values[ra * a.columns.length + ca] - b.values[rb * b.columns.length + cb];
-      values[at++] = value;
-      apart += Math.abs(value);
-      if (Math.abs(value) > largest) [largest, place] = [Math.abs(value), { row, column }];
-    });
-  });
+  const [of_a, of_b] = [0, 1].map((which) => Int32Array.from(columns.pairs, (pair) => pair[which]));
+  let [largest, apart, most] = [0, 0, -1];
+  for (let row = 0, at = 0; row < rows.length; row++) {
+    const [from_a, from_b] = [rows.pairs[row][0] * a.columns.length, rows.pairs[row][1] * b.columns.length];
+    for (let column = 0; column < of_a.length; column++, at++) {
+      const value = a.values[from_a + of_a[column]] - b.values[from_b + of_b[column]];
+      const size = Math.abs(value);
+      values[at] = value;
+      apart += size;
+      if (size > largest) {
+        largest = size;
+        most = at;
+      }
+    }
+  }
+  const place = most < 0 ? null : { row: Math.floor(most / columns.length), column: most % columns.length };
   return { rows, columns, values, largest, place, apart: rows.length ? apart / 2 / rows.length : 0 };
 }
 
@@ -131,6 +137,8 @@ export class CompareView {
       fill(this.notes, "The other text has no such head.");
       return;
     }
+    await breathe();
+    if (this.asked !== asked) return;
     if (a !== this.a || b !== this.b) {
       this.d = difference(a, b);
       this.over = null;
@@ -146,6 +154,8 @@ export class CompareView {
     for (const { which, heat, caption } of this.panels) {
       fill(caption, el("b", {}, this.names[which]), el("span", { class: "faint" }, ` ${which === "d" ? `−${digits(most).replace(/\.?0+$/, "")} to +${digits(most).replace(/\.?0+$/, "")}` : `0 to ${digits(top).replace(/\.?0+$/, "")}`}`));
       heat.set(this[which], this.looks[which]);
+      await breathe();
+      if (this.asked !== asked) return;
     }
     const { place, apart, rows, columns } = this.d;
     const layer = state.h.split(".")[0];

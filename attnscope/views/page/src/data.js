@@ -123,7 +123,10 @@ async function unpack(text, map, [block, heads]) {
   const n_queries = held.queries.labels.length;
   const tokens = held.keys || held.queries;
   const n_keys = tokens.labels.length;
-  const bytes = await inflated(bytesOf(document.getElementById(`d${block}`).textContent));
+  const packed = bytesOf(document.getElementById(`d${block}`).textContent);
+  await breathe();
+  const bytes = await inflated(packed);
+  await breathe();
   const each = n_queries * n_keys;
   const high = heads.length * each;
   const order = [...numbers(bytes, 2 * high, heads.length * n_keys)];
@@ -231,10 +234,11 @@ export function matrix(text, map, spec, hide, words) {
     if (!parts.length) throw new Error(`no ${spec} in this page`);
     let values = null;
     for (const index of parts) {
-      const one = derive(await raw(text, map, index), rows, columns, hide);
+      const packed = await raw(text, map, index);
+      await breathe();
+      const one = derive(packed, rows, columns, hide);
       if (values === null) values = one;
       else for (let at = 0; at < one.length; at++) values[at] += one[at];
-      if (parts.length > 1) await breathe();
     }
     let largest = 0;
     for (let at = 0; at < values.length; at++) {

@@ -50,11 +50,10 @@ export function paintPooled(shown, look, factor, pixels, width, height) {
 
 /** How much room labels need beside a map and above it. */
 export function guttersOf(shown, width, height) {
-  const longest = (labels) => labels.slice(0, 600).reduce((most, label) => Math.max(most, label.length < 40 ? widthOf(label, LABEL_PX) : 200), 0);
-  shown.gutters ||= [longest(shown.rows.labels), longest(shown.columns.labels)];
+  const longest = (axis) => (axis.longest ??= axis.labels.slice(0, 600).reduce((most, label) => Math.max(most, label.length < 40 ? widthOf(label, LABEL_PX) : 200), 0));
   return {
-    left: Math.ceil(Math.min(shown.gutters[0], Math.max(44, width * 0.18), 130)) + 12,
-    top: Math.ceil(Math.min(shown.gutters[1], Math.max(44, height * 0.18), 110)) + 10,
+    left: Math.ceil(Math.min(longest(shown.rows), Math.max(44, width * 0.18), 130)) + 12,
+    top: Math.ceil(Math.min(longest(shown.columns), Math.max(44, height * 0.18), 110)) + 10,
   };
 }
 
