@@ -1,14 +1,14 @@
-"""`attnscope page` against bertviz's model_view: the same attention, in turn, in one run. And what a large page costs to use.
+"""`attnscope page` against bertviz's model_view of the same attention, in turn; and what a large page costs to use.
 
 bertviz 1.4.1 is installed for this benchmark alone (`pip install --no-deps bertviz==1.4.1`). It imports IPython for two
-classes that show HTML in a notebook; where IPython is not installed, two that only hold it stand in. Its sentencepiece,
-boto3 and others are not needed for model_view.
+classes that show HTML in a notebook; where IPython is not installed, two that only hold it stand in. Nothing else that
+it asks for is needed for model_view.
 
-Written: minilm's 72 heads on 256 tokens of prose. Timed is what comes after the forward: from the weights at hand to the
-finished file on disk, the median of some runs, each of the two in turn.
+Written: minilm's 72 heads on 256 tokens of prose. Timed is what comes after the forward: from the weights at hand to
+the finished file on disk, the median of some runs, each of the two in turn.
 
-Used: 144 heads (minilm's, twice) on 512 tokens, in headless Chromium without a GPU. Long frames are what the browser
-itself reports: PerformanceObserver's `longtask` (50 ms and more of the main thread) and the gaps between animation frames.
+Used: 144 heads (minilm's, twice) on 512 tokens, in headless Chromium without a GPU. Long tasks are what the browser
+itself reports (PerformanceObserver: 50 ms and more of the main thread), frames the gaps between animation frames.
 
 usage: python benchmarks/page.py [--runs 5] [--tokens 256]
 """
@@ -192,7 +192,7 @@ WATCH = """() => {
 
 
 def used(file: Path) -> dict[str, Any]:
-    """Opens a page, and points at its cells: long tasks, the longest gap between frames, time from pointer to picture."""
+    """Opens a page and works it: long tasks, the longest gap between frames, time from the pointer to the picture."""
     from playwright.sync_api import sync_playwright
 
     found: dict[str, Any] = {}
@@ -236,7 +236,11 @@ def tally(page: Any) -> dict[str, float]:
     long, gaps = page.evaluate(
         "() => { const r = [window.long.map(e => e[1]), window.gaps]; window.long = []; window.gaps = []; return r; }"
     )
-    return {"long_tasks": len(long), "longest_task_ms": round(max(long, default=0), 1), "longest_frame_ms": round(max(gaps), 1)}
+    return {
+        "long_tasks": len(long),
+        "longest_task_ms": round(max(long, default=0), 1),
+        "longest_frame_ms": round(max(gaps), 1),
+    }
 
 
 def answer(page: Any, box: dict[str, float]) -> float:

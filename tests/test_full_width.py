@@ -40,7 +40,9 @@ def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
 
 
 def test_causal_layers_stay_causal() -> None:
-    call = call_of(is_causal=True, key=torch.randn(2, HEADS, QUERIES, WIDTH), value=torch.randn(2, HEADS, QUERIES, WIDTH))
+    call = call_of(
+        is_causal=True, key=torch.randn(2, HEADS, QUERIES, WIDTH), value=torch.randn(2, HEADS, QUERIES, WIDTH)
+    )
     found = full_width(call)
     assert found is not None
     query, key = side_by_side(call.query[0]), side_by_side(call.key[0])

@@ -14,7 +14,7 @@ from PIL import Image
 
 from attnscope.core import reference
 from attnscope.records import Heatmap
-from attnscope.views.page import PageText, page_of
+from attnscope.views.page import PageText, document, page_of
 from tests.findings_helpers import fake_findings
 from tests.page_helpers import SEEN, Opened, blues, number, pixels
 from tests.record_helpers import map_of, record_of, shares, tokens_of
@@ -131,13 +131,13 @@ def test_roles_filter_and_sort(opened: Opened) -> None:
     opened.page.click(f".roles button[data-role='{role}']")
     opened.frame()
     dimmed = opened.page.eval_on_selector_all(".view.grid button.dim", "all => all.map(b => b.dataset.spec)")
-    assert set(dimmed) == {
-        f"{h.layer}.{h.head}" for h in FINDINGS.heads if role not in {r.name for r in h.roles}
-    }
+    assert set(dimmed) == {f"{h.layer}.{h.head}" for h in FINDINGS.heads if role not in {r.name for r in h.roles}}
     order = opened.page.eval_on_selector_all(".view.grid button[data-spec]", "all => all.map(b => b.dataset.spec)")
     first = {f"{h.layer}.{h.head}": h.roles[0].name if h.roles else "" for h in FINDINGS.heads}
     runs = [first[spec] for spec in order]
-    assert all(runs.index(name) + runs.count(name) > at for at, name in enumerate(runs)), "heads of a role stand together"
+    assert all(runs.index(name) + runs.count(name) > at for at, name in enumerate(runs)), (
+        "heads of a role stand together"
+    )
     assert runs == sorted(runs, key=lambda name: name == "")
 
 
@@ -228,6 +228,22 @@ def test_a_whole_map_as_records_have_it(opened: Opened, hide: bool, words: bool)
     assert opened.text("#readout .pair") == "cat attends to cat"
 
 
+@pytest.mark.parametrize(("hide", "words"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_large_pages_are_coarser_and_still_true(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hide: int, words: int
+) -> None:
+    monkeypatch.setattr(document, "FINE_UP_TO", 0)
+    page = browser.new_page()
+    opened = Opened(page, page_of([PageText(FIRST)]).save(tmp_path / "coarse.html"))
+    assert "within 0.0005" in opened.text("footer")
+    record = FIRST.hide_special() if hide else FIRST
+    record = record.merge_words() if words else record
+    for head in range(3):
+        opened.show(v="matrix", h=f"1.{head}", hide=hide, words=words)
+        np.testing.assert_allclose(opened.matrix(), record.of(1, head), atol=SEEN)
+    page.close()
+
+
 def test_scales(opened: Opened) -> None:
     opened.show(v="grid", d="light", scale="head")
     shown = pixels(opened, ".view.grid button[data-spec='0.1'] canvas")
@@ -248,7 +264,8 @@ def links_at(opened: Opened, side: str, place: int) -> list[tuple[str, int, floa
     opened.page.mouse.move(x, box["y"] + top + (place + 0.5) * line)
     opened.frame()
     found = opened.page.eval_on_selector_all(
-        "#readout .link", "all => all.map(e => [e.dataset.spec, Number(e.dataset.at), e.querySelector('b').textContent])"
+        "#readout .link",
+        "all => all.map(e => [e.dataset.spec, Number(e.dataset.at), e.querySelector('b').textContent])",
     )
     return [(spec, at, number(value)) for spec, at, value in found]
 
@@ -343,7 +360,9 @@ def test_the_text_by_keys(opened: Opened) -> None:
     for key in ("ArrowRight", "ArrowRight", "Enter", "ArrowRight"):
         opened.page.keyboard.press(key)
         opened.frame()
-    assert opened.text("#readout .pair") == "##believ attends to un" or "un attends to ##believ" in opened.text("#readout")
+    assert opened.text("#readout .pair") == "##believ attends to un" or "un attends to ##believ" in opened.text(
+        "#readout"
+    )
     assert opened.page.get_attribute(".tok >> nth=2", "aria-pressed") == "true"
 
 
@@ -515,7 +534,9 @@ def test_the_address_holds_the_whole_view(opened: Opened, browser: Any, page_fil
     again.close()
 
 
-@pytest.mark.parametrize("nonsense", ["v=nothing&t=99&h=9.9&q=-5&k=1e9", "%%%&z=1,2", "h=__proto__&b=text7&hs=1.1,x", "t=1.5"])
+@pytest.mark.parametrize(
+    "nonsense", ["v=nothing&t=99&h=9.9&q=-5&k=1e9", "%%%&z=1,2", "h=__proto__&b=text7&hs=1.1,x", "t=1.5"]
+)
 def test_an_address_that_means_nothing_is_mended(opened: Opened, nonsense: str) -> None:
     opened.page.evaluate("to => { location.hash = to; }", nonsense)
     opened.frame()
@@ -588,7 +609,11 @@ def test_the_keyboard_alone_suffices(opened: Opened) -> None:
     seen = set()
     for _ in range(40):
         opened.page.keyboard.press("Tab")
-        seen.add(opened.page.evaluate("(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).slice(0, 12)"))
+        seen.add(
+            opened.page.evaluate(
+                "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).slice(0, 12)"
+            )
+        )
     assert {"Text", "PNG", "Dark or ligh", "Grid", "Scale", "Order by"} <= seen
     assert any(name.startswith("layer ") for name in seen)
 

@@ -65,7 +65,9 @@ def test_a_text_becomes_a_file(run: Run, tiny_bert: Path, tmp_path: Path) -> Non
 
 def test_texts_and_files_in_their_order(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("the cat.\n\na cat'\n", "utf-8")
-    status, _, err = run("page", "cat the", "the", "--file", "lines.txt", "--split", "line", "-m", tiny_bert, "-o", "p.html")
+    status, _, err = run(
+        "page", "cat the", "the", "--file", "lines.txt", "--split", "line", "-m", tiny_bert, "-o", "p.html"
+    )
     assert status == 0, err
     assert texts("p.html") == ["cat the", "the", "the cat.", "a cat'"]
     status, _, err = run("page", "--file", "lines.txt", "-m", tiny_bert, "-o", "p.html")
@@ -73,7 +75,10 @@ def test_texts_and_files_in_their_order(run: Run, tiny_bert: Path, tmp_path: Pat
 
 
 def test_the_default_name_is_of_what_is_shown(run: Run, tiny_bert: Path) -> None:
-    names = [run("page", *given, "-m", tiny_bert)[1] for given in (["the cat"], ["the cat"], ["the cat", "--words"], ["the cat", "a"])]
+    names = [
+        run("page", *given, "-m", tiny_bert)[1]
+        for given in (["the cat"], ["the cat"], ["the cat", "--words"], ["the cat", "a"])
+    ]
     assert names[0] == names[1]
     assert len(set(names)) == 3
     assert re.fullmatch(r"attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}\.html\n", names[0])
@@ -195,9 +200,7 @@ def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert: Pa
     full = shown.full_width["encoder"]
     assert full.shape == (2, *shown.record.weights.shape[2:])
     np.testing.assert_allclose(full.sum(-1), 1, atol=1e-5)
-    np.testing.assert_array_equal(
-        shown.record.weights, attnscope.heatmap(model, "the cat", heads=1).weights
-    )
+    np.testing.assert_array_equal(shown.record.weights, attnscope.heatmap(model, "the cat", heads=1).weights)
 
 
 def test_a_page_holds_no_more_than_was_picked() -> None:

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.records import AttentionMap, Tokens
-from attnscope.views.page.packing import LEFT_UNIT, MOST_PIECES, STEP, pack, pieces_of
+from attnscope.views.page.packing import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
 from tests.record_helpers import map_of, record_of, shares, tokens_of
 
 SHOWN = 0.0005 - 0.00005  # the page writes four decimals, which takes the rest
 
 
-def unpacked(attention: AttentionMap) -> list[tuple[np.ndarray, np.ndarray | None]]:
+def unpacked(attention: AttentionMap, step: float) -> list[tuple[np.ndarray, np.ndarray | None]]:
     """Codes, (query, key), and row scales of each head, read in plain loops as the format says."""
     n_queries, n_keys = len(attention.queries), len(attention.keys)
     held = [attention.of(layer, head) for layer in attention.layers for head in attention.heads]
     heads = []
-    for chunk in pack(held, attention.keys):
+    for chunk in pack(held, attention.keys, step):
         raw = zlib.decompress(base64.b64decode(chunk.data), -15)
         n = len(chunk.heads)
 
@@ -42,12 +42,12 @@ def unpacked(attention: AttentionMap) -> list[tuple[np.ndarray, np.ndarray | Non
     return heads
 
 
-def decoded(attention: AttentionMap, hidden: bool) -> list[np.ndarray]:
+def decoded(attention: AttentionMap, hidden: bool, step: float = STEP) -> list[np.ndarray]:
     """The weights of each head; with special keys hidden the shares of what is left, in the columns that stay."""
-    worth = STEP / pieces_of(attention.keys)
+    worth = step / pieces_of(attention.keys, most_pieces(step))
     special = attention.keys.special
     result = []
-    for codes, scales in unpacked(attention):
+    for codes, scales in unpacked(attention, step):
         values = codes * worth
         if scales is not None and not hidden:
             values[:, ~special] *= np.where(scales > 0, scales * LEFT_UNIT, 0.01)[:, None]
@@ -107,12 +107,14 @@ def test_sums_over_the_pieces_of_words_are_as_near(attention: AttentionMap) -> N
             assert np.abs(values[:, group].sum(1) - true[:, group].sum(1)).max() <= SHOWN + 1e-4
 
 
-def test_the_largest_weight_and_the_longest_word_fit() -> None:
-    keys = pieced(MOST_PIECES + 20, [MOST_PIECES + 20], ())
+@pytest.mark.parametrize("step", [STEP, FINE_STEP])
+def test_the_largest_weight_and_the_longest_word_fit(step: float) -> None:
+    long = most_pieces(step) + 20
+    keys = pieced(long, [long], ())
     weights = np.zeros((1, 1, 1, len(keys)), np.float32)
     weights[..., 7] = 1.09
     attention = AttentionMap("cross", (0,), (0,), weights, tokens_of(["a"]), keys, 1, 1, 1)
-    (values,) = decoded(attention, hidden=False)
+    (values,) = decoded(attention, hidden=False, step=step)
     np.testing.assert_allclose(values, weights[0, 0], atol=SHOWN)
 
 
@@ -120,7 +122,15 @@ def test_heads_are_cut_into_chunks_of_some_size() -> None:
     weights = shares(3, 300, 300)
     chunks = list(pack(list(weights), tokens_of([f"t{i}" for i in range(300)])))
     assert [chunk.heads for chunk in chunks] == [(0,), (1,), (2,)]
-    assert [chunk.heads for chunk in pack(list(weights[:, :9, :9]), tokens_of([str(i) for i in range(9)]))] == [(0, 1, 2)]
+    assert [chunk.heads for chunk in pack(list(weights[:, :9, :9]), tokens_of([str(i) for i in range(9)]))] == [
+        (0, 1, 2)
+    ]
+
+
+@given(maps())
+def test_the_decimals_of_small_pages_are_true(attention: AttentionMap) -> None:
+    for head, values in enumerate(decoded(attention, hidden=False, step=FINE_STEP)):
+        assert np.abs(values - attention.weights[head // 3, head % 3]).max() <= 0.00005 + 1e-5
 
 
 def test_nothing_packs_to_nothing() -> None:

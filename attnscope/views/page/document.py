@@ -22,7 +22,7 @@ from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.findings import Findings
 from attnscope.records.storage import finite, plain
 from attnscope.views.heads_summary import label, marks_of, printable
-from attnscope.views.page.packing import LEFT_UNIT, STEP, pack
+from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, STEP, most_pieces, pack
 
 PAGE_SCHEMA = "attnscope.page/1"
 
@@ -99,22 +99,23 @@ def page_of(
     """
     if not texts:
         raise AttnscopeError("a page needs a text")
-    require_room(texts)
+    step = FINE_STEP if require_room(texts) <= FINE_UP_TO else STEP
     blocks: list[str] = []
     manifest = {
         "schema": PAGE_SCHEMA,
         "version": __version__,
-        "step": STEP,
+        "step": step,
+        "mostPieces": most_pieces(step),
         "leftUnit": LEFT_UNIT,
-        "texts": [_text(one, blocks) for one in texts],
+        "texts": [_text(one, blocks, step) for one in texts],
         "roles": None if findings is None else _roles(findings),
         "start": dict(start or {}),
     }
     return Page(_html(manifest, blocks))
 
 
-def require_room(texts: Sequence[PageText]) -> None:
-    """Refuses more weights than a browser opens in comfort.
+def require_room(texts: Sequence[PageText]) -> int:
+    """How many weights a page would hold; refuses more than a browser opens in comfort.
 
     Raises:
         AttnscopeError: There are more, or none at all.
@@ -131,21 +132,24 @@ def require_room(texts: Sequence[PageText]) -> None:
             f"(the most is {MOST_WEIGHTS / 1e6:,.0f} million)",
             "choose fewer layers and heads (-L, -H, --pick), or shorter or fewer texts",
         )
+    return n
 
 
-def _text(one: PageText, blocks: list[str]) -> dict[str, Any]:
+def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
     record = one.record
     return {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
         "run": plain(dict(record.run), finite),
         "changes": list(record.changes),
-        "maps": [_map(record, attention, one.full_width.get(attention.kind), blocks) for attention in record.maps],
+        "maps": [
+            _map(record, attention, one.full_width.get(attention.kind), blocks, step) for attention in record.maps
+        ],
     }
 
 
 def _map(
-    record: Heatmap, attention: AttentionMap, full: NDArray[np.float32] | None, blocks: list[str]
+    record: Heatmap, attention: AttentionMap, full: NDArray[np.float32] | None, blocks: list[str], step: float
 ) -> dict[str, Any]:
     chosen = record.chosen(attention)
     held = [attention.of(layer, head) for layer, head in chosen]
@@ -153,7 +157,7 @@ def _map(
     if full is not None:
         held += [full[at] for at in full_layers]
     chunks = []
-    for chunk in pack(held, attention.keys):
+    for chunk in pack(held, attention.keys, step):
         chunks.append([len(blocks), list(chunk.heads)])
         blocks.append(chunk.data)
     return {

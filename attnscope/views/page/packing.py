@@ -3,12 +3,12 @@
 Each head is quantised to 16-bit codes, written column by column in two planes of bytes, and deflated. What a code is
 worth is chosen for what a reader may do with the weights in the page:
 
-- A key's step is 0.0009 (so that 1 is a whole number of steps: 1 / 1112) divided by the number of pieces of its word, so that weights *summed* over the pieces of a
-  word (words merged) are off by no more than a single one.
+- A key's step is divided by the number of pieces of its word, so that weights *summed* over the pieces of a word
+  (words merged) are off by no more than a single one.
 - Where the text has special tokens, weights on the other keys are stored as shares of what the row gives to those
   keys together, so that rows *divided* by what is left (special tokens hidden) are off by no more either.
 
-Half a step is 0.00045; the page shows four decimals, which adds 0.00005.
+The page shows four decimals, which adds 0.00005 to half a step. Small pages have finer steps: there it costs nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from attnscope.records import Tokens
 from attnscope.records.maps import LEAST_LEFT
 
 STEP = 1 / 1112
-"""What one code is worth for a key that is a word by itself."""
+"""What a code is worth for a word of one piece. Half of it is 0.00045, and 1 is a whole number of steps."""
+
+FINE_STEP = 1 / 10000
+"""The same in small pages, all of whose decimals are true."""
+
+FINE_UP_TO = 1 << 20
+"""How many weights a page may have to be a small one."""
 
 LEFT_UNIT = 1 / 59000
 """What one code of a row's scale is worth; 16 bits reach to 1.1, beyond any rounding of a softmax in 16 bits."""
-
-MOST_PIECES = 50
-"""Codes for a word of more pieces would not fit into 16 bits; the sum over such a word may be off by more."""
 
 _CHUNK_BYTES = 1 << 18
 
@@ -52,21 +55,30 @@ class Chunk:
     data: str
 
 
-def pieces_of(tokens: Tokens) -> NDArray[np.int64]:
-    """How many pieces the word of each token has, (token,), at most MOST_PIECES; 1 where words are not known."""
+def most_pieces(step: float) -> int:
+    """By how much a step can be divided before codes no longer fit into 16 bits: 52 for STEP, 5 for FINE_STEP.
+
+    The sum over a word of n pieces, more than that many, is off by up to n / that many times half a step.
+    """
+    return int(0xFFFF * step / 1.12)
+
+
+def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
+    """How many pieces the word of each token has, (token,), at most `most`; 1 where words are not known."""
     counts = np.ones(len(tokens), np.int64)
     if tokens.words is not None:
         for group in tokens.word_groups():
-            counts[group] = min(len(group), MOST_PIECES)
+            counts[group] = min(len(group), most)
     return counts
 
 
-def pack(weights: Sequence[NDArray[np.float32]], keys: Tokens) -> Iterator[Chunk]:
+def pack(weights: Sequence[NDArray[np.float32]], keys: Tokens, step: float = STEP) -> Iterator[Chunk]:
     """Packs the heads of a map, a few at a time.
 
     Args:
         weights: One array a head, (query, key), all of one shape, 0 to 1.1.
         keys: The tokens that are attended to.
+        step: What one code is worth.
 
     Yields:
         Chunks, in the order of the heads; small heads share one.
@@ -75,20 +87,19 @@ def pack(weights: Sequence[NDArray[np.float32]], keys: Tokens) -> Iterator[Chunk
         return
     n_queries, n_keys = weights[0].shape
     each = max(1, _CHUNK_BYTES // (2 * n_queries * n_keys))
-    pieces = pieces_of(keys)
+    unit = (pieces_of(keys, most_pieces(step)) / step).astype(np.float32)
     parts = [tuple(range(at, min(at + each, len(weights)))) for at in range(0, len(weights), each)]
 
     def packed(part: tuple[int, ...]) -> Chunk:
-        return Chunk(part, _deflated(np.stack([weights[head] for head in part]), keys.special, pieces))
+        return Chunk(part, _deflated(np.stack([weights[head] for head in part]), keys.special, unit))
 
     # NumPy and zlib let go of the interpreter's lock on arrays of this size.
     with ThreadPoolExecutor(2) as pool:
         yield from pool.map(packed, parts)
 
 
-def _deflated(block: NDArray[np.float32], special: NDArray[np.bool_], pieces: NDArray[np.int64]) -> str:
-    """Some heads, (head, query, key), as the page reads them."""
-    unit = (pieces / STEP).astype(np.float32)
+def _deflated(block: NDArray[np.float32], special: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:
+    """Some heads, (head, query, key), as the page reads them; `unit` is how many codes 1 is for each key."""
     scales = None
     if special.any():
         left = block[:, :, ~special].sum(-1, dtype=np.float64)

@@ -118,7 +118,7 @@ class App {
     if (railed) breathe().then(() => view === this.view && this.showRail(view));
     const told = [run.model, run.architecture, run.dtype, run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "", changes.map((change) => ({ hide_special: "special tokens were hidden", words: "word pieces were merged" })[change] || change).join(", ")];
     const notes = Array.isArray(run.notes) ? run.notes : [];
-    fill(this.foot, el("span", {}, told.filter(Boolean).join(" · ")), notes.map((note) => el("span", {}, note)), el("span", { class: "right" }, `attnscope ${manifest.version} · weights within 0.0005`));
+    fill(this.foot, el("span", {}, told.filter(Boolean).join(" · ")), notes.map((note) => el("span", {}, note)), el("span", { class: "right" }, `attnscope ${manifest.version} · weights within ${(manifest.step / 2 + 0.00005).toFixed(4)}`));
   }
 
   showKinds() {

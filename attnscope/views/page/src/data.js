@@ -155,7 +155,7 @@ function steps(tokens) {
   const worth = new Float64Array(tokens.labels.length).fill(manifest.step);
   let at = 0;
   for (const size of tokens.groups || []) {
-    if (size > 1) worth.fill(manifest.step / Math.min(size, 50), at, at + size);
+    if (size > 1) worth.fill(manifest.step / Math.min(size, manifest.mostPieces), at, at + size);
     at += size;
   }
   return worth;
