@@ -477,6 +477,7 @@ def test_the_lines_of_numpy_compute_what_is_shown(opened: Opened, n_heads: int, 
     out = reference.Projection(known["W_O"].T)
     true, _ = reference.multi_head(WORKED["Q"], WORKED["K"], WORKED["V"], n_heads, out=out)
     np.testing.assert_allclose(known["O"], true, atol=1e-12)
+    opened.until(f"location.hash.includes('wo=mixing') === {str(projection == 'mixing').lower()}")
     opened.page.click("[data-value=identity]")
 
 
@@ -504,6 +505,15 @@ def test_the_three_maps_of_an_encoder_decoder(opened: Opened) -> None:
     opened.page.hover(".tok[data-side=k] >> nth=1")
     assert opened.text("#readout .pair") == "Haus attends to house"
     assert abs(number(opened.text("#readout .value")) - BOTH.of(1, 2, "cross")[2, 1]) <= SEEN
+    opened.page.click(".tok[data-side=k] >> nth=0")
+    opened.frame()
+    opened.page.hover(".tok[data-side=q] >> nth=3")
+    assert opened.text("#readout .pair") == "ist attends to the"
+    shades = opened.page.eval_on_selector_all(
+        ".tok[data-side=q]", "all => all.map(e => getComputedStyle(e).backgroundColor)"
+    )
+    for shade, weight in zip(shades, BOTH.of(1, 2, "cross")[:, 0], strict=True):
+        assert (shade != "rgba(0, 0, 0, 0)") == (weight >= 2 / 256)
 
 
 def test_texts_are_switched_by_a_list(opened: Opened) -> None:

@@ -21,7 +21,7 @@ def unpacked(attention: AttentionMap, step: float) -> list[tuple[np.ndarray, np.
     held = [attention.of(layer, head) for layer in attention.layers for head in attention.heads]
     heads = []
     for chunk in pack(held, attention.keys, step):
-        raw = zlib.decompress(base64.b64decode(chunk.data), -15)
+        raw = zlib.decompress(base64.b64decode(chunk.data))
         n = len(chunk.heads)
 
         def numbers(at: int, count: int, raw: bytes = raw) -> list[int]:

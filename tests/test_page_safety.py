@@ -88,6 +88,15 @@ def test_the_policy_lets_nothing_else_run_or_connect(browser: Any, evil_page: Pa
             holder.innerHTML = "<img src=x onerror=\\"window.ran.push('handler')\\"><p style='color: red'>p</p>";
             document.body.append(holder);
             setTimeout("window.ran.push('string')");
+            for (const name of ['iframe', 'audio', 'embed']) {
+                const outside = document.createElement(name);
+                outside.src = 'https://example.org/' + name;
+                document.body.append(outside);
+            }
+            try {
+                const address = URL.createObjectURL(new Blob(['postMessage(1)']));
+                new Worker(address).onmessage = () => window.ran.push('worker');
+            } catch {}
             for (const send of [() => fetch('https://example.org/'), () => new WebSocket('wss://example.org/').close(),
                                 () => navigator.sendBeacon('https://example.org/')]) {
                 try { await send(); window.ran.push('sent'); } catch {}
@@ -125,6 +134,17 @@ def test_the_page_is_one_file_without_addresses() -> None:
     lowered = html.replace("http://www.w3.org/2000/svg", "").lower()
     for mark in ("http://", "https://", "//cdn", "@import", "url(http", "src=", "<link"):
         assert mark not in lowered, mark
+
+
+def test_a_damaged_file_says_so(browser: Any, tmp_path: Path) -> None:
+    html = simple(6).page().html
+    at = html.index('id="d0">') + 20
+    file = tmp_path / "damaged.html"
+    file.write_text(html[:at] + ("B" if html[at] == "A" else "A") + html[at + 1 :], "utf-8")
+    page = browser.new_page()
+    page.goto(f"{file.as_uri()}#v=matrix")
+    assert "could not show its data" in page.locator("[role=alert]").inner_text()
+    page.close()
 
 
 def test_data_never_become_markup() -> None:

@@ -46,7 +46,7 @@ class Chunk:
 
     Attributes:
         heads: Which, as indices into the map's list of heads.
-        data: base64 of raw deflate of: low bytes of all codes (head, key in the head's order, query), high bytes; then
+        data: base64 of what zlib makes (with its checksum, so that damage is noticed) of: low bytes of all codes (head, key in the head's order, query), high bytes; then
             16-bit numbers, low bytes before high bytes: each head's order of keys (head, key), and, of maps with
             special keys, the rows' scales (head, query).
     """
@@ -116,7 +116,7 @@ def _deflated(block: NDArray[np.float32], special: NDArray[np.bool_], unit: NDAr
     columns = np.take_along_axis(codes.transpose(0, 2, 1), order[:, :, None].astype(np.int64), 1)
     planes = [*_planes(columns), *_planes(order), *(_planes(scales) if scales is not None else ())]
     # Runs and Huffman codes alone: these are numbers, not phrases. Smaller than level 6, and six times as fast.
-    press = zlib.compressobj(1, zlib.DEFLATED, -15, 7, zlib.Z_RLE)
+    press = zlib.compressobj(1, zlib.DEFLATED, 15, 7, zlib.Z_RLE)
     return base64.b64encode(b"".join([*map(press.compress, planes), press.flush()])).decode("ascii")
 
 

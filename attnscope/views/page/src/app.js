@@ -42,7 +42,7 @@ class App {
   }
 
   build() {
-    this.texts = select("Text", manifest.texts.map(({ title }, number) => [number, `${manifest.texts.length > 1 ? `${number + 1}. ` : ""}${title}`]), (value) => update({ t: Number(value), q: -1, k: -1, z: "" }), "");
+    this.texts = select("Text", manifest.texts.map(({ title }, number) => [number, `${manifest.texts.length > 1 ? `${number + 1}. ` : ""}${title}`]), (value) => update({ t: Number(value), q: -1, k: -1, z: "", y: 0 }), "");
     this.texts.classList.add("texts");
     this.kinds = el("div", { class: "kinds" });
     this.hide = tick("hide special", (on) => update({ hide: on ? 1 : 0 }));
@@ -126,7 +126,7 @@ class App {
     const name = maps.map(({ kind }) => kind).join();
     if (name !== this.kindNames) {
       this.kindNames = name;
-      this.kindChoice = maps.length > 1 ? segmented("Attention", maps.map(({ kind }, number) => [String(number), KINDS[kind]]), (value) => update({ m: Number(value), q: -1, k: -1, z: "" })) : null;
+      this.kindChoice = maps.length > 1 ? segmented("Attention", maps.map(({ kind }, number) => [String(number), KINDS[kind]]), (value) => update({ m: Number(value), q: -1, k: -1, z: "", y: 0 })) : null;
       fill(this.kinds, this.kindChoice);
     }
     this.kindChoice?.show(state.m);
@@ -192,5 +192,14 @@ class App {
   }
 }
 
-begin();
-new App();
+/** Says in the page what went wrong, where nobody looks at a console. */
+function complain(what) {
+  document.querySelector(".alert")?.remove();
+  document.body.prepend(el("p", { class: "alert", role: "alert" }, what));
+}
+
+if (globalThis.DecompressionStream) {
+  addEventListener("unhandledrejection", ({ reason }) => complain(`This page could not show its data: ${reason?.message || reason}. Is the file whole?`));
+  begin();
+  new App();
+} else complain("This page needs a browser of 2023 or later: one that has DecompressionStream.");

@@ -1,7 +1,7 @@
 // Compare: two maps side by side, and what one has more than the other.
 import { breathe, digits, manifest, matrix, nameOf } from "./data.js";
 import { el, fill, say, select } from "./dom.js";
-import { Heat, drawHeat, drawScale, guttersOf, wholeOf } from "./heat.js";
+import { Heat, addressOfView, drawHeat, drawScale, guttersOf, seenOf, viewAt } from "./heat.js";
 import { topOf } from "./heads.js";
 import { cursorOf, stepped, tokensAt } from "./matrix.js";
 import { mapOf, state, update } from "./state.js";
@@ -85,10 +85,11 @@ export class CompareView {
         },
         zoom: (view) => {
           for (const panel of this.panels) {
-            if (panel.which === which || !this.same) continue;
+            if (panel.which === which) continue;
             panel.heat.view = view && { ...view };
             panel.heat.draw();
           }
+          update({ z: addressOfView(view) });
         },
       });
       const caption = el("figcaption", {});
@@ -153,6 +154,7 @@ export class CompareView {
     this.names = { a: nameOf(state.h) + (state.b.startsWith("text") ? `, text ${state.t + 1}` : ""), b: other, d: "difference, first − second" };
     for (const { which, heat, caption } of this.panels) {
       fill(caption, el("b", {}, this.names[which]), el("span", { class: "faint" }, ` ${which === "d" ? `−${digits(most).replace(/\.?0+$/, "")} to +${digits(most).replace(/\.?0+$/, "")}` : `0 to ${digits(top).replace(/\.?0+$/, "")}`}`));
+      heat.view = viewAt(state.z);
       heat.set(this[which], this.looks[which]);
       await breathe();
       if (this.asked !== asked) return;
@@ -201,7 +203,7 @@ export class CompareView {
   }
 
   async figure() {
-    const parts = this.panels.map(({ which }) => ({ which, ...wholeOf(this[which], 420) }));
+    const parts = this.panels.map(({ which }) => ({ which, ...seenOf(this.panels.find((panel) => panel.which === which).heat, 420) }));
     let x = 0;
     for (const part of parts) {
       part.x = x;

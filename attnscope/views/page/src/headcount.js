@@ -45,13 +45,9 @@ const value = (number) => digits(number).replace(/\.0000$/, "");
 export class HeadCountView {
   constructor(app) {
     this.app = app;
-    this.output = "identity";
     this.counts = segmented("Heads", [["1", "1 head"], ["2", "2 heads"], ["4", "4 heads"]], (n) => update({ n: Number(n) }));
     this.tokens = segmented("Token", TOKENS.map((token, at) => [String(at), token]), (at) => update({ tok: Number(at) }));
-    this.outputs = segmented("Output projection", [["identity", "identity"], ["mixing", "mixing"]], (name) => {
-      this.output = name;
-      this.show();
-    });
+    this.outputs = segmented("Output projection", [["identity", "identity"], ["mixing", "mixing"]], (wo) => update({ wo }));
     this.steps = el("ol", { class: "pipeline", role: "group", "aria-label": "Steps" }, STEPS.map((step, at) =>
       el("li", {}, el("button", { type: "button", "data-step": at, onclick: () => update({ step: at }) }, el("small", {}, String(at + 1)), step.name))));
     this.card = el("div", { class: "card" });
@@ -66,10 +62,10 @@ export class HeadCountView {
 
   show() {
     const n = state.n;
-    this.now = worked(n, OUTPUTS[this.output]);
+    this.now = worked(n, OUTPUTS[state.wo]);
     this.counts.show(n);
     this.tokens.show(state.tok);
-    this.outputs.show(this.output);
+    this.outputs.show(state.wo);
     for (const button of this.steps.querySelectorAll("button")) button.setAttribute("aria-current", Number(button.dataset.step) === state.step ? "step" : "false");
     const step = STEPS[state.step];
     fill(this.card,
@@ -141,7 +137,7 @@ export class HeadCountView {
   showBars() {
     const at = state.tok;
     fill(this.bars, [1, 2, 4].map((n) => {
-      const { heads, output } = worked(n, OUTPUTS[this.output]);
+      const { heads, output } = worked(n, OUTPUTS[state.wo]);
       const rows = heads.map((head) => el("div", { class: "stack" }, TOKENS.map((token, key) => {
         const part = el("span", { title: `${token} ${digits(head.weights[at][key])}` }, head.weights[at][key] > 0.09 ? token : "");
         part.style.flexGrow = String(head.weights[at][key]);

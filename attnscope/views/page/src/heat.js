@@ -109,8 +109,23 @@ function writeNumbers(pen, shown, { left, top, cell, x, y }, look, first, last) 
   }
 }
 
-/** The size of a whole map as a figure, and where its cells stand. */
-export function wholeOf(shown, most = 900) {
+/** A zoom as the address has it, and back. */
+export function addressOfView(view) {
+  return view ? [view.cell, view.x, view.y].map((part) => Math.round(part * 100) / 100).join() : "";
+}
+
+export function viewAt(text) {
+  const [cell, x, y] = text.split(",").map(Number);
+  return text ? { cell, x, y } : null;
+}
+
+/** The size of a map as a figure, and where its cells stand: what is zoomed to, else all of it. */
+export function seenOf({ shown, view, at }, most = 900) {
+  if (view && at) {
+    const width = Math.min(at.width, shown.columns.length * at.cell);
+    const height = Math.min(at.height, shown.rows.length * at.cell);
+    return { place: { ...at, width, height }, width: at.left + width + 8, height: at.top + height + 8 };
+  }
   const gutters = guttersOf(shown, most, most);
   const cell = Math.max(1, Math.min(24, most / Math.max(shown.rows.length, shown.columns.length)));
   const place = { left: gutters.left, top: gutters.top, width: cell * shown.columns.length, height: cell * shown.rows.length, cell, x: 0, y: 0 };

@@ -75,6 +75,7 @@ export class LinksView {
     }));
     this.find();
     this.draw();
+    if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line) this.scroller.scrollTop = state.y * this.line;
     this.root.dataset.shown = [state.t, state.m, specs()].join();
   }
 
@@ -226,7 +227,12 @@ export class LinksView {
       cancelAnimationFrame(frame);
       frame = requestAnimationFrame(() => this.draw());
     };
-    this.scroller.addEventListener("scroll", later);
+    this.scroller.addEventListener("scroll", () => {
+      later();
+      state.y = Math.round(this.scroller.scrollTop / this.line);
+      clearTimeout(this.told);
+      this.told = setTimeout(() => update({}), 200);
+    });
     picture.addEventListener("pointermove", (event) => {
       if (event.pointerType === "touch") return;
       const next = this.at(event);

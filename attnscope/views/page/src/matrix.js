@@ -1,7 +1,7 @@
 // Matrix: one head's map, read cell by cell.
 import { digits, matrix, nameOf, rankOf, rolesOf, manifest } from "./data.js";
 import { el, fill, say } from "./dom.js";
-import { Heat, drawHeat, drawScale, wholeOf } from "./heat.js";
+import { Heat, addressOfView, drawHeat, drawScale, seenOf, viewAt } from "./heat.js";
 import { topOf } from "./heads.js";
 import { axesOf, mapOf, state, update } from "./state.js";
 
@@ -87,7 +87,7 @@ export class MatrixView {
         this.heat.reveal(cursor.row, cursor.column);
         say(spoken(this.shown, cursor));
       },
-      zoom: (view) => update({ z: view ? [view.cell, view.x, view.y].map((part) => Math.round(part * 100) / 100).join() : "" }),
+      zoom: (view) => update({ z: addressOfView(view) }),
     });
     this.title = el("div", { class: "title" });
     this.read = el("div", { class: "read", id: "readout" });
@@ -105,8 +105,7 @@ export class MatrixView {
     const high = await topOf(shown);
     if (this.asked !== asked) return;
     this.shown = shown;
-    const [cell, x, y] = state.z.split(",").map(Number);
-    this.heat.view = state.z ? { cell, x, y } : null;
+    this.heat.view = viewAt(state.z);
     const within = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;
     this.heat.cursor = (within && this.over) || cursorOf(shown);
     this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette };
@@ -135,7 +134,7 @@ export class MatrixView {
   }
 
   async figure() {
-    const { place, width, height } = wholeOf(this.shown);
+    const { place, width, height } = seenOf(this.heat);
     const { look, shown } = this;
     return {
       width: Math.max(width, 260), height: height + 62, name: nameOf(state.h),

@@ -17,12 +17,14 @@ const DEFAULTS = {
   min: 0.1, // Links: the least weight that is drawn
   side: "q", // Links: whose links; Text: "q" what the token attends to, "k" what attends to it
   b: "mean", // Compare: what with: a spec of a head, or text1
-  z: "", // Matrix: zoom, as cell,left,top
+  z: "", // Matrix, Compare: zoom, as cell,left,top
+  y: 0, // Links: the first token in sight
   sort: "layer", // Grid
   role: "", // Grid: only heads of this role
   n: 2, // Head count: how many heads
   step: 0, // Head count: the step
   tok: 1, // Head count: the token
+  wo: "identity", // Head count: the output projection
   d: "", // light or dark; empty = as the system
 };
 
@@ -87,6 +89,8 @@ function mend() {
   state.n = [1, 2, 4].includes(state.n) ? state.n : 2;
   state.step = whole(state.step, 0, 4, 0);
   state.tok = whole(state.tok, 0, 4, 1);
+  state.y = whole(state.y, 0, 1e6, 0);
+  if (!["identity", "mixing"].includes(state.wo)) state.wo = "identity";
   if (!["", "light", "dark"].includes(state.d)) state.d = "";
   if (!/^(-?[\d.]+,){2}-?[\d.]+$/.test(state.z)) state.z = "";
   const other = /^text(\d+)$/.exec(state.b);

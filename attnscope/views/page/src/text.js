@@ -57,7 +57,7 @@ export class TextView {
     const cross = !!mapOf().keys;
     this.spans = { q: [], k: [] };
     const page = (axis, side, heading) => {
-      const body = el("p", { class: "prose", role: "group", "aria-label": heading || "The text" });
+      const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": heading || "The text" });
       let segment = 0;
       prose(axis).forEach(({ before, shown, chip }, at) => {
         const next = axis.tokens.segments ? axis.tokens.segments[axis.groups[at].first] : 0;
