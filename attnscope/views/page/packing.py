@@ -46,9 +46,9 @@ class Chunk:
 
     Attributes:
         heads: Which, as indices into the map's list of heads.
-        data: base64 of what zlib makes (with its checksum, so that damage is noticed) of: low bytes of all codes (head, key in the head's order, query), high bytes; then
-            16-bit numbers, low bytes before high bytes: each head's order of keys (head, key), and, of maps with
-            special keys, the rows' scales (head, query).
+        data: base64 of what zlib makes (with its checksum, so that damage is noticed) of: low bytes of all codes (head,
+            key in the head's order, query), high bytes; then 16-bit numbers, low bytes before high bytes: each head's
+            order of keys (head, key), and, of maps with special keys, the rows' scales (head, query).
     """
 
     heads: tuple[int, ...]
