@@ -398,7 +398,7 @@ def test_two_texts_place_by_place(opened: Opened) -> None:
     other = SECOND.weights[0, 1]
     assert abs(number(opened.text("#readout [data-of=b]")) - other[9, 9]) <= SEEN
     lines = opened.table()
-    assert lines[1 + 9 * 12 + 9][:2] == ["mat → rug", "mat → rug"]
+    assert lines[1 + 9 * 12 + 9][:2] == ["mat / rug", "mat / rug"]
 
 
 def test_texts_of_different_length_share_what_they_share(opened: Opened) -> None:

@@ -29,7 +29,7 @@ function aligned(a, b) {
 function joined(a, b, pairs) {
   return {
     length: pairs.length,
-    labels: pairs.map(([i, j]) => (a.labels[i] === b.labels[j] ? a.labels[i] : `${a.labels[i]} → ${b.labels[j]}`)),
+    labels: pairs.map(([i, j]) => (a.labels[i] === b.labels[j] ? a.labels[i] : `${a.labels[i]} / ${b.labels[j]}`)),
     special: pairs.map(([i]) => a.special[i]),
     written: pairs.map(([i]) => a.written[i]),
     pairs,
@@ -163,7 +163,7 @@ export class CompareView {
     const layer = state.h.split(".")[0];
     fill(this.notes,
       el("span", {}, `On average ${digits(apart)} of a query's attention goes elsewhere (total variation distance).`),
-      place ? el("span", {}, ` Largest difference: ${digits(this.d.values[place.row * columns.length + place.column], true)} at ${rows.labels[place.row]} → ${columns.labels[place.column]}.`) : null,
+      place ? el("span", {}, ` Largest difference: ${digits(this.d.values[place.row * columns.length + place.column], true)} from “${rows.labels[place.row]}” to “${columns.labels[place.column]}”.`) : null,
       this.same ? null : el("span", {}, ` ${rows.length === a.rows.length && rows.length === b.rows.length ? "Tokens are compared place by place." : `The difference shows the ${rows.length} queries and ${columns.length} keys that both texts have.`}`),
       !state.b.startsWith("full") && /^\d/.test(layer) && !mapOf().full.includes(Number(layer)) ? el("span", {}, " The full-width head of this layer is not known: it needs the layer's queries and keys, which a saved record does not hold, and attention without position biases, soft caps or sinks.") : null);
     this.root.dataset.shown = [state.t, state.m, state.h, state.b].join();
