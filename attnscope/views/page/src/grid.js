@@ -2,6 +2,7 @@
 import { digits, manifest, matrix, nameOf, rolesOf } from "./data.js";
 import { el, fill, select } from "./dom.js";
 import { HeadGrid, paintThumb, topOf } from "./heads.js";
+import { widthOf } from "./pen.js";
 import { addressOf, mapOf, state, update } from "./state.js";
 
 /** The heads in the order of the grid. */
@@ -121,7 +122,22 @@ export class GridView {
         if (!byLayer) pen.text(nameOf(pair.join(".")), x + size / 2, y + size + 9, { size: 10, align: "center", colour: colours.faint });
       });
     };
-    return { width: left + columns * (size + gap), height: top + rows * line, draw, name: "grid" };
+    const told = Object.values(manifest.roles?.marks || {}).filter((mark) => order.some((pair) => rolesOf(mapOf().kind, pair.join(".")).some((role) => manifest.roles.marks[role.name] === mark)));
+    const wide = left + columns * (size + gap);
+    const low = top + rows * line + 14;
+    const legend = (pen) => {
+      let [x, y] = [left, low];
+      for (const mark of told) {
+        const needs = 30 + widthOf(mark.label, 12);
+        if (x + needs > wide && x > left) [x, y] = [left, y + 20];
+        pen.rect(x, y - 5, 10, 10, mark.color);
+        pen.text(mark.label, x + 15, y, { size: 12, colour: colours.ink });
+        x += needs;
+      }
+      return y + 12;
+    };
+    const nothing = { rect() {}, text() {} };
+    return { width: wide, height: told.length ? legend(nothing) : low - 14, draw: (pen) => (draw(pen), legend(pen)), name: "grid" };
   }
 
   /** A line for each head. */
