@@ -36,6 +36,7 @@ MODULES = (
 """The page's ES modules, each after those that it imports."""
 
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
+_INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
 
 
@@ -229,6 +230,9 @@ def script() -> str:
                 raise ValueError(f"{name}.js imports {needed}.js, which does not come before it")
         joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
     whole = '"use strict";\n' + "\n".join(joined)
+    if any(line.count("`") % 2 for line in whole.splitlines()):
+        raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
+    whole = _INDENT.sub("", whole)
     if "</script" in whole.lower() or "<!--" in whole:
         raise ValueError("a script that ends its own element")
     return whole
@@ -237,7 +241,7 @@ def script() -> str:
 @cache
 def style() -> str:
     """The page's style sheet."""
-    return (files("attnscope.views.page") / "src" / "style.css").read_text(encoding="utf-8")
+    return _INDENT.sub("", (files("attnscope.views.page") / "src" / "style.css").read_text(encoding="utf-8"))
 
 
 def _hash(text: str) -> str:

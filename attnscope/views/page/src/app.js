@@ -12,9 +12,23 @@ import { save } from "./save.js";
 import { VIEWS, begin, mapOf, onChange, state, update } from "./state.js";
 import { TextView } from "./text.js";
 
-const NAMES = { grid: "Grid", matrix: "Matrix", links: "Links", text: "Text", compare: "Compare", headcount: "Head count" };
+const NAMES = {
+  grid: "Grid",
+  matrix: "Matrix",
+  links: "Links",
+  text: "Text",
+  compare: "Compare",
+  headcount: "Head count",
+};
 const KINDS = { encoder: "encoder", decoder: "decoder", cross: "cross" };
-const MAKERS = { grid: GridView, matrix: MatrixView, links: LinksView, text: TextView, compare: CompareView, headcount: HeadCountView };
+const MAKERS = {
+  grid: GridView,
+  matrix: MatrixView,
+  links: LinksView,
+  text: TextView,
+  compare: CompareView,
+  headcount: HeadCountView,
+};
 const WITH_HEADS = ["matrix", "links", "text", "compare"];
 
 const KEYS = [
@@ -42,24 +56,91 @@ class App {
   }
 
   build() {
-    this.texts = select("Text", manifest.texts.map(({ title }, number) => [number, `${manifest.texts.length > 1 ? `${number + 1}. ` : ""}${title}`]), (value) => update({ t: Number(value), q: -1, k: -1, z: "", y: 0 }), "");
+    this.texts = select(
+      "Text",
+      manifest.texts.map(({ title }, number) => [
+        number,
+        `${manifest.texts.length > 1 ? `${number + 1}. ` : ""}${title}`,
+      ]),
+      (value) => update({ t: Number(value), q: -1, k: -1, z: "", y: 0 }),
+      "",
+    );
     this.texts.classList.add("texts");
     this.kinds = el("div", { class: "kinds" });
     this.hide = tick("hide special", (on) => update({ hide: on ? 1 : 0 }));
     this.words = tick("whole words", (on) => update({ words: on ? 1 : 0 }));
-    this.scale = select("Scale", [["fixed", "0 to 1"], ["head", "each head"], ["figure", "all heads"]], (value) => update({ scale: value }));
+    this.scale = select(
+      "Scale",
+      [
+        ["fixed", "0 to 1"],
+        ["head", "each head"],
+        ["figure", "all heads"],
+      ],
+      (value) => update({ scale: value }),
+    );
     this.scale.title = "what the darkest colour means";
-    const savers = [["png", "PNG"], ["svg", "SVG"], ["csv", "CSV"]].map(([kind, shown]) =>
-      el("button", { type: "button", "data-save": kind, title: `save what is seen as ${shown}`, onclick: () => save(this.view, kind, this.palette).then(() => say(`${shown} saved`)) }, shown));
-    this.scheme = el("button", { type: "button", class: "icon", title: "dark or light (d)", "aria-label": "Dark or light", onclick: () => this.turn() }, "◐");
-    this.help = el("dialog", { class: "help", "aria-label": "Keys" },
+    const savers = [
+      ["png", "PNG"],
+      ["svg", "SVG"],
+      ["csv", "CSV"],
+    ].map(([kind, shown]) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "data-save": kind,
+          title: `save what is seen as ${shown}`,
+          onclick: () => save(this.view, kind, this.palette).then(() => say(`${shown} saved`)),
+        },
+        shown,
+      ),
+    );
+    this.scheme = el(
+      "button",
+      {
+        type: "button",
+        class: "icon",
+        title: "dark or light (d)",
+        "aria-label": "Dark or light",
+        onclick: () => this.turn(),
+      },
+      "◐",
+    );
+    this.help = el(
+      "dialog",
+      { class: "help", "aria-label": "Keys" },
       el("h2", {}, "Keys"),
-      el("dl", {}, KEYS.map(([key, what]) => [el("dt", {}, key), el("dd", {}, what)])),
+      el(
+        "dl",
+        {},
+        KEYS.map(([key, what]) => [el("dt", {}, key), el("dd", {}, what)]),
+      ),
       el("p", { class: "faint" }, "The address of this page holds what is shown: a link shows it again."),
-      el("form", { method: "dialog" }, el("button", {}, "Close")));
-    const helper = el("button", { type: "button", class: "icon", title: "keys (?)", "aria-label": "Keys", onclick: () => this.help.showModal() }, "?");
-    this.tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, VIEWS.map((name) =>
-      el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "stage", "data-view": name, onclick: () => update({ v: name }) }, NAMES[name])));
+      el("form", { method: "dialog" }, el("button", {}, "Close")),
+    );
+    const helper = el(
+      "button",
+      { type: "button", class: "icon", title: "keys (?)", "aria-label": "Keys", onclick: () => this.help.showModal() },
+      "?",
+    );
+    this.tabs = el(
+      "div",
+      { class: "tabs", role: "tablist", "aria-label": "Views" },
+      VIEWS.map((name) =>
+        el(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            id: `tab-${name}`,
+            "aria-controls": "stage",
+            "data-view": name,
+            onclick: () => update({ v: name }),
+          },
+          NAMES[name],
+        ),
+      ),
+    );
     this.tabs.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
@@ -67,22 +148,65 @@ class App {
       update({ v: VIEWS[(VIEWS.indexOf(state.v) + step + VIEWS.length) % VIEWS.length] });
       this.tabs.querySelector(`[data-view=${state.v}]`).focus();
     });
-    this.rail = new HeadGrid("Heads", { open: (spec, event) => this.open(spec, event), hover: (spec) => (this.railName.textContent = spec ? nameOf(spec) : "") }, { large: false });
+    this.rail = new HeadGrid(
+      "Heads",
+      {
+        open: (spec, event) => this.open(spec, event),
+        hover: (spec) => (this.railName.textContent = spec ? nameOf(spec) : ""),
+      },
+      { large: false },
+    );
     this.railName = el("span", { class: "faint", "aria-hidden": "true" });
     this.railMore = el("div", { class: "more" });
-    this.steps = el("div", { class: "steps" },
-      el("button", { type: "button", "aria-label": "Head before", title: "head before ([)", onclick: () => this.step(-1) }, "‹"),
+    this.steps = el(
+      "div",
+      { class: "steps" },
+      el(
+        "button",
+        { type: "button", "aria-label": "Head before", title: "head before ([)", onclick: () => this.step(-1) },
+        "‹",
+      ),
       (this.stepName = select("Head", [], (value) => this.open(value), "")),
-      el("button", { type: "button", "aria-label": "Head after", title: "head after (])", onclick: () => this.step(1) }, "›"));
-    this.aside = el("aside", { "aria-label": "Heads" }, this.steps, el("div", { class: "railhead" }, el("span", {}, "Heads"), this.railName), this.rail.root, this.railMore);
+      el(
+        "button",
+        { type: "button", "aria-label": "Head after", title: "head after (])", onclick: () => this.step(1) },
+        "›",
+      ),
+    );
+    this.aside = el(
+      "aside",
+      { "aria-label": "Heads" },
+      this.steps,
+      el("div", { class: "railhead" }, el("span", {}, "Heads"), this.railName),
+      this.rail.root,
+      this.railMore,
+    );
     this.stage = el("main", { id: "stage", role: "tabpanel" });
     this.foot = el("footer");
     this.controls = el("div", { class: "controls" }, this.kinds, this.hide, this.words, this.scale);
     document.body.append(
-      el("header", {},
-        el("div", { class: "line" }, el("h1", {}, "attnscope"), this.texts, el("div", { class: "tools" }, el("span", { class: "buttons", role: "group", "aria-label": "Save" }, savers), this.scheme, helper)),
-        el("div", { class: "line second" }, this.tabs, this.controls)),
-      el("div", { class: "body" }, this.aside, this.stage), this.foot, this.help);
+      el(
+        "header",
+        {},
+        el(
+          "div",
+          { class: "line" },
+          el("h1", {}, "attnscope"),
+          this.texts,
+          el(
+            "div",
+            { class: "tools" },
+            el("span", { class: "buttons", role: "group", "aria-label": "Save" }, savers),
+            this.scheme,
+            helper,
+          ),
+        ),
+        el("div", { class: "line second" }, this.tabs, this.controls),
+      ),
+      el("div", { class: "body" }, this.aside, this.stage),
+      this.foot,
+      this.help,
+    );
   }
 
   get view() {
@@ -116,9 +240,29 @@ class App {
     this.controls.classList.toggle("idle", state.v === "headcount");
     view.show();
     if (railed) breathe().then(() => view === this.view && this.showRail(view));
-    const told = [run.model, run.architecture, run.dtype, run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "", changes.map((change) => ({ hide_special: "special tokens were hidden", words: "word pieces were merged" })[change] || change).join(", ")];
+    const told = [
+      run.model,
+      run.architecture,
+      run.dtype,
+      run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "",
+      changes
+        .map(
+          (change) =>
+            ({ hide_special: "special tokens were hidden", words: "word pieces were merged" })[change] || change,
+        )
+        .join(", "),
+    ];
     const notes = Array.isArray(run.notes) ? run.notes : [];
-    fill(this.foot, el("span", {}, told.filter(Boolean).join(" · ")), notes.map((note) => el("span", {}, note)), el("span", { class: "right" }, `attnscope ${manifest.version} · weights within ${(manifest.step / 2 + 0.00005).toFixed(4)}`));
+    fill(
+      this.foot,
+      el("span", {}, told.filter(Boolean).join(" · ")),
+      notes.map((note) => el("span", {}, note)),
+      el(
+        "span",
+        { class: "right" },
+        `attnscope ${manifest.version} · weights within ${(manifest.step / 2 + 0.00005).toFixed(4)}`,
+      ),
+    );
   }
 
   showKinds() {
@@ -126,7 +270,14 @@ class App {
     const name = maps.map(({ kind }) => kind).join();
     if (name !== this.kindNames) {
       this.kindNames = name;
-      this.kindChoice = maps.length > 1 ? segmented("Attention", maps.map(({ kind }, number) => [String(number), KINDS[kind]]), (value) => update({ m: Number(value), q: -1, k: -1, z: "", y: 0 })) : null;
+      this.kindChoice =
+        maps.length > 1
+          ? segmented(
+              "Attention",
+              maps.map(({ kind }, number) => [String(number), KINDS[kind]]),
+              (value) => update({ m: Number(value), q: -1, k: -1, z: "", y: 0 }),
+            )
+          : null;
       fill(this.kinds, this.kindChoice);
     }
     this.kindChoice?.show(state.m);
@@ -149,7 +300,11 @@ class App {
     const single = heads.map((pair) => pair.join("."));
     if (view === this.views.links) return single;
     const layers = [...new Set(heads.map(([layer]) => layer))];
-    return [...single, ...(single.length > 1 ? ["mean", ...layers.map((layer) => `mean${layer}`)] : []), ...full.map((layer) => `full${layer}`)];
+    return [
+      ...single,
+      ...(single.length > 1 ? ["mean", ...layers.map((layer) => `mean${layer}`)] : []),
+      ...full.map((layer) => `full${layer}`),
+    ];
   }
 
   open(spec, event) {
@@ -167,7 +322,11 @@ class App {
   layer(by) {
     const heads = mapOf().heads;
     const [layer, head] = state.h.split(".").map(Number);
-    const next = heads.filter(([of]) => Math.sign(of - layer) === by).sort(([a, x], [b, y]) => Math.abs(a - layer) - Math.abs(b - layer) || Math.abs(x - head) - Math.abs(y - head))[0];
+    const next = heads
+      .filter(([of]) => Math.sign(of - layer) === by)
+      .sort(
+        ([a, x], [b, y]) => Math.abs(a - layer) - Math.abs(b - layer) || Math.abs(x - head) - Math.abs(y - head),
+      )[0];
     if (next) update({ h: next.join(".") });
     say(nameOf(state.h));
   }
@@ -180,9 +339,15 @@ class App {
     if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
     if (event.target.closest?.("input:not([type=checkbox]):not([type=range]), select, textarea")) return;
     const does = {
-      "[": () => this.step(-1), "]": () => this.step(1), "{": () => this.layer(-1), "}": () => this.layer(1),
-      h: () => update({ hide: state.hide ? 0 : 1 }), w: () => update({ words: state.words ? 0 : 1 }),
-      d: () => this.turn(), "?": () => this.help.showModal(), Escape: () => update({ v: "grid" }),
+      "[": () => this.step(-1),
+      "]": () => this.step(1),
+      "{": () => this.layer(-1),
+      "}": () => this.layer(1),
+      h: () => update({ hide: state.hide ? 0 : 1 }),
+      w: () => update({ words: state.words ? 0 : 1 }),
+      d: () => this.turn(),
+      "?": () => this.help.showModal(),
+      Escape: () => update({ v: "grid" }),
     }[event.key];
     const number = Number(event.key);
     if (does) does();
@@ -199,7 +364,9 @@ function complain(what) {
 }
 
 if (globalThis.DecompressionStream) {
-  addEventListener("unhandledrejection", ({ reason }) => complain(`This page could not show its data: ${reason?.message || reason}. Is the file whole?`));
+  addEventListener("unhandledrejection", ({ reason }) =>
+    complain(`This page could not show its data: ${reason?.message || reason}. Is the file whole?`),
+  );
   begin();
   new App();
 } else complain("This page needs a browser of 2023 or later: one that has DecompressionStream.");

@@ -30,8 +30,26 @@ const SCALES = {
 };
 
 const INKS = {
-  light: { ground: "#ffffff", ink: "#1a1a1a", faint: "#6b6f76", line: "#d5d8dc", accent: "#2f6fb0", special: "#9a5b00", written: "#0b6e4f", mark: "#d55e00" },
-  dark: { ground: "#12161c", ink: "#e8eaed", faint: "#9aa1ab", line: "#333a44", accent: "#6baed6", special: "#e0a458", written: "#5cc2a0", mark: "#ff9a4d" },
+  light: {
+    ground: "#ffffff",
+    ink: "#1a1a1a",
+    faint: "#6b6f76",
+    line: "#d5d8dc",
+    accent: "#2f6fb0",
+    special: "#9a5b00",
+    written: "#0b6e4f",
+    mark: "#d55e00",
+  },
+  dark: {
+    ground: "#12161c",
+    ink: "#e8eaed",
+    faint: "#9aa1ab",
+    line: "#333a44",
+    accent: "#6baed6",
+    special: "#e0a458",
+    written: "#5cc2a0",
+    mark: "#ff9a4d",
+  },
 };
 
 /** Colours for several heads at once: Okabe and Ito's, as the figures give them to roles. */

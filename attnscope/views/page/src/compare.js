@@ -13,11 +13,14 @@ function aligned(a, b) {
   const best = new Uint16Array((n + 1) * (m + 1));
   for (let i = n - 1; i >= 0; i--) {
     for (let j = m - 1; j >= 0; j--) {
-      best[i * (m + 1) + j] = a.labels[i] === b.labels[j] ? best[(i + 1) * (m + 1) + j + 1] + 1 : Math.max(best[(i + 1) * (m + 1) + j], best[i * (m + 1) + j + 1]);
+      best[i * (m + 1) + j] =
+        a.labels[i] === b.labels[j]
+          ? best[(i + 1) * (m + 1) + j + 1] + 1
+          : Math.max(best[(i + 1) * (m + 1) + j], best[i * (m + 1) + j + 1]);
     }
   }
   const pairs = [];
-  for (let i = 0, j = 0; i < n && j < m; ) {
+  for (let i = 0, j = 0; i < n && j < m;) {
     if (a.labels[i] === b.labels[j]) pairs.push([i++, j++]);
     else if (best[(i + 1) * (m + 1) + j] >= best[i * (m + 1) + j + 1]) i++;
     else j++;
@@ -97,7 +100,17 @@ export class CompareView {
       return { which, heat, caption, root: el("figure", {}, caption, heat.root) };
     });
     this.notes = el("div", { class: "faint note" });
-    this.root = el("div", { class: "view compare" }, el("div", { class: "toolbar" }, this.read, this.partner), el("div", { class: "panels" }, this.panels.map(({ root }) => root)), this.notes);
+    this.root = el(
+      "div",
+      { class: "view compare" },
+      el("div", { class: "toolbar" }, this.read, this.partner),
+      el(
+        "div",
+        { class: "panels" },
+        this.panels.map(({ root }) => root),
+      ),
+      this.notes,
+    );
   }
 
   /** Room for labels, the same in all three, so that cells stand at like places. */
@@ -113,7 +126,9 @@ export class CompareView {
       ["mean", nameOf("mean")],
       ...layers.map((layer) => [`mean${layer}`, nameOf(`mean${layer}`)]),
       ...map.full.map((layer) => [`full${layer}`, nameOf(`full${layer}`)]),
-      ...manifest.texts.flatMap(({ title }, number) => (number === state.t ? [] : [[`text${number}`, `text ${number + 1}: ${title.slice(0, 40)}`]])),
+      ...manifest.texts.flatMap(({ title }, number) =>
+        number === state.t ? [] : [[`text${number}`, `text ${number + 1}: ${title.slice(0, 40)}`]],
+      ),
       ...map.heads.map((pair) => [pair.join("."), nameOf(pair.join("."))]),
     ];
   }
@@ -149,11 +164,29 @@ export class CompareView {
     const colours = this.app.palette;
     const top = state.scale === "fixed" ? 1 : Math.max(high, b.largest);
     const most = state.scale === "fixed" ? 1 : this.d.largest || 1;
-    this.looks = { a: { low: 0, high: top, table: colours.one, colours }, b: { low: 0, high: top, table: colours.one, colours }, d: { low: -most, high: most, table: colours.two, colours } };
-    const other = state.b.startsWith("text") ? `${nameOf(state.h)}, text ${Number(state.b.slice(4)) + 1}` : nameOf(state.b);
-    this.names = { a: nameOf(state.h) + (state.b.startsWith("text") ? `, text ${state.t + 1}` : ""), b: other, d: "difference, first − second" };
+    this.looks = {
+      a: { low: 0, high: top, table: colours.one, colours },
+      b: { low: 0, high: top, table: colours.one, colours },
+      d: { low: -most, high: most, table: colours.two, colours },
+    };
+    const other = state.b.startsWith("text")
+      ? `${nameOf(state.h)}, text ${Number(state.b.slice(4)) + 1}`
+      : nameOf(state.b);
+    this.names = {
+      a: nameOf(state.h) + (state.b.startsWith("text") ? `, text ${state.t + 1}` : ""),
+      b: other,
+      d: "difference, first − second",
+    };
     for (const { which, heat, caption } of this.panels) {
-      fill(caption, el("b", {}, this.names[which]), el("span", { class: "faint" }, ` ${which === "d" ? `−${digits(most).replace(/\.?0+$/, "")} to +${digits(most).replace(/\.?0+$/, "")}` : `0 to ${digits(top).replace(/\.?0+$/, "")}`}`));
+      fill(
+        caption,
+        el("b", {}, this.names[which]),
+        el(
+          "span",
+          { class: "faint" },
+          ` ${which === "d" ? `−${digits(most).replace(/\.?0+$/, "")} to +${digits(most).replace(/\.?0+$/, "")}` : `0 to ${digits(top).replace(/\.?0+$/, "")}`}`,
+        ),
+      );
       heat.view = viewAt(state.z);
       heat.set(this[which], this.looks[which]);
       await breathe();
@@ -161,11 +194,31 @@ export class CompareView {
     }
     const { place, apart, rows, columns } = this.d;
     const layer = state.h.split(".")[0];
-    fill(this.notes,
+    fill(
+      this.notes,
       el("span", {}, `On average ${digits(apart)} of a query's attention goes elsewhere (total variation distance).`),
-      place ? el("span", {}, ` Largest difference: ${digits(this.d.values[place.row * columns.length + place.column], true)} from “${rows.labels[place.row]}” to “${columns.labels[place.column]}”.`) : null,
-      this.same ? null : el("span", {}, ` ${rows.length === a.rows.length && rows.length === b.rows.length ? "Tokens are compared place by place." : `The difference shows the ${rows.length} queries and ${columns.length} keys that both texts have.`}`),
-      !state.b.startsWith("full") && /^\d/.test(layer) && !mapOf().full.includes(Number(layer)) ? el("span", {}, " The full-width head of this layer is not known: it needs the layer's queries and keys, which a saved record does not hold, and attention without position biases, soft caps or sinks.") : null);
+      place
+        ? el(
+            "span",
+            {},
+            ` Largest difference: ${digits(this.d.values[place.row * columns.length + place.column], true)} from “${rows.labels[place.row]}” to “${columns.labels[place.column]}”.`,
+          )
+        : null,
+      this.same
+        ? null
+        : el(
+            "span",
+            {},
+            ` ${rows.length === a.rows.length && rows.length === b.rows.length ? "Tokens are compared place by place." : `The difference shows the ${rows.length} queries and ${columns.length} keys that both texts have.`}`,
+          ),
+      !state.b.startsWith("full") && /^\d/.test(layer) && !mapOf().full.includes(Number(layer))
+        ? el(
+            "span",
+            {},
+            " The full-width head of this layer is not known: it needs the layer's queries and keys, which a saved record does not hold, and attention without position biases, soft caps or sinks.",
+          )
+        : null,
+    );
     this.root.dataset.shown = [state.t, state.m, state.h, state.b].join();
     this.point(this.over || this.kept());
   }
@@ -176,7 +229,9 @@ export class CompareView {
     const found = (side, at) => {
       if (at < 0) return { a: -1, b: -1, d: -1 };
       const d = which === "d" ? at : pairs[side].findIndex(([a, b]) => (which === "a" ? a : b) === at);
-      return d < 0 ? { a: which === "a" ? at : -1, b: which === "b" ? at : -1, d: -1 } : { a: pairs[side][d][0], b: pairs[side][d][1], d };
+      return d < 0
+        ? { a: which === "a" ? at : -1, b: which === "b" ? at : -1, d: -1 }
+        : { a: pairs[side][d][0], b: pairs[side][d][1], d };
     };
     const [rows, columns] = [found("rows", row), found("columns", column)];
     return Object.fromEntries(["a", "b", "d"].map((name) => [name, { row: rows[name], column: columns[name] }]));
@@ -189,21 +244,42 @@ export class CompareView {
 
   point(cursor) {
     if (!this.d) return;
-    for (const { which, heat } of this.panels) heat.point(cursor && (cursor[which].row >= 0 || cursor[which].column >= 0) ? cursor[which] : null);
-    if (!cursor) return fill(this.read, el("span", { class: "faint" }, "point at a cell of one map: it is marked in all"));
-    const of = (shown, { row, column }) => (row >= 0 && column >= 0 ? shown.values[row * shown.columns.length + column] : null);
+    for (const { which, heat } of this.panels)
+      heat.point(cursor && (cursor[which].row >= 0 || cursor[which].column >= 0) ? cursor[which] : null);
+    if (!cursor)
+      return fill(this.read, el("span", { class: "faint" }, "point at a cell of one map: it is marked in all"));
+    const of = (shown, { row, column }) =>
+      row >= 0 && column >= 0 ? shown.values[row * shown.columns.length + column] : null;
     const values = { a: of(this.a, cursor.a), b: of(this.b, cursor.b), d: of(this.d, cursor.d) };
-    const token = (side) => (cursor.a[side] >= 0 ? (side === "row" ? this.a.rows : this.a.columns).labels[cursor.a[side]] : cursor.b[side] >= 0 ? (side === "row" ? this.b.rows : this.b.columns).labels[cursor.b[side]] : null);
+    const token = (side) =>
+      cursor.a[side] >= 0
+        ? (side === "row" ? this.a.rows : this.a.columns).labels[cursor.a[side]]
+        : cursor.b[side] >= 0
+          ? (side === "row" ? this.b.rows : this.b.columns).labels[cursor.b[side]]
+          : null;
     const [query, key] = [token("row"), token("column")];
-    fill(this.read,
-      el("span", { class: "pair" }, query === null ? null : el("q", { class: "token" }, query), query !== null && key !== null ? " attends to " : null, key === null ? null : el("q", { class: "token" }, key)),
+    fill(
+      this.read,
+      el(
+        "span",
+        { class: "pair" },
+        query === null ? null : el("q", { class: "token" }, query),
+        query !== null && key !== null ? " attends to " : null,
+        key === null ? null : el("q", { class: "token" }, key),
+      ),
       values.a === null ? null : el("b", { "data-of": "a" }, digits(values.a)),
       values.b === null ? null : [el("span", { class: "faint" }, "and"), el("b", { "data-of": "b" }, digits(values.b))],
-      values.d === null ? null : [el("span", { class: "faint" }, "difference"), el("b", { "data-of": "d" }, digits(values.d, true))]);
+      values.d === null
+        ? null
+        : [el("span", { class: "faint" }, "difference"), el("b", { "data-of": "d" }, digits(values.d, true))],
+    );
   }
 
   async figure() {
-    const parts = this.panels.map(({ which }) => ({ which, ...seenOf(this.panels.find((panel) => panel.which === which).heat, 420) }));
+    const parts = this.panels.map(({ which }) => ({
+      which,
+      ...seenOf(this.panels.find((panel) => panel.which === which).heat, 420),
+    }));
     let x = 0;
     for (const part of parts) {
       part.x = x;
@@ -211,14 +287,19 @@ export class CompareView {
     }
     const height = Math.max(...parts.map((part) => part.height)) + 60;
     return {
-      width: x - 24, height, name: `compare ${this.names.a} ${this.names.b}`,
+      width: x - 24,
+      height,
+      name: `compare ${this.names.a} ${this.names.b}`,
       draw: (pen) => {
         for (const part of parts) {
           const look = this.looks[part.which];
           const within = pen.moved(part.x, 0);
           within.text(this.names[part.which], 0, 10, { size: 12, weight: 600, colour: look.colours.ink });
           drawHeat(within, this[part.which], { ...part.place, top: part.place.top + 24 }, look, 4);
-          drawScale(within, look, part.place.left, part.height + 30, Math.min(160, part.place.width), [digits(look.low).replace(/\.?0+$/, "") || "0", digits(look.high).replace(/\.?0+$/, "")]);
+          drawScale(within, look, part.place.left, part.height + 30, Math.min(160, part.place.width), [
+            digits(look.low).replace(/\.?0+$/, "") || "0",
+            digits(look.high).replace(/\.?0+$/, ""),
+          ]);
         }
       },
     };
@@ -227,9 +308,17 @@ export class CompareView {
   async rows() {
     const { rows, columns, values } = this.d;
     const lines = [["query", "key", "first", "second", "difference"]];
-    rows.pairs.forEach(([ra, rb], row) => columns.pairs.forEach(([ca, cb], column) => {
-      lines.push([rows.labels[row], columns.labels[column], this.a.values[ra * this.a.columns.length + ca].toFixed(4), this.b.values[rb * this.b.columns.length + cb].toFixed(4), values[row * columns.length + column].toFixed(4)]);
-    }));
+    rows.pairs.forEach(([ra, rb], row) =>
+      columns.pairs.forEach(([ca, cb], column) => {
+        lines.push([
+          rows.labels[row],
+          columns.labels[column],
+          this.a.values[ra * this.a.columns.length + ca].toFixed(4),
+          this.b.values[rb * this.b.columns.length + cb].toFixed(4),
+          values[row * columns.length + column].toFixed(4),
+        ]);
+      }),
+    );
     return lines;
   }
 }

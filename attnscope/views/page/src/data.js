@@ -65,7 +65,13 @@ class Axis {
     let at = 0;
     sizes.forEach((size, number) => {
       if (!(hide && special.has(at))) {
-        groups.push({ first: at, size, label: size > 1 ? tokens.words[number] : tokens.labels[at], special: special.has(at), merged: words && tokens.groups });
+        groups.push({
+          first: at,
+          size,
+          label: size > 1 ? tokens.words[number] : tokens.labels[at],
+          special: special.has(at),
+          merged: words && tokens.groups,
+        });
         if (words && tokens.groups && !special.has(at)) groups.at(-1).label = tokens.words[number];
       }
       at += size;
@@ -102,11 +108,18 @@ export function axisOf(text, map, side, hide, words) {
 export function canHide(text, map) {
   const sides = ["queries", "keys"].map((side) => axisOf(text, map, side));
   // Words are merged after special tokens are hidden, never before.
-  return sides.some((axis) => axis.tokens.special.length) && sides.every((axis) => axis.tokens.special.length < axis.tokens.labels.length) && !manifest.texts[text].changes.includes("words");
+  return (
+    sides.some((axis) => axis.tokens.special.length) &&
+    sides.every((axis) => axis.tokens.special.length < axis.tokens.labels.length) &&
+    !manifest.texts[text].changes.includes("words")
+  );
 }
 
 export function canMerge(text, map) {
-  return ["queries", "keys"].every((side) => axisOf(text, map, side).tokens.groups !== null) && !manifest.texts[text].changes.includes("words");
+  return (
+    ["queries", "keys"].every((side) => axisOf(text, map, side).tokens.groups !== null) &&
+    !manifest.texts[text].changes.includes("words")
+  );
 }
 
 const rawHeads = new Kept(MOST_CODES);
@@ -130,7 +143,9 @@ async function unpack(text, map, [block, heads]) {
   const each = n_queries * n_keys;
   const high = heads.length * each;
   const order = [...numbers(bytes, 2 * high, heads.length * n_keys)];
-  const scales = tokens.special.length ? Uint16Array.from(numbers(bytes, 2 * high + 2 * order.length, heads.length * n_queries)) : null;
+  const scales = tokens.special.length
+    ? Uint16Array.from(numbers(bytes, 2 * high + 2 * order.length, heads.length * n_queries))
+    : null;
   return heads.map((_, number) => {
     const codes = new Uint16Array(each);
     for (let column = 0; column < n_keys; column++) {

@@ -40,20 +40,25 @@ export class HeadGrid {
     this.root = el("div", { class: large ? "heads large" : "heads small", role: "listbox", "aria-label": label });
     this.cells = new Map();
     this.queue = [];
-    this.seen = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        const cell = this.cells.get(entry.target.dataset.spec);
-        if (!cell) continue;
-        cell.visible = entry.isIntersecting;
-        if (cell.visible) this.want(cell);
-      }
-    }, { rootMargin: "100px" });
+    this.seen = new IntersectionObserver(
+      (entries) => {
+        for (const entry of entries) {
+          const cell = this.cells.get(entry.target.dataset.spec);
+          if (!cell) continue;
+          cell.visible = entry.isIntersecting;
+          if (cell.visible) this.want(cell);
+        }
+      },
+      { rootMargin: "100px" },
+    );
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.addEventListener("click", (event) => {
       const button = event.target.closest("button[data-spec]");
       if (button) on.open(button.dataset.spec, event);
     });
-    this.root.addEventListener("pointerover", (event) => on.hover?.(event.target.closest("button[data-spec]")?.dataset.spec || null));
+    this.root.addEventListener("pointerover", (event) =>
+      on.hover?.(event.target.closest("button[data-spec]")?.dataset.spec || null),
+    );
     this.root.addEventListener("pointerleave", () => on.hover?.(null));
     this.root.addEventListener("focusin", (event) => on.hover?.(event.target.dataset.spec || null));
   }
@@ -75,7 +80,11 @@ export class HeadGrid {
       cell.button.tabIndex = on ? 0 : -1;
       cell.button.classList.toggle("chosen", on);
       cell.button.classList.toggle("also", chosenToo.has(spec));
-      if (chosenToo.has(spec)) cell.button.style.setProperty("--several", palette.several[[...chosenToo].indexOf(spec) % palette.several.length]);
+      if (chosenToo.has(spec))
+        cell.button.style.setProperty(
+          "--several",
+          palette.several[[...chosenToo].indexOf(spec) % palette.several.length],
+        );
       cell.button.classList.toggle("dim", dimmed.has(spec));
       if (cell.look !== look) {
         cell.look = look;
@@ -100,11 +109,21 @@ export class HeadGrid {
     const children = [];
     if (byLayer) {
       this.root.style.gridTemplateColumns = `auto repeat(${heads.length}, ${size}px)`;
-      children.push(el("span", {}), ...heads.map((head) => el("span", { class: "column", "aria-hidden": "true" }, this.large || head % 2 === 0 ? `${this.large ? "H" : ""}${head}` : "")));
+      children.push(
+        el("span", {}),
+        ...heads.map((head) =>
+          el(
+            "span",
+            { class: "column", "aria-hidden": "true" },
+            this.large || head % 2 === 0 ? `${this.large ? "H" : ""}${head}` : "",
+          ),
+        ),
+      );
       const place = new Map(order.map((pair) => [pair.join("."), pair]));
       for (const layer of layers) {
         children.push(el("span", { class: "row", "aria-hidden": "true" }, `${this.large ? "L" : ""}${layer}`));
-        for (const head of heads) children.push(place.has(`${layer}.${head}`) ? this.cell(`${layer}.${head}`, size) : el("span", {}));
+        for (const head of heads)
+          children.push(place.has(`${layer}.${head}`) ? this.cell(`${layer}.${head}`, size) : el("span", {}));
       }
     } else {
       this.root.style.gridTemplateColumns = `repeat(auto-fill, ${size}px)`;
@@ -121,8 +140,27 @@ export class HeadGrid {
     const marks = manifest.roles?.marks || {};
     const said = roles.map((role) => marks[role.name].label + (role.tentative ? " (tentative)" : "")).join(", ");
     const picture = el("canvas", { "aria-hidden": "true" });
-    const badge = roles.length && this.large ? el("span", { class: "badge", "aria-hidden": "true" }, roles[0].tentative ? marks[roles[0].name].glyph.toLowerCase() : marks[roles[0].name].glyph) : null;
-    const button = el("button", { type: "button", role: "option", "data-spec": spec, "aria-label": `layer ${spec.replace(".", ", head ")}${said ? `: ${said}` : ""}`, title: this.large ? null : nameOf(spec) }, picture, badge, captioned ? el("span", { class: "caption", "aria-hidden": "true" }, nameOf(spec)) : null);
+    const badge =
+      roles.length && this.large
+        ? el(
+            "span",
+            { class: "badge", "aria-hidden": "true" },
+            roles[0].tentative ? marks[roles[0].name].glyph.toLowerCase() : marks[roles[0].name].glyph,
+          )
+        : null;
+    const button = el(
+      "button",
+      {
+        type: "button",
+        role: "option",
+        "data-spec": spec,
+        "aria-label": `layer ${spec.replace(".", ", head ")}${said ? `: ${said}` : ""}`,
+        title: this.large ? null : nameOf(spec),
+      },
+      picture,
+      badge,
+      captioned ? el("span", { class: "caption", "aria-hidden": "true" }, nameOf(spec)) : null,
+    );
     if (roles.length) {
       button.style.setProperty("--role", marks[roles[0].name].color);
       button.classList.add("roled");
@@ -167,8 +205,15 @@ export class HeadGrid {
     if (at < 0) return;
     const [layer, head] = this.order[at].split(".").map(Number);
     let next = null;
-    const across = this.byLayer ? 0 : Math.max(1, Math.round(this.root.clientWidth / (this.root.firstElementChild.offsetWidth + 4)));
-    const near = (step) => (this.byLayer ? this.order.filter((spec) => Math.sign(spec.split(".")[0] - layer) === step && Number(spec.split(".")[1]) === head).at(step > 0 ? 0 : -1) : this.order[at + step * across]);
+    const across = this.byLayer
+      ? 0
+      : Math.max(1, Math.round(this.root.clientWidth / (this.root.firstElementChild.offsetWidth + 4)));
+    const near = (step) =>
+      this.byLayer
+        ? this.order
+            .filter((spec) => Math.sign(spec.split(".")[0] - layer) === step && Number(spec.split(".")[1]) === head)
+            .at(step > 0 ? 0 : -1)
+        : this.order[at + step * across];
     if (event.key === "ArrowRight") next = this.order[at + 1];
     else if (event.key === "ArrowLeft") next = this.order[at - 1];
     else if (event.key === "ArrowDown") next = near(1);
@@ -185,7 +230,10 @@ export class HeadGrid {
 export function paintThumb(picture, shown, size, look) {
   const room = Math.round(size * (devicePixelRatio || 1));
   const factor = Math.max(1, Math.max(shown.rows.length, shown.columns.length) / room);
-  const [width, height] = [Math.ceil(shown.columns.length / factor - 1e-9), Math.ceil(shown.rows.length / factor - 1e-9)];
+  const [width, height] = [
+    Math.ceil(shown.columns.length / factor - 1e-9),
+    Math.ceil(shown.rows.length / factor - 1e-9),
+  ];
   picture.width = width;
   picture.height = height;
   const pixels = new ImageData(width, height);

@@ -39,7 +39,8 @@ export function paintPooled(shown, look, factor, pixels, width, height) {
       let value = values[top * n_columns + left];
       if (bottom - top > 1 || right - left > 1) {
         for (let row = top; row < bottom; row++) {
-          for (let at = row * n_columns + left; at < row * n_columns + right; at++) if (Math.abs(values[at]) > Math.abs(value)) value = values[at];
+          for (let at = row * n_columns + left; at < row * n_columns + right; at++)
+            if (Math.abs(values[at]) > Math.abs(value)) value = values[at];
         }
       }
       const step = (value - look.low) * scale;
@@ -50,7 +51,10 @@ export function paintPooled(shown, look, factor, pixels, width, height) {
 
 /** How much room labels need beside a map and above it. */
 export function guttersOf(shown, width, height) {
-  const longest = (axis) => (axis.longest ??= axis.labels.slice(0, 600).reduce((most, label) => Math.max(most, label.length < 40 ? widthOf(label, LABEL_PX) : 200), 0));
+  const longest = (axis) =>
+    (axis.longest ??= axis.labels
+      .slice(0, 600)
+      .reduce((most, label) => Math.max(most, label.length < 40 ? widthOf(label, LABEL_PX) : 200), 0));
   return {
     left: Math.ceil(Math.min(longest(shown.rows), Math.max(44, width * 0.18), 130)) + 12,
     top: Math.ceil(Math.min(longest(shown.columns), Math.max(44, height * 0.18), 110)) + 10,
@@ -72,28 +76,53 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
   const { left, top, width, height, cell, x, y } = place;
   const { colours } = look;
   const first = { row: Math.max(0, Math.floor(y / cell)), column: Math.max(0, Math.floor(x / cell)) };
-  const last = { row: Math.min(rows.length, Math.ceil((y + height) / cell)), column: Math.min(columns.length, Math.ceil((x + width) / cell)) };
+  const last = {
+    row: Math.min(rows.length, Math.ceil((y + height) / cell)),
+    column: Math.min(columns.length, Math.ceil((x + width) / cell)),
+  };
   const factor = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
   const picture = imageOf(shown, look, factor);
   pen.within(left, top, width, height, () => {
     const [sx, sy] = [Math.floor(first.column / factor), Math.floor(first.row / factor)];
     const [sw, sh] = [Math.ceil(last.column / factor) - sx, Math.ceil(last.row / factor) - sy];
-    if (sw > 0 && sh > 0) pen.image(picture, sx, sy, sw, sh, left + sx * factor * cell - x, top + sy * factor * cell - y, sw * factor * cell, sh * factor * cell);
+    if (sw > 0 && sh > 0)
+      pen.image(
+        picture,
+        sx,
+        sy,
+        sw,
+        sh,
+        left + sx * factor * cell - x,
+        top + sy * factor * cell - y,
+        sw * factor * cell,
+        sh * factor * cell,
+      );
     if (cell >= NUMBERS_FROM) writeNumbers(pen, shown, place, look, first, last);
   });
-  const [right, bottom] = [Math.min(left + width, left + columns.length * cell - x), Math.min(top + height, top + rows.length * cell - y)];
+  const [right, bottom] = [
+    Math.min(left + width, left + columns.length * cell - x),
+    Math.min(top + height, top + rows.length * cell - y),
+  ];
   pen.frame(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1, colours.line);
   const size = Math.max(8, Math.min(LABEL_PX, cell * 0.86));
   const apart = Math.max(1, Math.ceil((size + 1) / cell));
   for (let row = Math.ceil(first.row / apart) * apart; row < last.row; row += apart) {
     const at = top + (row + 0.5) * cell - y;
     if (at < top || at > top + height) continue;
-    pen.text(fitted(rows.labels[row], size, left - 10), left - 6, at, { size, align: "right", colour: labelColour(rows, row, colours) });
+    pen.text(fitted(rows.labels[row], size, left - 10), left - 6, at, {
+      size,
+      align: "right",
+      colour: labelColour(rows, row, colours),
+    });
   }
   for (let column = Math.ceil(first.column / apart) * apart; column < last.column; column += apart) {
     const at = left + (column + 0.5) * cell - x;
     if (at < left || at > left + width) continue;
-    pen.text(fitted(columns.labels[column], size, top - 9), at, top - 6, { size, turn: -Math.PI / 2, colour: labelColour(columns, column, colours) });
+    pen.text(fitted(columns.labels[column], size, top - 9), at, top - 6, {
+      size,
+      turn: -Math.PI / 2,
+      colour: labelColour(columns, column, colours),
+    });
   }
 }
 
@@ -101,10 +130,17 @@ function writeNumbers(pen, shown, { left, top, cell, x, y }, look, first, last) 
   for (let row = first.row; row < last.row; row++) {
     for (let column = first.column; column < last.column; column++) {
       const value = shown.values[row * shown.columns.length + column];
-      const said = digits(value).replace(/^(\u2212?)0(\.\d\d).*/, "$1$2").replace(/^1\.0.*/, "1");
+      const said = digits(value)
+        .replace(/^(\u2212?)0(\.\d\d).*/, "$1$2")
+        .replace(/^1\.0.*/, "1");
       if (!/[1-9]/.test(said)) continue;
       const colour = inkOn(look.table.rgb[stepOf(value, look.low, look.high)]);
-      pen.text(Math.abs(value) >= 0.995 ? said : (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2).slice(1), left + (column + 0.5) * cell - x, top + (row + 0.5) * cell - y, { size: 11, align: "center", colour });
+      pen.text(
+        Math.abs(value) >= 0.995 ? said : (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2).slice(1),
+        left + (column + 0.5) * cell - x,
+        top + (row + 0.5) * cell - y,
+        { size: 11, align: "center", colour },
+      );
     }
   }
 }
@@ -128,13 +164,22 @@ export function seenOf({ shown, view, at }, most = 900) {
   }
   const gutters = guttersOf(shown, most, most);
   const cell = Math.max(1, Math.min(24, most / Math.max(shown.rows.length, shown.columns.length)));
-  const place = { left: gutters.left, top: gutters.top, width: cell * shown.columns.length, height: cell * shown.rows.length, cell, x: 0, y: 0 };
+  const place = {
+    left: gutters.left,
+    top: gutters.top,
+    width: cell * shown.columns.length,
+    height: cell * shown.rows.length,
+    cell,
+    x: 0,
+    y: 0,
+  };
   return { place, width: place.left + place.width + 8, height: place.top + place.height + 8 };
 }
 
 /** A bar of colours with its ends. */
 export function drawScale(pen, look, x, y, width, [low, high]) {
-  for (let step = 0; step < 64; step++) pen.rect(x + (step * width) / 64, y, width / 64 + 0.6, 8, look.table.css[Math.round((step * 255) / 63)]);
+  for (let step = 0; step < 64; step++)
+    pen.rect(x + (step * width) / 64, y, width / 64 + 0.6, 8, look.table.css[Math.round((step * 255) / 63)]);
   pen.frame(x - 0.5, y - 0.5, width + 1, 9, look.colours.line);
   pen.text(low, x, y + 18, { size: 11, colour: look.colours.faint });
   pen.text(high, x + width, y + 18, { size: 11, align: "right", colour: look.colours.faint });
@@ -149,7 +194,12 @@ export class Heat {
   constructor(label, on) {
     this.on = on;
     this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
-    this.over = canvas({ tabindex: "0", role: "application", "aria-roledescription": "attention map", "aria-label": label });
+    this.over = canvas({
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "attention map",
+      "aria-label": label,
+    });
     this.root = el("div", { class: "heat" }, this.base, this.over);
     this.view = null; // null = all of it
     this.cursor = null;
@@ -173,7 +223,11 @@ export class Heat {
     const cell = this.view ? Math.min(MOST_CELL, Math.max(this.least, this.view.cell)) : this.least;
     const held = (value, most) => Math.max(0, Math.min(value, most));
     return {
-      left: gutters.left, top: gutters.top, width: w, height: h, cell,
+      left: gutters.left,
+      top: gutters.top,
+      width: w,
+      height: h,
+      cell,
       x: held(this.view?.x || 0, n_columns * cell - w),
       y: held(this.view?.y || 0, n_rows * cell - h),
     };
@@ -207,7 +261,10 @@ export class Heat {
     const { left, top, cell, x, y } = this.at;
     const { colours } = this.look;
     const { rows, columns } = this.shown;
-    const [right, bottom] = [Math.min(left + this.at.width, left + columns.length * cell - x), Math.min(top + this.at.height, top + rows.length * cell - y)];
+    const [right, bottom] = [
+      Math.min(left + this.at.width, left + columns.length * cell - x),
+      Math.min(top + this.at.height, top + rows.length * cell - y),
+    ];
     const [cx, cy] = [left + cursor.column * cell - x, top + cursor.row * cell - y];
     pen.within(left - 1, top - 1, right - left + 2, bottom - top + 2, () => {
       if (cursor.row >= 0) for (const at of [cy, cy + cell]) pen.line(left, at, right, at, colours.mark, 1, 0.75);
@@ -219,8 +276,10 @@ export class Heat {
       else pen.rect(px - wide + 3, py - 8, wide, 16, colours.ground);
       pen.text(said, px, py, { size: LABEL_PX, weight: 600, align, turn, colour: colours.mark });
     };
-    if (cursor.row >= 0 && cy + cell > top && cy < top + this.at.height) tag(fitted(rows.labels[cursor.row], LABEL_PX, left - 10, 600), left - 6, cy + cell / 2, "right", 0);
-    if (cursor.column >= 0 && cx + cell > left && cx < left + this.at.width) tag(fitted(columns.labels[cursor.column], LABEL_PX, top - 9, 600), cx + cell / 2, top - 6, "left", -Math.PI / 2);
+    if (cursor.row >= 0 && cy + cell > top && cy < top + this.at.height)
+      tag(fitted(rows.labels[cursor.row], LABEL_PX, left - 10, 600), left - 6, cy + cell / 2, "right", 0);
+    if (cursor.column >= 0 && cx + cell > left && cx < left + this.at.width)
+      tag(fitted(columns.labels[cursor.column], LABEL_PX, top - 9, 600), cx + cell / 2, top - 6, "left", -Math.PI / 2);
   }
 
   /** Brings a cell into sight. */
@@ -282,11 +341,19 @@ export class Heat {
     };
     over.addEventListener("pointerup", up);
     over.addEventListener("pointercancel", up);
-    over.addEventListener("wheel", (event) => {
-      event.preventDefault();
-      const box = over.getBoundingClientRect();
-      this.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0022)), event.clientX - box.left, event.clientY - box.top);
-    }, { passive: false });
+    over.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        const box = over.getBoundingClientRect();
+        this.zoom(
+          Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0022)),
+          event.clientX - box.left,
+          event.clientY - box.top,
+        );
+      },
+      { passive: false },
+    );
     over.addEventListener("dblclick", () => this.move(null));
     over.addEventListener("keydown", (event) => {
       const far = event.shiftKey ? 10 : 1;

@@ -19,18 +19,40 @@ function specs() {
 export class LinksView {
   constructor(app) {
     this.app = app;
-    this.picture = canvas({ tabindex: "0", role: "application", "aria-roledescription": "links between tokens", "aria-label": "Links between tokens. Up and down choose a token, left and right the side.", class: "stuck" });
+    this.picture = canvas({
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "links between tokens",
+      "aria-label": "Links between tokens. Up and down choose a token, left and right the side.",
+      class: "stuck",
+    });
     this.space = el("div", { class: "space" }, this.picture);
     this.scroller = el("div", { class: "scroller" }, this.space);
     this.read = el("div", { class: "read", id: "readout" });
     this.legend = el("div", { class: "legend", role: "group", "aria-label": "Heads that are drawn" });
-    this.slider = el("input", { type: "range", min: "0.02", max: "0.9", step: "0.01", "aria-label": "Least weight that is drawn", oninput: () => update({ min: Number(this.slider.value) }) });
+    this.slider = el("input", {
+      type: "range",
+      min: "0.02",
+      max: "0.9",
+      step: "0.01",
+      "aria-label": "Least weight that is drawn",
+      oninput: () => update({ min: Number(this.slider.value) }),
+    });
     this.least = el("span", {});
     this.more = [
       el("label", { class: "range" }, el("span", {}, "weights from ", this.least), this.slider),
-      el("p", { class: "faint" }, "Choose heads above to add them or take them away. Point at a token for its own links; click to keep them."),
+      el(
+        "p",
+        { class: "faint" },
+        "Choose heads above to add them or take them away. Point at a token for its own links; click to keep them.",
+      ),
     ];
-    this.root = el("div", { class: "view links" }, el("div", { class: "toolbar" }, this.legend, this.read), this.scroller);
+    this.root = el(
+      "div",
+      { class: "view links" },
+      el("div", { class: "toolbar" }, this.legend, this.read),
+      this.scroller,
+    );
     this.heads = [];
     this.over = null;
     this.listen();
@@ -52,7 +74,11 @@ export class LinksView {
     }
     const held = specs();
     const next = held.includes(spec) ? held.filter((other) => other !== spec) : [...held, spec].slice(-10);
-    if (next.length) update({ h: spec === state.h && !next.includes(spec) ? next.at(-1) : next.includes(spec) ? spec : state.h, hs: next.join(",") });
+    if (next.length)
+      update({
+        h: spec === state.h && !next.includes(spec) ? next.at(-1) : next.includes(spec) ? spec : state.h,
+        hs: next.join(","),
+      });
     return true;
   }
 
@@ -61,21 +87,39 @@ export class LinksView {
     if (!state.h.includes(".")) return update({ h: this.app.choices(this)[0] });
     if (state.hs && !specs().includes(state.h)) return update({ hs: "" }); // stepped to another head
     const heads = [];
-    for (const spec of specs()) heads.push({ spec, shown: await matrix(state.t, state.m, spec, state.hide, state.words) });
+    for (const spec of specs())
+      heads.push({ spec, shown: await matrix(state.t, state.m, spec, state.hide, state.words) });
     if (this.asked !== asked) return;
     this.heads = heads;
     const colours = this.app.palette.several;
     heads.forEach((head, number) => (head.colour = colours[number % colours.length]));
     this.slider.value = state.min;
     this.least.textContent = state.min.toFixed(2);
-    fill(this.legend, heads.map(({ spec, colour }) => {
-      const dot = el("i", { class: "dot" });
-      dot.style.background = colour;
-      return el("button", { type: "button", class: "chip", "data-spec": spec, title: heads.length > 1 ? "take it away" : null, "aria-label": `${nameOf(spec)}${heads.length > 1 ? ": take it away" : ""}`, onclick: (event) => heads.length > 1 && this.open(spec, event) }, dot, nameOf(spec), heads.length > 1 ? el("small", { "aria-hidden": "true" }, "×") : null);
-    }));
+    fill(
+      this.legend,
+      heads.map(({ spec, colour }) => {
+        const dot = el("i", { class: "dot" });
+        dot.style.background = colour;
+        return el(
+          "button",
+          {
+            type: "button",
+            class: "chip",
+            "data-spec": spec,
+            title: heads.length > 1 ? "take it away" : null,
+            "aria-label": `${nameOf(spec)}${heads.length > 1 ? ": take it away" : ""}`,
+            onclick: (event) => heads.length > 1 && this.open(spec, event),
+          },
+          dot,
+          nameOf(spec),
+          heads.length > 1 ? el("small", { "aria-hidden": "true" }, "×") : null,
+        );
+      }),
+    );
     this.find();
     this.draw();
-    if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line) this.scroller.scrollTop = state.y * this.line;
+    if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line)
+      this.scroller.scrollTop = state.y * this.line;
     this.root.dataset.shown = [state.t, state.m, specs()].join();
   }
 
@@ -84,7 +128,14 @@ export class LinksView {
     const { rows, columns } = this.axes();
     this.all = [];
     this.heads.forEach(({ shown }, number) => {
-      for (let at = 0; at < shown.values.length; at++) if (shown.values[at] >= state.min) this.all.push({ number, row: Math.floor(at / columns.length), column: at % columns.length, weight: shown.values[at] });
+      for (let at = 0; at < shown.values.length; at++)
+        if (shown.values[at] >= state.min)
+          this.all.push({
+            number,
+            row: Math.floor(at / columns.length),
+            column: at % columns.length,
+            weight: shown.values[at],
+          });
     });
     this.all.sort((a, b) => b.weight - a.weight);
     this.found = this.all.length;
@@ -127,7 +178,13 @@ export class LinksView {
     const { rows, columns } = this.axes();
     const wide = Math.min(width, 1000);
     const most = Math.max(60, Math.min(230, wide * 0.32));
-    const room = (axis) => Math.min(most, axis.labels.slice(0, 400).reduce((longest, label) => Math.max(longest, label.length > 40 ? most : widthOf(label, SIZE)), 40)) + 14;
+    const room = (axis) =>
+      Math.min(
+        most,
+        axis.labels
+          .slice(0, 400)
+          .reduce((longest, label) => Math.max(longest, label.length > 40 ? most : widthOf(label, SIZE)), 40),
+      ) + 14;
     const [left, right] = [room(rows), room(columns)];
     const gap = Math.min(wide - left - right, 600);
     return { left, right: left + gap, end: left + gap + right };
@@ -138,11 +195,25 @@ export class LinksView {
     const { rows, columns } = this.axes();
     const colours = this.app.palette;
     const y = (at) => TOP + (at + 0.5) * this.line;
-    const links = this.drawn(focus).filter(({ row, column }) => Math.max(y(row), y(column)) > from - 40 && Math.min(y(row), y(column)) < to + 40);
+    const links = this.drawn(focus).filter(
+      ({ row, column }) => Math.max(y(row), y(column)) > from - 40 && Math.min(y(row), y(column)) < to + 40,
+    );
     const middle = (right - left) / 2;
     for (let at = links.length - 1; at >= 0; at--) {
       const { number, row, column, weight } = links[at];
-      pen.curve(left, y(row), left + middle, y(row), right - middle, y(column), right, y(column), this.heads[number].colour, 0.8 + 2.4 * weight, Math.min(1, 0.12 + 0.88 * weight));
+      pen.curve(
+        left,
+        y(row),
+        left + middle,
+        y(row),
+        right - middle,
+        y(column),
+        right,
+        y(column),
+        this.heads[number].colour,
+        0.8 + 2.4 * weight,
+        Math.min(1, 0.12 + 0.88 * weight),
+      );
     }
     pen.text("query", left - 6, 10, { size: 11, align: "right", colour: colours.faint });
     pen.text("key", right + 6, 10, { size: 11, colour: colours.faint });
@@ -153,18 +224,40 @@ export class LinksView {
         if (!((strength[side].get(at)?.weight || 0) >= link.weight)) strength[side].set(at, link);
       }
     }
-    for (const [side, axis] of [["q", rows], ["k", columns]]) {
+    for (const [side, axis] of [
+      ["q", rows],
+      ["k", columns],
+    ]) {
       const first = Math.max(0, Math.floor((from - TOP) / this.line) - 1);
       const last = Math.min(axis.length, Math.ceil((to - TOP) / this.line) + 1);
       for (let at = first; at < last; at++) {
         const mine = focus && focus.side === side && focus.at === at;
         const link = strength[side].get(at);
         const [x, w] = side === "q" ? [0, left - 3] : [right + 3, end - right - 3];
-        if (link) pen.rect(x, y(at) - this.line / 2 + 1, w, this.line - 2, this.heads[link.number].colour, 0.015 + 0.5 * link.weight);
+        if (link)
+          pen.rect(
+            x,
+            y(at) - this.line / 2 + 1,
+            w,
+            this.line - 2,
+            this.heads[link.number].colour,
+            0.015 + 0.5 * link.weight,
+          );
         if (mine) pen.frame(x + 0.5, y(at) - this.line / 2 + 1.5, w - 1, this.line - 3, colours.mark, 1.5);
         const dim = focus && !mine && !link;
-        const colour = dim ? colours.faint : axis.special[at] ? colours.special : axis.written[at] ? colours.written : colours.ink;
-        pen.text(fitted(axis.labels[at], SIZE, w - 10), side === "q" ? left - 8 : right + 8, y(at), { size: SIZE, align: side === "q" ? "right" : "left", colour, weight: mine ? 600 : 400 });
+        const colour = dim
+          ? colours.faint
+          : axis.special[at]
+            ? colours.special
+            : axis.written[at]
+              ? colours.written
+              : colours.ink;
+        pen.text(fitted(axis.labels[at], SIZE, w - 10), side === "q" ? left - 8 : right + 8, y(at), {
+          size: SIZE,
+          align: side === "q" ? "right" : "left",
+          colour,
+          weight: mine ? 600 : 400,
+        });
       }
     }
   }
@@ -189,18 +282,40 @@ export class LinksView {
     const { rows, columns } = this.axes();
     if (!focus) {
       const drawn = Math.min(this.found, MOST);
-      return fill(this.read, el("span", { class: "faint" }, drawn < this.found ? `the ${drawn.toLocaleString("en")} strongest of ${this.found.toLocaleString("en")} links` : `${drawn} links`));
+      return fill(
+        this.read,
+        el(
+          "span",
+          { class: "faint" },
+          drawn < this.found
+            ? `the ${drawn.toLocaleString("en")} strongest of ${this.found.toLocaleString("en")} links`
+            : `${drawn} links`,
+        ),
+      );
     }
     const links = this.drawn(focus).slice(0, 5);
     const [axis, other] = focus.side === "q" ? [rows, columns] : [columns, rows];
-    return fill(this.read,
-      el("span", {}, el("q", { class: "token" }, axis.labels[focus.at]), focus.side === "q" ? " attends to" : " is attended by"),
+    return fill(
+      this.read,
+      el(
+        "span",
+        {},
+        el("q", { class: "token" }, axis.labels[focus.at]),
+        focus.side === "q" ? " attends to" : " is attended by",
+      ),
       links.map((link) => {
         const dot = el("i", { class: "dot" });
         dot.style.background = this.heads[link.number].colour;
         const at = focus.side === "q" ? link.column : link.row;
-        return el("span", { class: "role link", "data-at": at, "data-spec": this.heads[link.number].spec }, this.heads.length > 1 ? dot : null, `${other.labels[at]} `, el("b", {}, digits(link.weight)));
-      }));
+        return el(
+          "span",
+          { class: "role link", "data-at": at, "data-spec": this.heads[link.number].spec },
+          this.heads.length > 1 ? dot : null,
+          `${other.labels[at]} `,
+          el("b", {}, digits(link.weight)),
+        );
+      }),
+    );
   }
 
   at(event) {
@@ -263,10 +378,15 @@ export class LinksView {
       this.keep(next);
       const y = TOP + next.at * this.line;
       if (y < this.scroller.scrollTop + TOP) this.scroller.scrollTop = y - TOP;
-      if (y + this.line > this.scroller.scrollTop + this.scroller.clientHeight) this.scroller.scrollTop = y + this.line - this.scroller.clientHeight;
+      if (y + this.line > this.scroller.scrollTop + this.scroller.clientHeight)
+        this.scroller.scrollTop = y + this.line - this.scroller.clientHeight;
       const other = next.side === "q" ? columns : rows;
-      const said = this.drawn(next).slice(0, 3).map((link) => `${other.labels[next.side === "q" ? link.column : link.row]} ${digits(link.weight)}`);
-      say(`${axis.labels[next.at]} ${next.side === "q" ? "attends to" : "is attended by"} ${said.join(", ") || "nothing"}`);
+      const said = this.drawn(next)
+        .slice(0, 3)
+        .map((link) => `${other.labels[next.side === "q" ? link.column : link.row]} ${digits(link.weight)}`);
+      say(
+        `${axis.labels[next.at]} ${next.side === "q" ? "attends to" : "is attended by"} ${said.join(", ") || "nothing"}`,
+      );
     });
   }
 
@@ -274,7 +394,9 @@ export class LinksView {
     const lay = this.geometry(880);
     const height = TOP + this.n * this.line + 8;
     return {
-      width: lay.end + 4, height: height + 24, name: `links ${specs().map(nameOf).join(" ")}`,
+      width: lay.end + 4,
+      height: height + 24,
+      name: `links ${specs().map(nameOf).join(" ")}`,
       draw: (pen) => {
         let x = 0;
         for (const { spec, colour } of this.heads) {
@@ -289,6 +411,16 @@ export class LinksView {
 
   async rows() {
     const { rows, columns } = this.axes();
-    return [["head", "query_place", "query", "key_place", "key", "weight"], ...this.drawn(this.focus()).map(({ number, row, column, weight }) => [nameOf(this.heads[number].spec), row, rows.labels[row], column, columns.labels[column], weight.toFixed(4)])];
+    return [
+      ["head", "query_place", "query", "key_place", "key", "weight"],
+      ...this.drawn(this.focus()).map(({ number, row, column, weight }) => [
+        nameOf(this.heads[number].spec),
+        row,
+        rows.labels[row],
+        column,
+        columns.labels[column],
+        weight.toFixed(4),
+      ]),
+    ];
   }
 }

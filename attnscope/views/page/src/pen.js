@@ -1,6 +1,7 @@
 // One way to draw, two places: a canvas, and SVG. What is saved is drawn by the same lines as what is seen.
 
-export const SANS = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
+export const SANS =
+  'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 
 /** Draws on a canvas. */
 export class CanvasPen {
@@ -71,7 +72,6 @@ const XML = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 const xml = (text) =>
   String(text)
     .replace(/[&<>"]/g, (mark) => XML[mark])
-    // eslint-disable-next-line no-control-regex
     .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd");
 const short = (number) => String(Math.round(number * 100) / 100);
 
@@ -84,26 +84,44 @@ export class SvgPen {
   }
 
   rect(x, y, width, height, fill, alpha = 1) {
-    this.parts.push(`<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="${fill}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`);
+    this.parts.push(
+      `<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="${fill}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
+    );
   }
 
   frame(x, y, width, height, colour, thick = 1) {
-    this.parts.push(`<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="none" stroke="${colour}" stroke-width="${thick}"/>`);
+    this.parts.push(
+      `<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="none" stroke="${colour}" stroke-width="${thick}"/>`,
+    );
   }
 
   line(x1, y1, x2, y2, colour, thick = 1, alpha = 1) {
-    this.parts.push(`<path d="M${short(x1)} ${short(y1)}L${short(x2)} ${short(y2)}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`);
+    this.parts.push(
+      `<path d="M${short(x1)} ${short(y1)}L${short(x2)} ${short(y2)}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
+    );
   }
 
   curve(x1, y1, cx1, cy1, cx2, cy2, x2, y2, colour, thick = 1, alpha = 1) {
-    const path = [`M${short(x1)}`, `${short(y1)}C${short(cx1)}`, short(cy1), short(cx2), short(cy2), short(x2), short(y2)].join(" ");
-    this.parts.push(`<path d="${path}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`);
+    const path = [
+      `M${short(x1)}`,
+      `${short(y1)}C${short(cx1)}`,
+      short(cy1),
+      short(cx2),
+      short(cy2),
+      short(x2),
+      short(y2),
+    ].join(" ");
+    this.parts.push(
+      `<path d="${path}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
+    );
   }
 
   text(said, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
     const anchor = { left: "start", center: "middle", right: "end" }[align];
     const turned = turn ? ` transform="rotate(${short((turn * 180) / Math.PI)} ${short(x)} ${short(y)})"` : "";
-    this.parts.push(`<text x="${short(x)}" y="${short(y)}" dy="0.35em" font-size="${short(size)}" font-weight="${weight}" fill="${colour}" text-anchor="${anchor}" xml:space="preserve"${turned}>${xml(said)}</text>`);
+    this.parts.push(
+      `<text x="${short(x)}" y="${short(y)}" dy="0.35em" font-size="${short(size)}" font-weight="${weight}" fill="${colour}" text-anchor="${anchor}" xml:space="preserve"${turned}>${xml(said)}</text>`,
+    );
   }
 
   image(source, sx, sy, sw, sh, x, y, width, height) {
@@ -111,12 +129,16 @@ export class SvgPen {
     cut.width = Math.max(1, Math.ceil(sw));
     cut.height = Math.max(1, Math.ceil(sh));
     cut.getContext("2d").drawImage(source, sx, sy, sw, sh, 0, 0, cut.width, cut.height);
-    this.parts.push(`<image x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${cut.toDataURL("image/png")}"/>`);
+    this.parts.push(
+      `<image x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${cut.toDataURL("image/png")}"/>`,
+    );
   }
 
   within(x, y, width, height, draw) {
     const name = `c${this.clips++}`;
-    this.parts.push(`<clipPath id="${name}"><rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}"/></clipPath><g clip-path="url(#${name})">`);
+    this.parts.push(
+      `<clipPath id="${name}"><rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}"/></clipPath><g clip-path="url(#${name})">`,
+    );
     draw();
     this.parts.push("</g>");
   }

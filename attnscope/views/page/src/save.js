@@ -17,14 +17,24 @@ function hand(blob, name) {
 
 function provenance() {
   const { run, title } = manifest.texts[state.t];
-  return [run.model, run.dtype, run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "", `attnscope ${manifest.version}`, title].filter(Boolean).join(" · ");
+  return [
+    run.model,
+    run.dtype,
+    run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "",
+    `attnscope ${manifest.version}`,
+    title,
+  ]
+    .filter(Boolean)
+    .join(" · ");
 }
 
 function drawAll(pen, figure, colours, [width, height]) {
   pen.rect(0, 0, width, height, colours.ground);
   const moved = new Moved(pen, MARGIN, MARGIN);
   figure.draw(moved);
-  pen.within(0, height - FOOT, width - MARGIN, FOOT, () => pen.text(provenance(), MARGIN, height - FOOT / 2, { size: 10, colour: colours.faint }));
+  pen.within(0, height - FOOT, width - MARGIN, FOOT, () =>
+    pen.text(provenance(), MARGIN, height - FOOT / 2, { size: 10, colour: colours.faint }),
+  );
 }
 
 /** A pen whose origin is elsewhere. */

@@ -71,7 +71,8 @@ function schedule() {
 
 /** Brings a state that means nothing (an old link, a hand-written one) back to what there is. */
 function mend() {
-  const whole = (value, low, high, fallback) => (Number.isInteger(value) && value >= low && value <= high ? value : fallback);
+  const whole = (value, low, high, fallback) =>
+    Number.isInteger(value) && value >= low && value <= high ? value : fallback;
   if (!VIEWS.includes(state.v)) state.v = "grid";
   state.t = whole(state.t, 0, manifest.texts.length - 1, 0);
   state.m = whole(state.m, 0, manifest.texts[state.t].maps.length - 1, 0);
@@ -95,7 +96,10 @@ function mend() {
   if (!/^(-?[\d.]+,){2}-?[\d.]+$/.test(state.z)) state.z = "";
   const other = /^text(\d+)$/.exec(state.b);
   if (other ? !(Number(other[1]) < manifest.texts.length) : !has(state.t, state.m, state.b)) state.b = "mean";
-  state.hs = state.hs.split(",").filter((spec) => spec && has(state.t, state.m, spec)).join(",");
+  state.hs = state.hs
+    .split(",")
+    .filter((spec) => spec && has(state.t, state.m, spec))
+    .join(",");
 }
 
 /** The address that shows this again; what is as it is at first is left out. */

@@ -12,11 +12,23 @@ export class TextView {
     this.app = app;
     this.title = el("div", { class: "title" });
     this.read = el("div", { class: "read", id: "readout" });
-    this.sides = segmented("Direction", [["q", "attends to", "what the chosen token attends to"], ["k", "attended by", "who attends to the chosen token"]], (side) => update(this.turned(side)));
+    this.sides = segmented(
+      "Direction",
+      [
+        ["q", "attends to", "what the chosen token attends to"],
+        ["k", "attended by", "who attends to the chosen token"],
+      ],
+      (side) => update(this.turned(side)),
+    );
     this.pages = el("div", { class: "pages" });
     this.list = el("div", {});
     this.listName = "";
-    this.root = el("div", { class: "view text" }, el("div", { class: "toolbar" }, this.title, this.read, this.sides), this.pages);
+    this.root = el(
+      "div",
+      { class: "view text" },
+      el("div", { class: "toolbar" }, this.title, this.read, this.sides),
+      this.pages,
+    );
     this.pages.addEventListener("click", (event) => this.pick(event.target.closest("[data-at]")));
     this.pages.addEventListener("pointerover", (event) => this.tell(event.target.closest("[data-at]")));
     this.pages.addEventListener("pointerleave", () => this.tell(null));
@@ -31,7 +43,9 @@ export class TextView {
   /** The same token, looked at from the other side. */
   turned(side) {
     if (mapOf().keys) return { side };
-    return side === "q" ? { side, q: state.side === "k" ? state.k : state.q } : { side, k: state.side === "q" ? state.q : state.k };
+    return side === "q"
+      ? { side, q: state.side === "k" ? state.k : state.q }
+      : { side, k: state.side === "q" ? state.q : state.k };
   }
 
   async show() {
@@ -51,7 +65,16 @@ export class TextView {
 
   build() {
     const { rows, columns } = this.shown;
-    const name = [state.t, state.m, rows.length, columns.length, rows.plain, columns.plain, state.words, state.hide].join();
+    const name = [
+      state.t,
+      state.m,
+      rows.length,
+      columns.length,
+      rows.plain,
+      columns.plain,
+      state.words,
+      state.hide,
+    ].join();
     if (name === this.name) return;
     this.name = name;
     const cross = !!mapOf().keys;
@@ -64,7 +87,18 @@ export class TextView {
         if (next !== segment) body.append(el("br"), el("br"));
         segment = next;
         if (before) body.append(before);
-        const span = el("span", { class: chip ? "tok chip-token" : "tok", role: "button", tabindex: "-1", "data-at": at, "data-side": side, "aria-pressed": "false" }, shown);
+        const span = el(
+          "span",
+          {
+            class: chip ? "tok chip-token" : "tok",
+            role: "button",
+            tabindex: "-1",
+            "data-at": at,
+            "data-side": side,
+            "aria-pressed": "false",
+          },
+          shown,
+        );
         if (axis.written[at]) span.classList.add("written");
         this.spans[side].push(span);
         body.append(span);
@@ -72,7 +106,12 @@ export class TextView {
       });
       return heading ? el("section", {}, el("h2", {}, heading), body) : body;
     };
-    if (cross) fill(this.pages, page(rows, "q", "Queries: what the decoder reads"), page(columns, "k", "Keys: what the encoder read"));
+    if (cross)
+      fill(
+        this.pages,
+        page(rows, "q", "Queries: what the decoder reads"),
+        page(columns, "k", "Keys: what the encoder read"),
+      );
     else {
       fill(this.pages, page(rows, "q"));
       this.spans.k = this.spans.q;
@@ -94,7 +133,11 @@ export class TextView {
     const { rows, columns, values } = this.shown;
     const focus = this.focus();
     const n = columns.length;
-    if (!focus) return Array.from({ length: n }, (_, column) => rows.groups.reduce((sum, _, row) => sum + values[row * n + column], 0) / rows.length);
+    if (!focus)
+      return Array.from(
+        { length: n },
+        (_, column) => rows.groups.reduce((sum, _, row) => sum + values[row * n + column], 0) / rows.length,
+      );
     if (focus.side === "q") return Array.from(values.subarray(focus.at * n, (focus.at + 1) * n));
     return Array.from({ length: rows.length }, (_, row) => values[row * n + focus.at]);
   }
@@ -124,9 +167,21 @@ export class TextView {
       mine.setAttribute("aria-pressed", "true");
     }
     const axis = other === "k" ? this.shown.columns : this.shown.rows;
-    const order = weights.map((_, at) => at).sort((a, b) => weights[b] - weights[a]).slice(0, 10);
-    this.listName = !focus ? "attended most, on average" : `${focus.side === "q" ? "what" : "who attends to"} “${(focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]}”${focus.side === "q" ? " attends to" : ""}`;
-    fill(this.list, strongest(this.listName, order.filter((at) => weights[at] >= 0.0005).map((at) => ({ label: axis.labels[at], weight: weights[at] })), focus ? 1 : high));
+    const order = weights
+      .map((_, at) => at)
+      .sort((a, b) => weights[b] - weights[a])
+      .slice(0, 10);
+    this.listName = !focus
+      ? "attended most, on average"
+      : `${focus.side === "q" ? "what" : "who attends to"} “${(focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]}”${focus.side === "q" ? " attends to" : ""}`;
+    fill(
+      this.list,
+      strongest(
+        this.listName,
+        order.filter((at) => weights[at] >= 0.0005).map((at) => ({ label: axis.labels[at], weight: weights[at] })),
+        focus ? 1 : high,
+      ),
+    );
   }
 
   pick(span) {
@@ -143,15 +198,35 @@ export class TextView {
     if (!this.shown) return;
     const { rows, columns, values } = this.shown;
     const focus = this.focus();
-    if (!focus) return fill(this.read, el("span", { class: "faint" }, "shaded: the attention that each token gets, averaged over all queries · choose a token"));
+    if (!focus)
+      return fill(
+        this.read,
+        el(
+          "span",
+          { class: "faint" },
+          "shaded: the attention that each token gets, averaged over all queries · choose a token",
+        ),
+      );
     const axis = focus.side === "q" ? rows : columns;
     const other = focus.side === "q" ? columns : rows;
     const mine = el("q", { class: "token" }, axis.labels[focus.at]);
     const at = span && (!this.cross || span.dataset.side !== focus.side) ? Number(span.dataset.at) : -1;
-    if (at < 0) return fill(this.read, el("span", {}, mine, focus.side === "q" ? " attends to what is shaded" : " is attended by what is shaded"));
+    if (at < 0)
+      return fill(
+        this.read,
+        el("span", {}, mine, focus.side === "q" ? " attends to what is shaded" : " is attended by what is shaded"),
+      );
     const weight = focus.side === "q" ? values[focus.at * columns.length + at] : values[at * columns.length + focus.at];
     const theirs = el("q", { class: "token" }, other.labels[at]);
-    fill(this.read, el("span", { class: "pair" }, focus.side === "q" ? [mine, " attends to ", theirs] : [theirs, " attends to ", mine]), el("b", { class: "value" }, digits(weight)));
+    fill(
+      this.read,
+      el(
+        "span",
+        { class: "pair" },
+        focus.side === "q" ? [mine, " attends to ", theirs] : [theirs, " attends to ", mine],
+      ),
+      el("b", { class: "value" }, digits(weight)),
+    );
   }
 
   key(event) {
@@ -201,16 +276,22 @@ export class TextView {
       page(columns, "k");
     }
     return {
-      width: wide, height: y + line, name: `text ${nameOf(state.h)}`,
+      width: wide,
+      height: y + line,
+      name: `text ${nameOf(state.h)}`,
       draw: (pen) => {
         pen.text(`${nameOf(state.h)} · ${this.listName}`, 0, 12, { size: 12, weight: 600, colour: colours.ink });
         for (const token of placed) {
           const mine = focus && token.at === focus.at && (token.side === focus.side || !this.cross);
           const shaded = token.side === other || !this.cross;
           const step = shaded ? stepOf(weights[token.at], 0, high) : 0;
-          if (step >= 2) pen.rect(token.x - 1, token.y - line / 2 + 3, token.width + 2, line - 6, colours.one.css[step]);
+          if (step >= 2)
+            pen.rect(token.x - 1, token.y - line / 2 + 3, token.width + 2, line - 6, colours.one.css[step]);
           if (mine) pen.frame(token.x - 1.5, token.y - line / 2 + 2.5, token.width + 3, line - 5, colours.mark, 2);
-          pen.text(token.said, token.x, token.y, { size, colour: step >= 2 ? inkOn(colours.one.rgb[step]) : token.chip ? colours.special : colours.ink });
+          pen.text(token.said, token.x, token.y, {
+            size,
+            colour: step >= 2 ? inkOn(colours.one.rgb[step]) : token.chip ? colours.special : colours.ink,
+          });
         }
       },
     };
@@ -219,7 +300,12 @@ export class TextView {
   async rows() {
     const focus = this.focus();
     const axis = focus?.side === "k" ? this.shown.rows : this.shown.columns;
-    const mine = focus ? (focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at] : "(mean over queries)";
-    return [["head", focus?.side === "k" ? "key" : "query", "place", focus?.side === "k" ? "query" : "key", "weight"], ...this.weights().map((weight, at) => [nameOf(state.h), mine, at, axis.labels[at], weight.toFixed(4)])];
+    const mine = focus
+      ? (focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]
+      : "(mean over queries)";
+    return [
+      ["head", focus?.side === "k" ? "key" : "query", "place", focus?.side === "k" ? "query" : "key", "weight"],
+      ...this.weights().map((weight, at) => [nameOf(state.h), mine, at, axis.labels[at], weight.toFixed(4)]),
+    ];
   }
 }
