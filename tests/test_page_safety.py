@@ -165,6 +165,10 @@ def test_every_module_is_part_of_the_script() -> None:
     assert not [line for line in script().splitlines() if line.startswith(("import ", "export "))]
 
 
+def test_the_file_is_ascii_whatever_the_text() -> None:
+    assert hostile().page().html.isascii()
+
+
 def test_the_same_record_makes_the_same_page() -> None:
     assert simple(5).page().html == simple(5).page().html
     assert simple(5).page().html != simple(5, seed=1).page().html
