@@ -52,12 +52,14 @@ if TYPE_CHECKING:
     from attnscope.studies.cost import cost
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.page import page
     from attnscope.studies.pooled import pooled_heatmap
     from attnscope.studies.pruning import PruneOrder, prune
     from attnscope.studies.relations import RelationsOptions, relations
     from attnscope.studies.rollout import rollout
     from attnscope.studies.split import SplitOptions, split, split_example
     from attnscope.studies.trace import trace, trace_example
+    from attnscope.views.page import Page
 
 _PUBLIC = {
     "AblateOptions": "attnscope.studies.ablation:AblateOptions",
@@ -78,6 +80,7 @@ _PUBLIC = {
     "MinimalPair": "attnscope.records.comparison:MinimalPair",
     "ModelComparison": "attnscope.records.comparison:ModelComparison",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "Page": "attnscope.views.page:Page",
     "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
     "PruneOrder": "attnscope.studies.pruning:PruneOrder",
@@ -103,6 +106,7 @@ _PUBLIC = {
     "load_record": "attnscope.records:load",
     "load_relations": "attnscope.records.relations:load",
     "load_rollout": "attnscope.records.rollouts:load",
+    "page": "attnscope.studies.page:page",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
     "prune": "attnscope.studies.pruning:prune",
     "relations": "attnscope.studies.relations:relations",
@@ -132,6 +136,7 @@ __all__ = [
     "MinimalPair",
     "ModelComparison",
     "MultiHeadAttention",
+    "Page",
     "PickedHeads",
     "PooledHeatmap",
     "PruneOrder",
@@ -158,6 +163,7 @@ __all__ = [
     "load_record",
     "load_relations",
     "load_rollout",
+    "page",
     "pooled_heatmap",
     "prune",
     "relations",

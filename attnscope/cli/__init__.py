@@ -18,6 +18,7 @@ from attnscope.cli.cost import cost
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.page import page
 from attnscope.cli.prune import prune
 from attnscope.cli.relations import relations
 from attnscope.cli.rollout import rollout
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command()(heatmap)
 app.command()(batch)
+app.command()(page)
 app.command()(heads)
 app.command()(merge)
 app.command()(rollout)

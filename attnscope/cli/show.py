@@ -21,12 +21,6 @@ _SHOWN_BY = {
 }
 """The module beside this one whose `show_saved` shows a record, by the record's schema without its version."""
 
-_FILES = (
-    "heads.npz", "rollout.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
-    "pooled.npz", "weights.npz", "record.json",
-)  # fmt: skip
-"""How commands name the record in the folder that they write to."""
-
 
 def show(
     record: Annotated[
@@ -58,15 +52,10 @@ def show(
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
     from importlib import import_module
 
-    from attnscope.records.storage import schema_of
+    from attnscope.records.storage import file_of, schema_of
 
-    record = _file_of(record)
+    record = file_of(record)
     # A file that names no schema is refused as a heatmap.
     module = _SHOWN_BY.get(schema_of(record).partition("/")[0], "heatmap")
     saved = options.Saved(record, out, formats, query, pick, scale, cmap, measures, json, quiet)
     import_module(f"attnscope.cli.{module}").show_saved(saved)
-
-
-def _file_of(record: Path) -> Path:
-    """The record in a folder, if it is one."""
-    return next((record / name for name in _FILES if (record / name).is_file()), record)

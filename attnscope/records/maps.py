@@ -7,13 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.storage import json_array, json_lists, read_arrays, view, write_whole
+
+if TYPE_CHECKING:
+    from attnscope.records.findings import Findings
+    from attnscope.views.page import Page
 
 HEATMAP_SCHEMA = "attnscope.heatmap/1"
 
@@ -447,6 +451,18 @@ class Heatmap:
         style = view("figures:Style")(scale, cmap)
         paths: list[Path] = view("figures:draw")(self, Path(folder), wanted, style=style, query=query)
         return paths
+
+    def page(self, *, findings: Findings | None = None) -> Page:
+        """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.
+
+        Args:
+            findings: What `attnscope.heads` found about the heads of the same model: names their roles.
+
+        Raises:
+            AttnscopeError: The weights are more than a browser would hold.
+        """
+        made: Page = view("page:page_of_record")(self, findings=findings)
+        return made
 
     def _npz(self) -> bytes:
         held = io.BytesIO()

@@ -25,6 +25,12 @@ DAMAGED = (
     zlib.error,
 )  # fmt: skip
 
+_FILES = (
+    "heads.npz", "rollout.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
+    "pooled.npz", "weights.npz", "record.json",
+)  # fmt: skip
+"""How commands name the record in the folder that they write to."""
+
 
 def write_whole(path: Path, content: bytes) -> Path:
     """Writes a file whole or not at all: into a temporary file beside it, then renamed.
@@ -102,6 +108,11 @@ def json_array(array: NDArray[np.float32]) -> str:
 def json_lists(value: Any) -> str:
     """JSON of plain values or of an array."""
     return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=False)
+
+
+def file_of(record: Path) -> Path:
+    """The file of a record that is named by its folder; else the path as it is."""
+    return next((record / name for name in _FILES if (record / name).is_file()), record)
 
 
 def view(name: str) -> Any:

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention import Kind, Probe
+    from attnscope.core.probes import Weights
 
 
 @dataclass(frozen=True)
@@ -356,8 +357,16 @@ def batch_of(reading: Reading, device: str) -> Batch:
     )
 
 
-def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
+def observed(
+    model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
+) -> Heatmap:
     """The outlined record with the weights that the model has on what it reads.
+
+    Args:
+        model: The model.
+        record: What `outline` says of it.
+        reading: What it reads.
+        probe_of: Makes the probe, from the arguments of `core.probes.Weights`; None = that one.
 
     Raises:
         AttnscopeError: The maps would not fit into memory, or the model computes NaN.
@@ -374,7 +383,7 @@ def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
     if part is not None and model.info.road == "seam":
         probe: Part | Weights = Part(*part, layers, heads, kinds)
     else:
-        probe = Weights(layers, heads, kinds)
+        probe = (probe_of or Weights)(layers, heads, kinds)
     run_on(model, reading, probe)
     maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]
     return replace(record, maps=tuple(maps))
