@@ -8,6 +8,9 @@ One pass of the tile kernel (core.wide) serves the model its output and all meas
 * Row maxima, entropies and root-mean-squares take a pass each over weights that lie in the cache.
 
 What depends on the texts and the mask alone is worked out once and serves all layers.
+
+The tile kernel serves long texts too: row maxima need it, and once it runs, all else costs it less than attention on
+wide values would beside it (that takes as long again as the tiles from 1024 keys on, see benchmarks/kernels.py).
 """
 
 from collections.abc import Iterable, Mapping

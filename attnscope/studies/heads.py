@@ -31,13 +31,13 @@ from attnscope.corpus import (
     read_frequencies,
 )
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Embeds, Model, Projects, Trained
+from attnscope.models.model import Batch, Embeds, Model, Projects, Trained, Writer
 from attnscope.records import Tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from
-from attnscope.studies.tally import Tally, pair_hits
+from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 Report = Callable[["Progress"], None]
 
+Hits = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""What `pair_hits` gives: hits and counts."""
+
 LONG = 128
 """Tokens of a text from which on memory is given back after each layer, not only after each batch."""
-
-DENSE_BUDGET = 1024
-"""Tokens in a batch, padding included, for models that only have dense weights: those of all layers are held."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,10 @@ def heads(
     length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of texts is
     returned, and said to be incomplete.
 
+    In an encoder-decoder the decoder is given the same text that the encoder reads, as if it were to write it again
+    (its start token first, each next token whatever it would have written). Its own heads, and those across, are listed
+    by kind; what asks for places in one text is undefined across.
+
     Sums over texts are exact, so that shards merge into what one run would give, bit for bit; each text's own sums are
     rounded by torch, which rounds otherwise with another number of threads.
 
@@ -151,17 +155,14 @@ def heads(
 
 def _require_measurable(model: Model, options: HeadsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
-    if len(model.info.kinds) > 1:
-        raise AttnscopeError(
-            f"{model.info.name} has an encoder and a decoder; heads are studied in models that have one of them",
-            "look at single texts with: attnscope heatmap",
-        )
     # Chunks that do not fit the model are refused here.
     chunks(model.tokenizer.encode("a"), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
 def _notes(model: Model, done: _Done, options: HeadsOptions) -> list[str]:
     notes = []
+    if len(model.info.kinds) > 1:
+        notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
     if model.info.road == "eager":
         notes.append(
             "Measured on the model's own dense weights: memory grows with the square of a text's length, and what "
@@ -223,6 +224,7 @@ class _Study:
         self.done = _Done()
         self._frequencies, self._special = frequencies, special
         self._dense = model.info.road == "eager"
+        self._start = _start(model)
         self._factors = None if self._dense else _factors(model)
 
     def run(self, texts: Corpus | Sequence[CorpusText], report: Report | None) -> bool:
@@ -236,7 +238,7 @@ class _Study:
 
     def _add_block(self, block: Block, texts: Corpus | Sequence[CorpusText], report: Report | None) -> None:
         held: dict[str, _BlockSums] = {}
-        pairs: dict[int, list[tuple[NDArray[np.float64], ...]]] = {}
+        pairs: dict[int, list[Mapping[str, Hits]]] = {}
         n_tokens = 0
         batches = block_batches(
             block,
@@ -244,7 +246,7 @@ class _Study:
             limit=self.model.info.max_tokens,
             chunk=self.options.chunk,
             stride=self.options.stride,
-            budget=DENSE_BUDGET if self._dense else TOKEN_BUDGET,
+            budget=TOKEN_BUDGET,
             special_ids=self._special,
         )
         for batch in reversed(batches):  # the longest first: what shorter ones need fits into what those have freed
@@ -254,12 +256,14 @@ class _Study:
                 held[kind].add(batch, sums)
             for part in batch:
                 n_tokens += len(part)
-                hits = pair_hits(part.tokens.ids, causal=self.model.info.kinds == ("decoder",))
-                pairs.setdefault(part.text, []).append(hits)
+                pairs.setdefault(part.text, []).append(self._pair_hits(part.tokens))
             _give_memory_back()
             if report is not None:
                 report(Progress(self.done.n_texts + len(pairs), self.done.n_tokens + n_tokens, _share(texts)))
-        found = {kind: sums.finish(list(pairs.values())) for kind, sums in held.items()}
+        found = {
+            kind: sums.finish([[chunk[kind] for chunk in text] for text in pairs.values()])
+            for kind, sums in held.items()
+        }
         known = self.done.tallies
         # Whole blocks alone count, and only in one step: an interruption leaves either the old sums or the new ones.
         self.done = _Done(
@@ -280,20 +284,45 @@ class _Study:
         tokens = [part.tokens for part in batch]
         device = self.model.info.device
         facts = self._facts(tokens, "cpu" if self._dense else device)
+        written, targets = None, [self._target(t) for t in tokens if self._start is not None]
+        if targets:
+            written = self._facts(targets, "cpu" if self._dense else device)
         segments = torch.from_numpy(_padded([t.segments.astype(np.int64) for t in tokens]))
         mask = None if bool(facts.real.all()) else facts.real.to(device)
         given = Batch(facts.ids.to(device), mask, segments.to(device))
+        if written is not None:
+            given = replace(given, target_ids=written.ids.to(device), target_mask=written.real.to(device))
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
-                probe = Sums(facts, output_projections=self._factors)
+                probe = Sums(facts, query_facts=written, output_projections=self._factors)
                 self.model.run(given, probe if facts.real.shape[1] < LONG else _sparing(probe))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             kept = Weights()
             self.model.run(given, kept)
+            read = facts if written is None else written
+            texts = {"encoder": (facts, None), "decoder": (read, None), "cross": (facts, read)}
             return {
-                str(kind): {layer: measures_of_weights(weights, facts) for layer, weights in by_layer.items()}
+                str(kind): {layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()}
                 for kind, by_layer in kept.maps.items()
             }
+
+    def _target(self, tokens: Tokens) -> Tokens:
+        """What a decoder beside an encoder reads as it writes the text again: its start token, then all but the end."""
+        assert self._start is not None
+        return replace(
+            tokens,
+            ids=np.concatenate([self._start.ids[:1], tokens.ids[:-1]]),
+            labels=(*self._start.labels[:1], *tokens.labels[:-1]),
+            special=np.concatenate([self._start.special[:1], tokens.special[:-1]]),
+        )
+
+    def _pair_hits(self, tokens: Tokens) -> Mapping[str, Hits]:
+        """The hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""
+        kinds = self.model.info.kinds
+        read = {"encoder": tokens, "decoder": tokens if self._start is None else self._target(tokens)}
+        hits = {kind: pair_hits(read[kind].ids, causal=kind == "decoder") for kind in kinds if kind != "cross"}
+        nothing = np.zeros((len(PAIR_MEASURES), len(OFFSETS)))
+        return hits | {kind: (nothing, nothing) for kind in kinds if kind == "cross"}
 
     def _facts(self, tokens: Sequence[Tokens], device: str) -> TextFacts:
         import torch
@@ -350,7 +379,7 @@ class _BlockSums:
                 known = self._open.get(part.text)
                 self._open[part.text] = {n: v if known is None else known[n] + v for n, v in mine.items()}
 
-    def finish(self, pairs: Sequence[Sequence[tuple[NDArray[np.float64], ...]]]) -> Tally:
+    def finish(self, pairs: Sequence[Sequence[Hits]]) -> Tally:
         """The sums over all texts; of each text the hits of `pair_hits`, chunk by chunk."""
         for text in self._open.values():
             self._add_texts(text)
@@ -389,6 +418,15 @@ def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
     bare = [label.removeprefix("##").replace("·", "") for label in tokens.labels]
     marks = [bool(label) and all(unicodedata.category(c)[0] in "PS" for c in label) for label in bare]
     return np.array(marks, np.bool_) & ~tokens.special
+
+
+def _start(model: Model) -> Tokens | None:
+    """Tokens that begin with the one that a decoder beside an encoder starts with; None for other models."""
+    if len(model.info.kinds) == 1:
+        return None
+    if not isinstance(model, Writer):
+        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
+    return model.encode_target("a")
 
 
 def _factors(model: Model) -> dict[tuple[Any, int], Tensor] | None:
