@@ -57,6 +57,8 @@ def heads(
 ) -> None:
     """Say what each head is for: measures and roles with their evidence, over any amount of text.
 
+    The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
+
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
 
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`
