@@ -81,7 +81,7 @@ def test_thumbnails_are_pooled_and_say_so() -> None:
     pool = int(out.split("the largest of ")[1].split(" ")[0])
     assert pool > 1
     assert f"(a character shows the largest of {pool} × {pool} weights)" in out
-    assert out.split("head")[0].count("█") == 1
+    assert out.split("\nweight")[0].count("█") == 1
 
 
 def test_columns_of_a_long_text_are_pooled_and_numbered_truly() -> None:
@@ -234,6 +234,26 @@ def test_shades_grow_with_the_weight(weight: float) -> None:
     assert level == 0 or level == min(5, 1 + int(weight * 5))
 
 
+@pytest.mark.parametrize(("encoding", "shades"), [("utf-8", terminal._SHADES), ("ascii", terminal._ASCII_SHADES)])
+def test_the_legend_says_from_which_weight_a_shade_is_drawn(encoding: str, shades: str) -> None:
+    out = printed(simple(4, layers=1, heads=1), encoding=encoding)
+    legend = next(line for line in out.splitlines() if line.startswith("weight"))
+    assert legend.startswith("weight  blank below 0.05 ")
+    told = [part.split(" ") for part in legend.removesuffix(" and more").split("  ")[2:]]
+    assert [shade for shade, _ in told] == [shade * 2 for shade in shades[1:]]
+    for place, (shade, least) in enumerate(told, 1):
+        assert terminal._shade(float(least), shades) == shade[0]
+        assert terminal._shade(float(least) - 0.001, shades) == shades[place - 1]
+
+
+def test_the_legend_of_a_coloured_map_shows_five_weights() -> None:
+    legend = next(line for line in printed(simple(4, layers=1, heads=1), colour=True).splitlines() if "weight" in line)
+    for weight in (0.0, 0.25, 0.5, 0.75, 1.0):
+        red, green, blue = (int(terminal._colour(weight)[at : at + 2], 16) for at in (1, 3, 5))
+        assert f"48;2;{red};{green};{blue}m" in legend
+        assert f" {weight:g}" in legend
+
+
 def test_missing_values_stay_empty() -> None:
     assert terminal._shade(float("nan"), terminal._SHADES) == " "
 
@@ -249,4 +269,5 @@ def test_the_last_row_is_drawn_in_colours_too(heads: int) -> None:
     record = simple(3, layers=1, heads=heads)
     record.maps[0].weights[:] = 0
     record.maps[0].weights[0, :, 2, 0] = 1
-    assert printed(record, colour=True).count("8;2;8;48;107m") == heads
+    maps, _, _ = printed(record, colour=True).partition("weight")  # the legend has that colour too
+    assert maps.count("8;2;8;48;107m") == heads

@@ -18,6 +18,7 @@ _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = (255, 255, 255), (8, 48, 107)
 _MOST_LARGE = 4
 _LABEL_CELLS = 14
+_LEAST_SHOWN = 0.05
 
 
 def drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
@@ -42,6 +43,7 @@ def drawing(record: Heatmap, console: Console, query: str | None = None) -> Rend
             for layer in sorted({layer for layer, _ in heads}):
                 parts.append(Text(f"\nlayer {layer}", style="bold"))
                 parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
+        parts.append(_legend(console))
         parts.append(Text())
         parts.append(links_table(attention, heads))
     if query is not None:
@@ -182,6 +184,24 @@ def _thumbnails(attention: AttentionMap, heads: Sequence[tuple[int, int]], conso
     return lines
 
 
+def _legend(console: Console) -> Text:
+    """What the shades of a map mean: the colours of five weights, or the least weight of each character."""
+    lines = Text("\nweight  ", style="dim")
+    if _has_colours(console):
+        for number, weight in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
+            lines.append("  " if number else "")
+            lines.append("  ", style=Style(bgcolor=_colour(weight)))
+            lines.append(f" {weight:g}")
+        return lines
+    shades = _SHADES if _has_unicode(console) else _ASCII_SHADES
+    least = (_LEAST_SHOWN, *(step / (len(shades) - 1) for step in range(1, len(shades) - 1)))
+    lines.append(f"blank below {least[0]:g}")
+    for shade, weight in zip(shades[1:], least, strict=True):
+        lines.append(f"  {shade * 2} {weight:g}")
+    lines.append(" and more")
+    return lines
+
+
 def _fitting(weights: NDArray[np.float32], room: int, *, rows: bool) -> tuple[NDArray[np.float32], int]:
     """The weights pooled to at most `room` columns (and as many rows, if `rows`), and by how much."""
     pool = -(-weights.shape[1] // room)
@@ -218,8 +238,8 @@ def _colour(weight: float) -> str:
 
 
 def _shade(weight: float, shades: str) -> str:
-    """A character for a weight; below 0.05 it stays empty."""
-    if not weight >= 0.05:
+    """A character for a weight; small ones stay empty."""
+    if not weight >= _LEAST_SHOWN:
         return shades[0]
     return shades[min(len(shades) - 1, 1 + int(weight * (len(shades) - 1)))]
 
