@@ -60,6 +60,9 @@ class Canvas:
         width_px: Width.
         height_px: Height.
         lettering: The fonts.
+
+    Attributes:
+        passing: Whether what is placed from now on is for this figure alone; `wipe` takes it away.
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
@@ -75,7 +78,9 @@ class Canvas:
         self.axes.set_xlim(0, width_px)
         self.axes.set_ylim(height_px, 0)
         self.axes.set_autoscale_on(False)
+        self.passing = False
         self._moving: list[Artist] = []
+        self._passing: list[Artist] = []
         self._background: Any = None
 
     def write(
@@ -93,13 +98,27 @@ class Canvas:
             family=list(self.lettering.families),
             color=color,
             parse_math=False,  # a token may be `$`
-            animated=moving,
             clip_on=False,
             **how,
         )
-        if moving:
-            self._moving.append(placed)
+        self.keep(placed, moving)
         return placed
+
+    def keep(self, placed: Artist, moving: bool = False) -> None:
+        """Takes down whether an artist, which is on the axes, is drawn anew in each figure."""
+        placed.set_animated(moving or self.passing)
+        if moving or self.passing:
+            self._moving.append(placed)
+        if self.passing:
+            self._passing.append(placed)
+
+    def wipe(self) -> None:
+        """Takes away what was for one figure alone; what stays need not be drawn again for the next."""
+        self.prepare()
+        for artist in self._passing:
+            artist.remove()
+        self._moving = [artist for artist in self._moving if artist not in self._passing]
+        self._passing = []
 
     def image(
         self, box: tuple[float, float, float, float], cmap: Colormap | None = None, *, moving: bool = True
@@ -117,10 +136,8 @@ class Canvas:
         )
         placed.set_data(np.zeros((1, 1)))
         placed.set_clim(0, 1)
-        placed.set_animated(moving)
         self.axes.add_artist(placed)
-        if moving:
-            self._moving.append(placed)
+        self.keep(placed, moving)
         return placed
 
     def lines(
@@ -135,10 +152,9 @@ class Canvas:
         """Straight or broken lines, each a sequence of points."""
         from matplotlib.collections import LineCollection
 
-        placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, animated=moving, **how)
+        placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, **how)
         self.axes.add_collection(placed, autolim=False)
-        if moving:
-            self._moving.append(placed)
+        self.keep(placed, moving)
 
     def frames(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:
         """Thin frames just outside of boxes (x, y, width, height)."""
@@ -150,9 +166,9 @@ class Canvas:
         """Filled rectangles that change from figure to figure; `place_boxes` says where they are."""
         from matplotlib.collections import PolyCollection
 
-        placed = PolyCollection([], facecolors=color, edgecolors="none", animated=True)
+        placed = PolyCollection([], facecolors=color, edgecolors="none")
         self.axes.add_collection(placed, autolim=False)
-        self._moving.append(placed)
+        self.keep(placed, moving=True)
         return placed
 
     @staticmethod

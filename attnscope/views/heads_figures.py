@@ -75,8 +75,12 @@ def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png"
 
 
 def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
-    """The figures one after the other, each with its file name without the ending."""
+    """The figures one after the other, each with its file name without the ending.
+
+    Maps of measures share a canvas: each figure is whole until the next one is asked for.
+    """
     lettering = lettering_for(_texts(findings))
+    shared: dict[object, _Page] = {}
     yield "roles", atlas_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
     if scales:
@@ -89,7 +93,7 @@ def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
         while stem.lower() in stems:
             stem, again = f"{plain}-{again}", again + 1
         stems.add(stem.lower())
-        yield stem, measure_page(findings, name, scale, lettering)
+        yield stem, measure_page(findings, name, scale, lettering, shared)
 
 
 # -- the role atlas
@@ -459,8 +463,19 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     return page
 
 
-def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lettering) -> Canvas:
-    """A large map of one measure, with numbers where cells have room for them."""
+def measure_page(
+    findings: Findings, measure: str, scale: Scale, lettering: Lettering, shared: dict[object, _Page] | None = None
+) -> Canvas:
+    """A large map of one measure, with numbers where cells have room for them.
+
+    Args:
+        findings: What to draw.
+        measure: Which measure.
+        scale: Its colours.
+        lettering: The fonts.
+        shared: Pages of other measures of the same findings: one is used again where only what this measure says
+            differs, and a new one is put there.
+    """
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     several = len(shapes) > 1
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
@@ -488,17 +503,23 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     said += heads_summary.corpus_notes(findings)
     footer = _wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bar_y + 72
-    page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = None if shared is None else shared.get(footer)
+    if page is None:
+        page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+        for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
+            page.sides((layout.MARGIN_PX + _LEFT_PX, top), shape, (cell_w, cell_h))
+            if several:
+                page.write(layout.MARGIN_PX, top - 48, f"{_kind(kind)} attention", 17, ha="left", weight="bold")
+        page.foot(footer_y, footer)
+        if shared is not None:
+            shared[footer] = page
+    page.begin()
     meaning = printable(findings.measure_facts(measure).what, 400)
     corpus = heads_summary.corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
     page.head(f"{_model(findings)} · {heads_summary.title_of(findings, measure)}", subtitle)
-    for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
-        corner = (layout.MARGIN_PX + _LEFT_PX, top)
-        page.map(corner, findings, kind, measure, (cell_w, cell_h), scale)
-        page.sides(corner, shape, (cell_w, cell_h))
-        if several:
-            page.write(layout.MARGIN_PX, top - 48, f"{_kind(kind)} attention", 17, ha="left", weight="bold")
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        page.map((layout.MARGIN_PX + _LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
     if numbers:
         lefts = layout.MARGIN_PX + _LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
@@ -507,7 +528,6 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
     unit = heads_summary.unit_of(findings, measure)
     page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=(layout.MARGIN_PX, width), unit=unit)
-    page.foot(footer_y, footer)
     return page
 
 
@@ -563,6 +583,11 @@ class _Page(Canvas):
 
     drawn: tuple[Number, ...] = ()
 
+    def begin(self) -> None:
+        """Clears the page of what was one figure's alone; so is all that is placed from now on."""
+        self.wipe()
+        self.passing, self.drawn = True, ()
+
     def head(self, title: str, subtitle: str) -> None:
         """Title and subtitle."""
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
@@ -587,6 +612,7 @@ class _Page(Canvas):
         corners = np.stack([np.stack(c, 1) for c in ((x, y), (x + width, y), (x + width, y + height), (x, y + height))])
         placed = PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=colors, edgecolors=edge, linewidths=0.7)
         self.axes.add_collection(placed, autolim=False)
+        self.keep(placed)
 
     def numbers(self, numbers: Sequence[Number]) -> None:
         """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
@@ -601,7 +627,9 @@ class _Page(Canvas):
                     vertices.append(points * (one.size_px / 100) + (one.x, one.y))
                     codes.append(kinds)
             path = Outline(np.concatenate(vertices), np.concatenate(codes))
-            self.axes.add_artist(PathPatch(path, facecolor=color, edgecolor="none", zorder=3))
+            placed = PathPatch(path, facecolor=color, edgecolor="none", zorder=3)
+            self.axes.add_artist(placed)
+            self.keep(placed)
         self.drawn = (*self.drawn, *numbers)
 
     def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:
