@@ -99,10 +99,10 @@ def print_json(document: str) -> None:
 
 Files = Annotated[
     list[str] | None,
-    typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; may be given several times."),
+    typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."),
 ]
 Split = Annotated[str, typer.Option(help="What of a text file is one text: line, paragraph or file.")]
-Field = Annotated[str, typer.Option(help="The field of jsonl or csv that holds the text.")]
+Field = Annotated[str, typer.Option(help="The field of jsonl, csv or parquet that holds the text.")]
 Model = Annotated[
     str, typer.Option("-m", "--model", help="A known name (see `attnscope models`), a folder, or a Hub id.")
 ]
