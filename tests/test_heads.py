@@ -2,6 +2,7 @@
 
 import gc
 import io
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -15,10 +16,11 @@ import pytest
 
 import attnscope
 import attnscope.studies.heads as study
-from attnscope.corpus import CorpusText
+from attnscope.corpus import CorpusText, chunks
 from attnscope.errors import AttnscopeError
 from attnscope.models.own import roles as own_roles
 from attnscope.records.findings import Findings, Head
+from attnscope.studies.block_sums import undisturbed
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merged
 from attnscope.studies.tally import OFFSETS, tallies_of
@@ -312,6 +314,24 @@ def test_a_text_in_chunks_counts_as_one(own: Any) -> None:
     assert resting == found.corpus["n_tokens"]
 
 
+@pytest.mark.parametrize("stride", [None, 5, 1])
+def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | None) -> None:
+    text = " ".join(SENTENCES[:4])
+    tokens = own.tokenizer.encode(text)
+    parts = chunks(tokens, chunk=16, stride=stride)
+    assert len(parts) > 3
+    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride))
+    (tally,) = tallies_of(found.sums).values()
+    n_special = int(tokens.special.sum())
+    expected = len(tokens) + n_special * (len(parts) - 1)  # special tokens come with each chunk
+    assert found.corpus["n_tokens"] == expected
+    counted = tally.measures.total("c")[..., tally.names.index("resting")]
+    np.testing.assert_array_equal(counted, expected)
+    # Each ordinary query but the first has a previous token, itself counted once; with the context it is always there.
+    previous = tally.measures.total("c")[0, 0, tally.names.index("previous_token")]
+    assert previous == expected - len(parts)
+
+
 def test_texts_may_be_token_numbers(own: Any) -> None:
     numbered = [
         CorpusText(i, "ids", i + 1, ids=tuple(own.tokenizer.encode(text).ids.tolist()))
@@ -439,9 +459,69 @@ def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
     assert whole.corpus["n_texts"] == 4 + rest.corpus["n_texts"]
 
 
-def test_an_interruption_in_the_first_block_leaves_a_record_of_nothing(own: Any) -> None:
-    found = heads(own, SENTENCES, report=after(0))
+@pytest.mark.parametrize("spec", ["own", "seam"])
+def test_an_interruption_in_the_first_block_keeps_what_was_done(
+    spec: str, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if spec == "seam":
+        sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
+        write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+        own = attnscope.load(str(tmp_path / "t5"))
+    monkeypatch.setattr(study, "TOKEN_BUDGET", 1)  # a batch for each chunk
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts, chunk=30, stride=20)
+    long = " ".join(SENTENCES[:4])
+    texts = ["a", long, "the cat", *SENTENCES[:3]]
+    assert len(chunks(own.tokenizer.encode(long), chunk=30, stride=20)) > 1
+    n_whole = 0
+    for n in range(1, 20):
+        found = heads(own, texts, options, after(n - 1))
+        if found.corpus["complete"]:
+            break
+        n_texts = found.corpus["n_texts"]
+        assert bool(found.heads) == bool(n_texts)
+        if 0 < n_texts < 6:
+            n_whole += 1
+            assert f"these are {n_texts} of its 6" in found.run["notes"][-1]
+    assert n_whole > 1
+
+
+def test_what_an_interruption_keeps_is_what_those_texts_say(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "TOKEN_BUDGET", 30)  # a batch for each text
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts)
+    by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
+    found = heads(own, SENTENCES[:6], options, after(1))
+    n = found.corpus["n_texts"]
+    assert 0 < n < 6
+    expected = heads(own, by_length[-n:], options)
+    assert (found.corpus["n_tokens"], expected.corpus["n_texts"]) == (expected.corpus["n_tokens"], n)
+    for name, array in expected.sums.items():
+        np.testing.assert_array_equal(found.sums[name], array)
+
+
+def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study._Study, "_observed", interrupted)
+    found = heads(own, SENTENCES)
     assert (found.heads, found.corpus["n_texts"], found.corpus["complete"]) == ((), 0, False)
+
+
+def test_an_interruption_waits_for_what_must_not_be_done_in_part() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+    assert reached == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 Formats = Annotated[
     str | None,
     typer.Option(
-        "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
+        "-f",
+        "--format",
+        help="Files to write: several of npz, csv, json, parquet, png, svg, pdf.  [default: npz,csv,png]",
     ),
 ]
 
@@ -34,7 +36,9 @@ def heads(
         str | None, typer.Option(help="Also print these measures, such as entropy_nats,positional.")
     ] = None,
     chunk: Annotated[int | None, typer.Option(help="Cut long texts into chunks of so many tokens.")] = None,
-    stride: Annotated[int | None, typer.Option(help="How many tokens further the next chunk begins.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="How many tokens further the next chunk begins; overlaps count once.")
+    ] = None,
     frequencies: Annotated[
         Path | None, typer.Option(help="Word counts (word<tab>count), instead of the corpus's own.")
     ] = None,
@@ -128,7 +132,7 @@ def fail_if_not_whole(findings: "Findings") -> None:
         print("skipped: " + options.one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
     if not findings.corpus.get("complete", True):
         n_texts = findings.corpus["n_texts"]
-        print(f"note: incomplete: this is what the first {n_texts:,} texts say", file=sys.stderr)
+        print(f"note: incomplete: this is what {n_texts:,} texts say", file=sys.stderr)
         raise KeyboardInterrupt
     if problems:
         what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
