@@ -1,9 +1,11 @@
 """The record of what heads do: it saves and loads without loss, and its CSV and JSON are what others can read."""
 
 import csv
+import importlib
 import io
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +141,36 @@ def test_csv_of_nothing_has_a_header() -> None:
     assert Findings({}, {}, {}, (), {}).to_csv() == "kind,layer,head,roles,tentative,resting_share\n"
 
 
+def test_parquet_says_what_csv_says_in_types(tmp_path: Path) -> None:
+    library = importlib.import_module("pyarrow.parquet")
+    record = fake_findings(2, 3)
+    table = library.read_table(record.save(tmp_path / "heads.parquet"))
+    assert table.schema.metadata[b"attnscope.schema"] == b"attnscope.heads/1"
+    assert json.loads(table.schema.metadata[b"attnscope.run"])["model"] == record.run["model"]
+    rows, columns = rows_of(record.to_csv()), table.to_pydict()
+    assert list(columns) == list(rows[0])
+    for i, row in enumerate(rows):
+        for name, text in row.items():
+            value = columns[name][i]
+            if name == "roles":
+                assert value == [role.name for role in record.heads[i].roles]
+            elif name not in ("kind", "tentative"):
+                assert value == (float(text) if text else None), name
+    assert table.schema.field("layer").type == "int64"
+    undefined = replace(record, heads=tuple(replace(head, resting_share=math.nan) for head in record.heads))
+    again = library.read_table(undefined.save(tmp_path / "undefined.parquet"))
+    assert again.schema.field("resting_share").type == "double"
+    assert again["resting_share"].null_count == len(record.heads)
+
+
+def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(AttnscopeError, match="pyarrow") as caught:
+        fake_findings(1, 1).save(tmp_path / "heads.parquet")
+    assert "attnscope[parquet]" in (caught.value.hint or "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_grid_has_nan_where_there_is_no_such_head() -> None:
     value = {"x": Estimate(2.0, NAN, NAN, NAN, 1.0)}
     ragged = (
@@ -189,7 +221,7 @@ def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
 
 
 def test_other_endings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match=r"\.npz, \.json or \.csv"):
+    with pytest.raises(AttnscopeError, match=r"\.npz, \.json, \.csv or \.parquet"):
         one().save(tmp_path / "heads.parquet")
     assert not list(tmp_path.iterdir())
 

@@ -27,7 +27,9 @@ def heads(
         str | None, typer.Option(help="Also print these measures, such as entropy_nats,positional.")
     ] = None,
     chunk: Annotated[int | None, typer.Option(help="Cut long texts into chunks of so many tokens.")] = None,
-    stride: Annotated[int | None, typer.Option(help="How many tokens further the next chunk begins.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="How many tokens further the next chunk begins; overlaps count once.")
+    ] = None,
     frequencies: Annotated[
         Path | None, typer.Option(help="Word counts (word<tab>count), instead of the corpus's own.")
     ] = None,
@@ -56,6 +58,8 @@ def heads(
     quiet: options.Quiet = False,
 ) -> None:
     """Say what each head is for: measures and roles with their evidence, over any amount of text.
+
+    The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
 
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
 

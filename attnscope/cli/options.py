@@ -136,7 +136,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any]) -> None:
         where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
         print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
     if not corpus.get("complete", True):
-        print(f"note: incomplete: this is what the first {corpus['n_texts']:,} texts say", file=sys.stderr)
+        print(f"note: incomplete: this is what {corpus['n_texts']:,} texts say", file=sys.stderr)
         raise KeyboardInterrupt
     if problems:
         what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
@@ -159,10 +159,10 @@ def print_json(document: str) -> None:
 
 Files = Annotated[
     list[str] | None,
-    typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; may be given several times."),
+    typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."),
 ]
 Split = Annotated[str, typer.Option(help="What of a text file is one text: line, paragraph or file.")]
-Field = Annotated[str, typer.Option(help="The field of jsonl or csv that holds the text.")]
+Field = Annotated[str, typer.Option(help="The field of jsonl, csv or parquet that holds the text.")]
 Model = Annotated[
     str, typer.Option("-m", "--model", help="A known name (see `attnscope models`), a folder, or a Hub id.")
 ]

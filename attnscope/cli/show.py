@@ -30,7 +30,9 @@ def show(
     formats: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", help="Several of png, svg, pdf, npz, json, csv, text.  [default: png with -o, else text]"
+            "-f",
+            "--format",
+            help="Several of png, svg, pdf, npz, json, csv, parquet, text.  [default: png with -o, else text]",
         ),
     ] = None,
     query: options.Query = None,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
+from attnscope.records.parquet import parquet
 from attnscope.records.storage import DAMAGED, digits, finite, plain, write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
@@ -234,34 +235,60 @@ class Findings:
         have as many digits as they need to be read back unchanged; what is undefined is empty.
         """
         held = io.StringIO()
-        names = self.measure_names
         writer = csv.writer(held, lineterminator="\n")
-        parts = ("value", "low", "high", "uniform", "count")
-        columns = [name if part == "value" else f"{name}_{part}" for name in names for part in parts]
-        effects = tuple(dict.fromkeys(name for head in self.heads for name in head.effects))
-        columns += [name if part == "value" else f"{name}_{part}" for name in effects for part in _EFFECT_PARTS]
-        writer.writerow(["kind", "layer", "head", "roles", "tentative", "resting_share", *columns])
-        for head in self.heads:
-            estimates = [head.measures.get(name) for name in names]
-            changes = [head.effects.get(name) for name in effects]
-            roles = "+".join(role.name for role in head.roles) or "unclassified"
-            writer.writerow([
-                head.kind, head.layer, head.head, roles, any(role.tentative for role in head.roles),
-                digits(head.resting_share),
-                *("" if one is None else digits(getattr(one, part)) for one in estimates for part in parts),
-                *("" if one is None else digits(getattr(one, part)) for one in changes for part in _EFFECT_PARTS),
-            ])  # fmt: skip
+        columns = self.columns()
+        columns["roles"] = ["+".join(names) or "unclassified" for names in columns["roles"]]
+        writer.writerow(columns)
+        for row in zip(*columns.values(), strict=True):
+            writer.writerow([digits(value) if isinstance(value, float) else value for value in row])
         return held.getvalue()
 
+    def to_parquet(self) -> bytes:
+        """The same as a Parquet file: roles are lists, what is undefined is null; its metadata name schema and run.
+
+        Raises:
+            AttnscopeError: pyarrow is not installed.
+        """
+        described = {"attnscope.schema": HEADS_SCHEMA, "attnscope.run": json.dumps(plain(self.run, finite))}
+        return parquet(self.columns(), described)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """One value a head in each column: kind, layer, head, roles, tentative, resting share, then the measures."""
+        columns: dict[str, list[Any]] = {
+            "kind": [head.kind for head in self.heads],
+            "layer": [head.layer for head in self.heads],
+            "head": [head.head for head in self.heads],
+            "roles": [[role.name for role in head.roles] for head in self.heads],
+            "tentative": [any(role.tentative for role in head.roles) for head in self.heads],
+            "resting_share": [float(head.resting_share) for head in self.heads],
+        }
+        for name in self.measure_names:
+            estimates = [head.measures.get(name) for head in self.heads]
+            for part in ("value", "low", "high", "uniform", "count"):
+                columns[name if part == "value" else f"{name}_{part}"] = [
+                    math.nan if one is None else float(getattr(one, part)) for one in estimates
+                ]
+        for name in dict.fromkeys(name for head in self.heads for name in head.effects):
+            effects = [head.effects.get(name) for head in self.heads]
+            for part in _EFFECT_PARTS:
+                columns[name if part == "value" else f"{name}_{part}"] = [
+                    math.nan if one is None else float(getattr(one, part)) for one in effects
+                ]
+        return columns
+
     def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (lossless, merges), `.json`, or `.csv`."""
+        """Writes the record, whole or not at all: `.npz` (lossless, merges), `.json`, `.csv`, `.parquet`."""
         path = Path(path)
         if path.suffix == ".json":
             return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
         if path.suffix == ".csv":
             return write_whole(path, self.to_csv().encode())
+        if path.suffix == ".parquet":
+            return write_whole(path, self.to_parquet())
         if path.suffix != ".npz":
-            raise AttnscopeError(f"findings are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
+            raise AttnscopeError(
+                f"findings are saved as .npz, .json, .csv or .parquet, not {path.suffix or path.name!r}"
+            )
         held = io.BytesIO()
         # NaN and infinities stay what they are here, other than in a .json for others to read. Bytes, as NumPy's own
         # text takes four of them a character.

@@ -27,7 +27,6 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.comparison import Arrangement, HeadComparison, HeadPlace, ModelComparison, PairTable
 from attnscope.records.findings import Findings
 from attnscope.records.maps import divided_by_rest
-from attnscope.studies.heads import DENSE_BUDGET
 from attnscope.studies.heatmap import Choice, run_of
 from attnscope.studies.memory import give_memory_back
 from attnscope.studies.texts import (
@@ -310,14 +309,13 @@ class _Study:
 
     def _batches(self, block: Block) -> Iterator[tuple[Chunk, ...]]:
         """Batches of whole texts; the chunks of a text together, of which the model runs one at a time."""
-        dense = any(model.info.road == "eager" for model in self.models)
         limits = [model.info.max_tokens for model in self.models if model.info.max_tokens is not None]
         given: dict[str, Any] = {"limit": min(limits, default=None), "special_ids": special_ids(self.models[0])}
         parts = [part for batch in block_batches(block, self.models[0].tokenizer.encode, **given) for part in batch]
         for other in self.models[1:]:
             theirs = [part for batch in block_batches(block, other.tokenizer.encode, **given) for part in batch]
             _require_same_tokens(self.models[0], other, parts, theirs)
-        yield from batches((part for part in parts if part.n_chunks == 1), DENSE_BUDGET if dense else TOKEN_BUDGET)
+        yield from batches((part for part in parts if part.n_chunks == 1), TOKEN_BUDGET)
         for text in dict.fromkeys(part.text for part in parts if part.n_chunks > 1):
             yield tuple(sorted((part for part in parts if part.text == text), key=lambda part: part.number))
 

@@ -11,6 +11,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, Vocabulary
 from attnscope.records import findings as records
 from attnscope.records.findings import Findings
+from attnscope.records.parquet import arrow
 from attnscope.records.relations import with_relations
 from attnscope.studies.causal import with_effects
 from attnscope.studies.heads import HeadsOptions, heads
@@ -21,7 +22,7 @@ from attnscope.studies.roles import thresholds_from
 from attnscope.studies.texts import Report, scaled
 from attnscope.views.figures import FIGURE_FORMATS
 
-FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
+FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json", "parquet")
 USUAL_FORMATS = ("npz", "csv", "png")
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 RECORD = "heads"
@@ -123,8 +124,12 @@ def formats_from(given: str | None) -> tuple[str, ...]:
 
     Raises:
         UsageError: There is no such format.
+        AttnscopeError: pyarrow, which it needs, is not installed.
     """
-    return USUAL_FORMATS if given is None else named_formats(given, FORMATS)
+    formats = USUAL_FORMATS if given is None else named_formats(given, FORMATS)
+    if "parquet" in formats:
+        arrow()  # before the model runs for minutes
+    return formats
 
 
 def _corpus(order: StudyOrder) -> Corpus | list[str] | None:

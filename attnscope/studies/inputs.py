@@ -41,7 +41,7 @@ class TextsWanted:
         text: One text; "-" reads stdin.
         files: Files and patterns instead; see `attnscope.Corpus`.
         split: What of a text file is one text: "line", "paragraph" or "file".
-        field: The field of jsonl or csv that holds the text.
+        field: The field of jsonl, csv or parquet that holds the text.
     """
 
     text: str | None = None

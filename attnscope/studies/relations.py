@@ -17,7 +17,7 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, batches, chunks
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
 from attnscope.records.relations import Relations
-from attnscope.studies.heads import DENSE_BUDGET, LONG
+from attnscope.studies.heads import LONG
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.memory import give_memory_back, sparing
 from attnscope.studies.relation_evidence import (
@@ -227,8 +227,7 @@ class _Study:
             for part in found:
                 parts[number, part.placed.chunk.number] = part
         sums: dict[tuple[str, int], list[tuple[int, NDArray[np.float64]]]] = {}
-        budget = DENSE_BUDGET if self._dense else TOKEN_BUDGET
-        cut = batches((part.placed.chunk for part in parts.values()), budget)
+        cut = batches((part.placed.chunk for part in parts.values()), TOKEN_BUDGET)
         for batch in reversed(cut):  # the longest first: what shorter ones need fits into what those have freed
             mine = [parts[chunk.text, chunk.number] for chunk in batch]
             cells = [cell for part in mine for cell in part.cells]

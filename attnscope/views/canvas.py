@@ -72,6 +72,9 @@ class Canvas:
         width_px: Width.
         height_px: Height.
         lettering: The fonts.
+
+    Attributes:
+        passing: Whether what is placed from now on is for this figure alone; `wipe` takes it away.
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
@@ -87,9 +90,11 @@ class Canvas:
         self.axes.set_xlim(0, width_px)
         self.axes.set_ylim(height_px, 0)
         self.axes.set_autoscale_on(False)
+        self.passing = False
         self._moving: list[Artist] = []
         self._boxes: dict[Artist, tuple[float, float, float, float]] = {}
         self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
+        self._passing: list[Artist] = []
         self._background: Any = None
 
     def write(
@@ -107,13 +112,27 @@ class Canvas:
             family=list(self.lettering.families),
             color=color,
             parse_math=False,  # a token may be `$`
-            animated=moving,
             clip_on=False,
             **how,
         )
-        if moving:
-            self._moving.append(placed)
+        self.keep(placed, moving)
         return placed
+
+    def keep(self, placed: Artist, moving: bool = False) -> None:
+        """Takes down whether an artist, which is on the axes, is drawn anew in each figure."""
+        placed.set_animated(moving or self.passing)
+        if moving or self.passing:
+            self._moving.append(placed)
+        if self.passing:
+            self._passing.append(placed)
+
+    def wipe(self) -> None:
+        """Takes away what was for one figure alone; what stays need not be drawn again for the next."""
+        self.prepare()
+        for artist in self._passing:
+            artist.remove()
+        self._moving = [artist for artist in self._moving if artist not in self._passing]
+        self._passing = []
 
     def image(
         self, box: tuple[float, float, float, float], cmap: Colormap | None = None, *, moving: bool = True
@@ -131,10 +150,9 @@ class Canvas:
         )
         placed.set_data(np.zeros((1, 1)))
         placed.set_clim(0, 1)
-        placed.set_animated(moving)
         self.axes.add_artist(placed)
+        self.keep(placed, moving)
         if moving:
-            self._moving.append(placed)
             self._boxes[placed] = box
         return placed
 
@@ -157,10 +175,9 @@ class Canvas:
         """Straight or broken lines, each a sequence of points."""
         from matplotlib.collections import LineCollection
 
-        placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, animated=moving, **how)
+        placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, **how)
         self.axes.add_collection(placed, autolim=False)
-        if moving:
-            self._moving.append(placed)
+        self.keep(placed, moving)
 
     def frames(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:
         """Thin frames just outside of boxes (x, y, width, height)."""
@@ -172,9 +189,9 @@ class Canvas:
         """Filled rectangles that change from figure to figure; `place_boxes` says where they are."""
         from matplotlib.collections import PolyCollection
 
-        placed = PolyCollection([], facecolors=color, edgecolors="none", animated=True)
+        placed = PolyCollection([], facecolors=color, edgecolors="none")
         self.axes.add_collection(placed, autolim=False)
-        self._moving.append(placed)
+        self.keep(placed, moving=True)
         return placed
 
     @staticmethod
@@ -267,6 +284,7 @@ class Page(Canvas):
         corners = np.stack([np.stack(c, 1) for c in ((x, y), (x + width, y), (x + width, y + height), (x, y + height))])
         placed = PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=colors, edgecolors=edge, linewidths=0.7)
         self.axes.add_collection(placed, autolim=False)
+        self.keep(placed)
 
     def numbers(self, numbers: Sequence[Number]) -> None:
         """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
@@ -281,7 +299,9 @@ class Page(Canvas):
                     vertices.append(points * (one.size_px / 100) + (one.x, one.y))
                     codes.append(kinds)
             path = Outline(np.concatenate(vertices), np.concatenate(codes))
-            self.axes.add_artist(PathPatch(path, facecolor=color, edgecolor="none", zorder=3))
+            placed = PathPatch(path, facecolor=color, edgecolor="none", zorder=3)
+            self.axes.add_artist(placed)
+            self.keep(placed)
         self.drawn = (*self.drawn, *numbers)
 
     def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:

@@ -80,8 +80,12 @@ def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png"
 
 
 def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
-    """The figures one after the other, each with its file name without the ending."""
+    """The figures one after the other, each with its file name without the ending.
+
+    Maps of measures share a canvas: each figure is whole until the next one is asked for.
+    """
     lettering = lettering_for(_texts(findings))
+    shared: dict[object, _Page] = {}
     yield "roles", atlas_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
     if scales:
@@ -94,7 +98,7 @@ def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
         while stem.lower() in stems:
             stem, again = f"{plain}-{again}", again + 1
         stems.add(stem.lower())
-        yield stem, measure_page(findings, name, scale, lettering)
+        yield stem, measure_page(findings, name, scale, lettering, shared=shared)
 
 
 # -- the role atlas
@@ -470,8 +474,19 @@ def measure_page(
     scale: Scale,
     lettering: Lettering,
     written: Callable[[float], str] = number,
+    shared: dict[object, _Page] | None = None,
 ) -> Canvas:
-    """A large map of one measure, with numbers, `written`, where cells have room for them."""
+    """A large map of one measure, with numbers where cells have room for them.
+
+    Args:
+        findings: What to draw.
+        measure: Which measure.
+        scale: Its colours.
+        lettering: The fonts.
+        written: How a number is written.
+        shared: Pages of other measures of the same findings: one is used again where only what this measure says
+            differs, and a new one is put there.
+    """
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     several = len(shapes) > 1
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
@@ -499,17 +514,23 @@ def measure_page(
     said += heads_summary.corpus_notes(findings)
     footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bar_y + 72
-    page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = None if shared is None else shared.get(footer)
+    if page is None:
+        page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+        for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
+            page.sides((layout.MARGIN_PX + _LEFT_PX, top), shape, (cell_w, cell_h))
+            if several:
+                page.write(layout.MARGIN_PX, top - 48, f"{_kind(kind)} attention", 17, ha="left", weight="bold")
+        page.foot(footer_y, footer)
+        if shared is not None:
+            shared[footer] = page
+    page.begin()
     meaning = printable(findings.measure_facts(measure).what, 400)
     corpus = heads_summary.corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
     page.head(f"{_model(findings)} · {heads_summary.title_of(findings, measure)}", subtitle)
-    for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
-        corner = (layout.MARGIN_PX + _LEFT_PX, top)
-        page.map(corner, findings, kind, measure, (cell_w, cell_h), scale)
-        page.sides(corner, shape, (cell_w, cell_h))
-        if several:
-            page.write(layout.MARGIN_PX, top - 48, f"{_kind(kind)} attention", 17, ha="left", weight="bold")
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        page.map((layout.MARGIN_PX + _LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
     if numbers:
         lefts = layout.MARGIN_PX + _LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
@@ -518,7 +539,6 @@ def measure_page(
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
     unit = heads_summary.unit_of(findings, measure)
     page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=(layout.MARGIN_PX, width), unit=unit)
-    page.foot(footer_y, footer)
     return page
 
 
@@ -561,6 +581,11 @@ def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
 
 class _Page(Page):
     """A page with maps of measures on it."""
+
+    def begin(self) -> None:
+        """Clears the page of what was one figure's alone; so is all that is placed from now on."""
+        self.wipe()
+        self.passing, self.drawn = True, ()
 
     def map(
         self,
