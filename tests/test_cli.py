@@ -264,7 +264,7 @@ def test_words_and_hidden_special_tokens(attnscope: Run) -> None:
 
 def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(attnscope: Run) -> None:
     text = "word " * 600
-    result = attnscope("heatmap", text, "--pick", "L0H0", "-f", "npz")
+    result = attnscope("heatmap", text, "--pick", "L0H0", "-f", "npz", "--pooled", "0")
     said = "the text has 602 tokens, the model takes 512: the first 510 of 600 tokens of the text are shown"
     assert result.err.startswith(f"note: {said}") and len(result.err.splitlines()) == 1
     assert said in load(result.out.strip()).run["notes"][-1]
@@ -605,7 +605,7 @@ WEIRD = [
 
 @pytest.mark.parametrize("text", WEIRD, ids=range(len(WEIRD)))
 def test_weird_texts(attnscope: Run, text: str) -> None:
-    result = attnscope("heatmap", text, "--pick", "L0H2", "-f", "npz,text", "-q", "-o", "out")
+    result = attnscope("heatmap", text, "--pick", "L0H2", "-f", "npz,text", "-q", "-o", "out", "--pooled", "0")
     assert (result.status, result.err) == (0, "")
     assert result.out.splitlines()[-1] == "out/weights.npz"
     assert "\x1b" not in result.out
