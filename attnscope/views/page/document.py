@@ -232,8 +232,8 @@ def script() -> str:
     whole = '"use strict";\n' + "\n".join(joined)
     if any(line.count("`") % 2 for line in whole.splitlines()):
         raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
-    # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and take
-    # twice as long to read it. Python's escapes up to U+FFFF are JavaScript's too.
+    # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and
+    # take twice as long to read it. Python's escapes up to U+FFFF are JavaScript's too.
     whole = _INDENT.sub("", whole).encode("ascii", "backslashreplace").decode()
     if "</script" in whole.lower() or "<!--" in whole or "\\U" in whole:
         raise ValueError("a script that ends its own element, or a letter that JavaScript escapes otherwise")
