@@ -45,7 +45,7 @@ class Opened:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: self.requests.append(request.url))
-        page.set_default_timeout(5000)
+        page.set_default_timeout(20000)
         page.goto(file.as_uri())
         self.requests.clear()
 
@@ -61,7 +61,7 @@ class Opened:
     def settle(self, view: str) -> None:
         """Waits until a view stands."""
         marks = {"grid": ".view.grid .heads[data-painted]", "headcount": ".view.headcount .numbers table"}
-        self.page.wait_for_selector(marks.get(view, f".view.{view}[data-shown]"), state="attached", timeout=10000)
+        self.page.wait_for_selector(marks.get(view, f".view.{view}[data-shown]"), state="attached", timeout=20000)
         self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     def text(self, selector: str) -> str:
@@ -89,7 +89,7 @@ class Opened:
 
     def until(self, true: str) -> None:
         """Waits until an expression holds. Playwright's own waiting evaluates strings, which the page forbids."""
-        for _ in range(200):
+        for _ in range(1000):
             if self.page.evaluate(true):
                 return
             self.frame()

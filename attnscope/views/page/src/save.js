@@ -101,11 +101,10 @@ export async function save(view, kind, colours) {
     return hand(new Blob([pen.document(figure.name)], { type: "image/svg+xml" }), `${name}.svg`);
   }
   const scale = Math.min(2, MOST_SIDE / Math.max(...size));
-  const held = document.createElement("canvas");
-  held.width = Math.ceil(size[0] * scale);
-  held.height = Math.ceil(size[1] * scale);
+  // Not a canvas of the document, whose toBlob waits for an idle moment, up to seconds.
+  const held = new OffscreenCanvas(Math.ceil(size[0] * scale), Math.ceil(size[1] * scale));
   const context = held.getContext("2d");
   context.scale(scale, scale);
   drawAll(new CanvasPen(context), figure, colours, size);
-  return hand(await new Promise((done) => held.toBlob(done, "image/png")), `${name}.png`);
+  return hand(await held.convertToBlob({ type: "image/png" }), `${name}.png`);
 }
