@@ -1,8 +1,9 @@
 """All head measures on minilm: the Sums probe against the plain forward, and against dense weights, in turn.
 
 For texts of about 500 tokens and of about 25, in batches as a study of heads makes them: seconds of the plain
-scaled-dot-product forward, of the same with every measure on, of batched eager attention with the same measures from
-its dense weights, and of that eager attention one text at a time. The last line is JSON.
+scaled-dot-product forward, of the same with every measure on, and of its rivals: batched eager attention with the same
+measures from its dense weights (`dense`), that one text at a time (`one_by_one`), and our own measures one text at a
+time (`sums_one_by_one`). The last line is JSON.
 
 usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
 """
@@ -24,6 +25,7 @@ from attnscope.models.model import Batch
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 N_HEADS = 12
+RIVALS = ["dense", "one_by_one", "sums_one_by_one"]
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[500, 25])
-    parser.add_argument("--rivals", nargs="*", default=["dense", "one_by_one"], choices=["dense", "one_by_one"])
+    parser.add_argument("--rivals", nargs="*", default=RIVALS, choices=RIVALS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load("minilm", engine="native")
@@ -102,17 +104,26 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
     def from_weights(batch: Batch, facts: TextFacts) -> None:
         model.run(batch, Dense(facts, factors))
 
-    def one_by_one(batch: Batch, facts: TextFacts) -> None:
+    def alone(batch: Batch, facts: TextFacts, probe) -> None:
         for row in range(len(batch.ids)):
-            alone, n = slice(row, row + 1), int(facts.real[row].sum())
+            text, n = slice(row, row + 1), int(facts.real[row].sum())
             cut_off = {
-                name: tensor[alone, :n] if name != "rarest" else tensor[alone] for name, tensor in vars(facts).items()
-                if name in TextFacts.__dataclass_fields__
+                name: tensor[text, :n] if name != "rarest" else tensor[text] for name, tensor in vars(facts).items()
+                if name in TextFacts.__dataclass_fields__ and tensor is not None
             }  # fmt: skip
-            model.run(Batch(batch.ids[alone, :n]), Dense(TextFacts(**cut_off), factors))
+            model.run(Batch(batch.ids[text, :n]), probe(TextFacts(**cut_off)))
+
+    def one_by_one(batch: Batch, facts: TextFacts) -> None:
+        alone(batch, facts, lambda text: Dense(text, factors))
+
+    def sums_one_by_one(batch: Batch, facts: TextFacts) -> None:
+        alone(batch, facts, lambda text: Sums(text, output_projections=factors))
 
     rivals = {"plain": plain, "sums": measured}
-    rivals |= {name: {"dense": from_weights, "one_by_one": one_by_one}[name] for name in others}
+    rivals |= {
+        name: {"dense": from_weights, "one_by_one": one_by_one, "sums_one_by_one": sums_one_by_one}[name]
+        for name in others
+    }
     times: dict[str, list[list[float]]] = {name: [] for name in rivals}
     with torch.no_grad():
         for batch, facts in batches[:2] + batches[-2:]:  # warms up, and is not counted
@@ -133,7 +144,7 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
 def summary(times: dict[str, np.ndarray], length: int) -> dict[str, float]:
     """Ratios of whole rounds, and of each batch's fastest time, which a busy machine hardly changes."""
     found = {f"{name}_s": round(float(np.median(elapsed.sum(1))), 3) for name, elapsed in times.items()}
-    for name, over in (("sums", "plain"), ("dense", "sums"), ("one_by_one", "sums")):
+    for name, over in (("sums", "plain"), ("dense", "sums"), ("one_by_one", "sums"), ("sums_one_by_one", "sums")):
         if name in times:
             ratios = times[name].sum(1) / times[over].sum(1)
             found[f"{name}_over_{over}"] = round(float(np.median(ratios)), 3)

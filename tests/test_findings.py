@@ -222,7 +222,7 @@ def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
 
 def test_other_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match=r"\.npz, \.json, \.csv or \.parquet"):
-        one().save(tmp_path / "heads.parquet")
+        one().save(tmp_path / "heads.txt")
     assert not list(tmp_path.iterdir())
 
 

@@ -289,13 +289,15 @@ def test_an_unreadable_file_in_the_middle_loses_nothing(study: Run, tmp_path: Pa
     assert found["corpus"]["complete"]
 
 
-def test_a_model_of_two_parts_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_model_of_two_parts_writes_again_what_it_reads(run: Run, tmp_path: Path) -> None:
     from tests.conftest import write_tiny
 
-    write_tiny(tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0)
-    status, out, err = run("heads", "the cat", "-m", "t5")
-    assert (status, out) == (1, "")
-    assert "an encoder and a decoder" in err
+    sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
+    write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+    status, out, err = run("heads", "the cat", "-m", "t5", "--json")
+    assert status == 0
+    assert {head["kind"] for head in json.loads(out)["heads"]} == {"encoder", "decoder", "cross"}
+    assert "as if it were to write it again" in err
 
 
 # Interruptions ---------------------------------------------------------------------------------------------------

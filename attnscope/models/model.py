@@ -73,6 +73,7 @@ class ModelInfo:
                 return str(numbers[0])
             return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
 
+        counted = " in embeddings and layers; a pooler is not counted" if self.engine == "native" else ""
         checked = {
             True: "equal to the model's own eager attention on two texts",
             False: "no: the comparison with eager attention was skipped",
@@ -91,7 +92,7 @@ class ModelInfo:
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}{' in embeddings and layers' if self.engine == 'native' else ''}"),
+            ("parameters", f"{self.n_parameters:,}{counted}"),
             ("limit", f"{self.max_tokens} tokens" if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
