@@ -172,7 +172,7 @@ class Worker(threading.Thread):
 
 def main() -> None:
     """What the process runs: a setup arrives, then tasks, until the other side closes."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _leave)
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print must not get between the answers
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
@@ -189,6 +189,13 @@ def main() -> None:
         return
     while (task := inbox.get()) is not None:
         _tell(sink, drawer.do(task))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _leave(*_: object) -> None:
+    """Ends this process once: what arrives as it ends would only be told of on stderr."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _listen(source: IO[bytes], inbox: queue.SimpleQueue[Any]) -> None:
