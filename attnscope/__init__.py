@@ -10,6 +10,13 @@
     found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
 
+    alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
+    alike.tables[0].distances  # (head, head)
+    attnscope.trace_example("cat").of("weights", 0)  # the worked example, number by number
+    attnscope.cost("gpt3", 2048).value("kv_cache_own_float16")  # bytes
+    links = attnscope.relations(model, "sample_texts/dependencies.conllu")
+    links["case→head"].best  # the head that best expresses it: (layer, head)
+
 Importing it loads no torch; the first use of a model does.
 """
 
@@ -18,57 +25,153 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
     from attnscope.core.multihead import MultiHeadAttention
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
     from attnscope.models import load
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
+    from attnscope.records.ablation import Ablation
+    from attnscope.records.ablation import load as load_ablation
+    from attnscope.records.batches import Batch
+    from attnscope.records.comparison import HeadComparison, MinimalPair, ModelComparison, PickedHeads
+    from attnscope.records.comparison import load as load_comparison
     from attnscope.records.findings import Findings
     from attnscope.records.findings import load as load_findings
     from attnscope.records.pooled import PooledHeatmap
     from attnscope.records.pooled import load as load_pooled
+    from attnscope.records.relations import Relations
+    from attnscope.records.relations import load as load_relations
+    from attnscope.records.rollouts import Rollout
+    from attnscope.records.rollouts import load as load_rollout
+    from attnscope.studies.ablation import AblateOptions, ablate
+    from attnscope.studies.batch import BatchOptions, batch
+    from attnscope.studies.compare import CompareOptions, compare, compare_models
+    from attnscope.studies.compare_texts import compare_heads, compare_texts
+    from attnscope.studies.cost import cost
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.page import page
     from attnscope.studies.pooled import pooled_heatmap
+    from attnscope.studies.pruning import PruneOrder, prune
+    from attnscope.studies.relations import RelationsOptions, relations
+    from attnscope.studies.rollout import rollout
+    from attnscope.studies.split import SplitOptions, split, split_example
+    from attnscope.studies.trace import trace, trace_example
+    from attnscope.views.page import Page
 
 _PUBLIC = {
+    "AblateOptions": "attnscope.studies.ablation:AblateOptions",
+    "Ablation": "attnscope.records.ablation:Ablation",
+    "AnnotatedCorpus": "attnscope.annotated:AnnotatedCorpus",
+    "AnnotatedText": "attnscope.annotated:AnnotatedText",
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
+    "Batch": "attnscope.records.batches:Batch",
+    "BatchOptions": "attnscope.studies.batch:BatchOptions",
+    "CompareOptions": "attnscope.studies.compare:CompareOptions",
     "Corpus": "attnscope.corpus:Corpus",
     "Findings": "attnscope.records.findings:Findings",
+    "HeadComparison": "attnscope.records.comparison:HeadComparison",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
+    "Link": "attnscope.annotated:Link",
+    "MinimalPair": "attnscope.records.comparison:MinimalPair",
+    "ModelComparison": "attnscope.records.comparison:ModelComparison",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "Page": "attnscope.views.page:Page",
+    "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
+    "PruneOrder": "attnscope.studies.pruning:PruneOrder",
+    "Relations": "attnscope.records.relations:Relations",
+    "RelationsOptions": "attnscope.studies.relations:RelationsOptions",
+    "Rollout": "attnscope.records.rollouts:Rollout",
+    "SplitOptions": "attnscope.studies.split:SplitOptions",
     "Tokens": "attnscope.records:Tokens",
+    "ablate": "attnscope.studies.ablation:ablate",
+    "batch": "attnscope.studies.batch:batch",
+    "compare": "attnscope.studies.compare:compare",
+    "compare_heads": "attnscope.studies.compare_texts:compare_heads",
+    "compare_models": "attnscope.studies.compare:compare_models",
+    "compare_texts": "attnscope.studies.compare_texts:compare_texts",
+    "cost": "attnscope.studies.cost:cost",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
+    "load_ablation": "attnscope.records.ablation:load",
+    "load_comparison": "attnscope.records.comparison:load",
     "load_findings": "attnscope.records.findings:load",
     "load_pooled": "attnscope.records.pooled:load",
     "load_record": "attnscope.records:load",
+    "load_relations": "attnscope.records.relations:load",
+    "load_rollout": "attnscope.records.rollouts:load",
+    "page": "attnscope.studies.page:page",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
+    "prune": "attnscope.studies.pruning:prune",
+    "relations": "attnscope.studies.relations:relations",
+    "rollout": "attnscope.studies.rollout:rollout",
+    "split": "attnscope.studies.split:split",
+    "split_example": "attnscope.studies.split:split_example",
+    "trace": "attnscope.studies.trace:trace",
+    "trace_example": "attnscope.studies.trace:trace_example",
 }
 
 __all__ = [
+    "AblateOptions",
+    "Ablation",
+    "AnnotatedCorpus",
+    "AnnotatedText",
     "AttentionMap",
     "AttnscopeError",
+    "Batch",
+    "BatchOptions",
+    "CompareOptions",
     "Corpus",
     "Findings",
+    "HeadComparison",
     "HeadsOptions",
     "Heatmap",
+    "Link",
+    "MinimalPair",
+    "ModelComparison",
     "MultiHeadAttention",
+    "Page",
+    "PickedHeads",
     "PooledHeatmap",
+    "PruneOrder",
+    "Relations",
+    "RelationsOptions",
+    "Rollout",
+    "SplitOptions",
     "Tokens",
     "__version__",
+    "ablate",
+    "batch",
+    "compare",
+    "compare_heads",
+    "compare_models",
+    "compare_texts",
+    "cost",
     "heads",
     "heatmap",
     "load",
+    "load_ablation",
+    "load_comparison",
     "load_findings",
     "load_pooled",
     "load_record",
+    "load_relations",
+    "load_rollout",
+    "page",
     "pooled_heatmap",
+    "prune",
+    "relations",
+    "rollout",
+    "split",
+    "split_example",
+    "trace",
+    "trace_example",
 ]
 
 

@@ -1,7 +1,9 @@
 """All head measures on minilm: the Sums probe against the plain forward, and against dense weights, in turn.
 
-For texts of about 500 tokens and of about 25: seconds of the plain scaled-dot-product forward, of the same with every
-measure on, and of batched eager attention with the same measures from its dense weights. The last line is JSON.
+For texts of about 500 tokens and of about 25, in batches as a study of heads makes them: seconds of the plain
+scaled-dot-product forward, of the same with every measure on, and of its rivals: batched eager attention with the same
+measures from its dense weights (`dense`), that one text at a time (`one_by_one`), and our own measures one text at a
+time (`sums_one_by_one`). The last line is JSON.
 
 usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
 """
@@ -17,11 +19,13 @@ import torch
 from attnscope.core.attention import attend
 from attnscope.core.measures import MEASURES, OFFSETS, TextFacts, output_factor
 from attnscope.core.sums import Sums
+from attnscope.corpus import TOKEN_BUDGET
 from attnscope.models import load
 from attnscope.models.model import Batch
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 N_HEADS = 12
+RIVALS = ["dense", "one_by_one", "sums_one_by_one"]
 
 
 def main() -> None:
@@ -30,7 +34,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[500, 25])
-    parser.add_argument("--without-dense", action="store_true")
+    parser.add_argument("--rivals", nargs="*", default=RIVALS, choices=RIVALS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load("minilm", engine="native")
@@ -43,8 +47,8 @@ def main() -> None:
     table = torch.nn.functional.normalize(network.word.weight, dim=-1)
     result = {"benchmark": "measures", "tokens": options.tokens, "threads": options.threads, "measures": len(MEASURES)}
     for length in options.lengths:
-        batches = cut(ids, punctuation, length, 4000 // length, table)
-        times = race(model, batches, factors, options.runs, dense=not options.without_dense)
+        batches = cut(ids, punctuation, length, max(1, TOKEN_BUDGET // length), table)
+        times = race(model, batches, factors, options.runs, options.rivals)
         result[f"texts_of_{length}"] = summary(times, length)
     print(json.dumps(result))
 
@@ -90,7 +94,7 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
     return made
 
 
-def race(model, batches, factors, runs: int, *, dense: bool) -> dict[str, np.ndarray]:
+def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.ndarray]:
     def plain(batch: Batch, _: TextFacts) -> None:
         model.run(batch, attend)
 
@@ -100,9 +104,32 @@ def race(model, batches, factors, runs: int, *, dense: bool) -> dict[str, np.nda
     def from_weights(batch: Batch, facts: TextFacts) -> None:
         model.run(batch, Dense(facts, factors))
 
-    rivals = {"plain": plain, "sums": measured} | ({"dense": from_weights} if dense else {})
+    def alone(batch: Batch, facts: TextFacts, probe) -> None:
+        for row in range(len(batch.ids)):
+            text, n = slice(row, row + 1), int(facts.real[row].sum())
+            cut_off = {
+                name: tensor[text, :n] if name != "rarest" else tensor[text] for name, tensor in vars(facts).items()
+                if name in TextFacts.__dataclass_fields__ and tensor is not None
+            }  # fmt: skip
+            model.run(Batch(batch.ids[text, :n]), probe(TextFacts(**cut_off)))
+
+    def one_by_one(batch: Batch, facts: TextFacts) -> None:
+        alone(batch, facts, lambda text: Dense(text, factors))
+
+    def sums_one_by_one(batch: Batch, facts: TextFacts) -> None:
+        alone(batch, facts, lambda text: Sums(text, output_projections=factors))
+
+    rivals = {"plain": plain, "sums": measured}
+    rivals |= {
+        name: {"dense": from_weights, "one_by_one": one_by_one, "sums_one_by_one": sums_one_by_one}[name]
+        for name in others
+    }
     times: dict[str, list[list[float]]] = {name: [] for name in rivals}
-    for run in range(runs + 1):  # the first round warms up and is not counted
+    with torch.no_grad():
+        for batch, facts in batches[:2] + batches[-2:]:  # warms up, and is not counted
+            for forward in rivals.values():
+                forward(batch, facts)
+    for run in range(runs):
         for name in rivals:
             times[name].append([])
         for batch, facts in batches:  # batch by batch in turn: who else uses the machine slows all alike
@@ -111,13 +138,13 @@ def race(model, batches, factors, runs: int, *, dense: bool) -> dict[str, np.nda
                 with torch.no_grad():
                     forward(batch, facts)
                 times[name][run].append(time.perf_counter() - started)
-    return {name: np.array(elapsed[1:]) for name, elapsed in times.items()}
+    return {name: np.array(elapsed) for name, elapsed in times.items()}
 
 
 def summary(times: dict[str, np.ndarray], length: int) -> dict[str, float]:
     """Ratios of whole rounds, and of each batch's fastest time, which a busy machine hardly changes."""
     found = {f"{name}_s": round(float(np.median(elapsed.sum(1))), 3) for name, elapsed in times.items()}
-    for name, over in (("sums", "plain"), ("dense", "sums")):
+    for name, over in (("sums", "plain"), ("dense", "sums"), ("one_by_one", "sums"), ("sums_one_by_one", "sums")):
         if name in times:
             ratios = times[name].sum(1) / times[over].sum(1)
             found[f"{name}_over_{over}"] = round(float(np.median(ratios)), 3)

@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -103,3 +104,17 @@ def edit_config(tiny_bert: Path) -> Callable[..., Path]:
         return tiny_bert
 
     return edit
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One headless Chromium for all tests of pages."""
+    from playwright.sync_api import sync_playwright
+
+    from tests.page_helpers import FLAGS, chromium_path
+
+    path = chromium_path()
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=path, args=FLAGS)
+        yield opened
+        opened.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, jaxtyped
 from torch import Tensor
 
-from attnscope.core import attention, reference
+from attnscope.core import attention, example, reference
 
 EXACT = {"rtol": 1e-12, "atol": 1e-13}
 """float64 against float64: some hundred roundings."""
@@ -24,6 +24,8 @@ SIZES = (3, 5, 7, 11, 13)
 few_examples = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 WORKED = json.loads(Path(__file__).with_name("worked_example.json").read_text(encoding="utf-8"))
+"""The worked example by hand, to four decimals; what it starts from is the package's own."""
+WORKED |= {name: getattr(example, name).tolist() for name in "QKV"} | {"tokens": list(example.TOKENS)}
 
 
 def make_call(

@@ -24,8 +24,9 @@ def make_facts(
     special_ends: bool = True,
     left: bool = False,
     d: int = 3,
+    context: bool = False,
 ) -> TextFacts:
-    """Random texts of few different tokens; padded on the right, or on the left."""
+    """Random texts of few different tokens, some of them mere context; padded on the right, or on the left."""
     generator = torch.Generator().manual_seed(seed)
     batch = len(lengths)
     place = torch.arange(n).expand(batch, n)
@@ -47,6 +48,7 @@ def make_facts(
         log_frequency=-3 * torch.rand(batch, n, generator=generator, dtype=torch.float64),
         embeddings=embeddings / embeddings.norm(dim=-1, keepdim=True),
         rarest=torch.where(length[:, 0] > 0, rarest, -1),
+        context=torch.rand(batch, n, generator=generator) < 0.3 if context else None,
     )
 
 
@@ -79,7 +81,8 @@ def expected(
     may_all = may.expand(batch, n_heads, n_queries, n_keys).numpy()
     weights_all = weights.double().numpy()
     result = Expected(batch, n_heads)
-    real_queries = (queries or keys).real.numpy()
+    asking = queries or keys
+    counting = (asking.real if asking.context is None else asking.real & ~asking.context).numpy()
     for b in range(batch):
         text = _Text(keys, b)
         for h in range(n_heads):
@@ -97,7 +100,7 @@ def expected(
             first = []
             for q in range(n_queries):
                 row, seen = weights_all[b, h, q], [k for k in range(n_keys) if may_all[b, h, q, k]]
-                if not seen or not real_queries[b, q]:
+                if not seen or not counting[b, q]:
                     continue
                 n_counted += 1
                 received += row

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnscope import cli, load_pooled, models
+from attnscope import cli, models
 from attnscope.models import catalog
 from attnscope.models.catalog import Source
 from attnscope.models.devices import dtype_of
@@ -605,9 +605,8 @@ WEIRD = [
 
 @pytest.mark.parametrize("text", WEIRD, ids=range(len(WEIRD)))
 def test_weird_texts(attnscope: Run, text: str) -> None:
-    result = attnscope("heatmap", text, "--pick", "L0H2", "-f", "npz,text", "-q", "-o", "out")
+    result = attnscope("heatmap", text, "--pick", "L0H2", "-f", "npz,text", "-q", "-o", "out", "--pooled", "0")
     assert (result.status, result.err) == (0, "")
-    is_long = len(text) > 3000
-    assert result.out.splitlines()[-1] == ("out/pooled.npz" if is_long else "out/weights.npz")
+    assert result.out.splitlines()[-1] == "out/weights.npz"
     assert "\x1b" not in result.out
-    assert (load_pooled("out/pooled.npz") if is_long else load("out/weights.npz")).text == text
+    assert load("out/weights.npz").text == text

@@ -29,7 +29,7 @@ from attnscope.corpus import (
 )
 from attnscope.corpus.lines import lines_of
 from attnscope.errors import AttnscopeError
-from attnscope.text import build_tokens
+from attnscope.text import build_tokens, is_blank
 
 # Part of Python from 3.14 on; before, of the package that the extra [zst] installs.
 ZSTD = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard")
@@ -217,6 +217,66 @@ def test_zst_without_its_library_names_the_extra(tmp_path, monkeypatch):
     assert "attnscope[zst]" in caught.value.hint
     with pytest.raises(AttnscopeError, match="zstandard"):
         list(Corpus([write(tmp_path / "a.txt", b"\x28\xb5\x2f\xfd" + b"...")]))
+
+
+# Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def parquet(path: Path, **columns) -> Path:
+    pyarrow = importlib.import_module("pyarrow")
+    importlib.import_module("pyarrow.parquet").write_table(pyarrow.table(columns), path, row_group_size=50)
+    return path
+
+
+@given(st.lists(st.text(), max_size=150))
+def test_parquet_survives(tmp_path_factory, values):
+    values = [*values, "end"]
+    path = parquet(tmp_path_factory.mktemp("parquet") / "a.parquet", text=values, other=list(range(len(values))))
+    held = Corpus([path])
+    kept = [(row, value) for row, value in enumerate(values, 1) if value.strip()]
+    assert [(text.line, text.text) for text in held] == [(r, v) for r, v in kept if not is_blank(v)]
+    assert held.bytes_read == held.n_bytes
+    assert not held.problems
+
+
+def test_parquet_with_token_numbers_and_other_columns(tmp_path):
+    path = parquet(tmp_path / "a.parquet", said=["a", None, "b", ""], input_ids=[[1, 2], [3], [], [4]])
+    held = Corpus([path], field="said")
+    assert [text.text for text in held] == ["a", "b"]
+    assert [(problem.line, problem.reason) for problem in held.problems] == [
+        (2, '"said" is neither a text nor a list of token numbers: None')
+    ]
+    assert [text.ids for text in Corpus([path])] == [(1, 2), (3,), (4,)]
+    odd = Corpus([path, write(tmp_path / "b.txt", "c")], field="nothing")
+    parquet(path, said=["a"])
+    assert [text.text for text in odd] == ["c"]
+    assert odd.problems[0].reason == 'no column "nothing": its columns are said'
+
+
+def test_parquet_that_is_none_or_damaged_is_listed(tmp_path, stdin):
+    good = write(tmp_path / "b.txt", "c")
+    parquet(tmp_path / "whole.parquet", text=[f"text {i} " * 50 for i in range(500)])
+    raw = bytearray((tmp_path / "whole.parquet").read_bytes())
+    raw[200:260] = b"\xff" * 60
+    files = {
+        "none.parquet": b"text", "empty.parquet": b"", "cut.parquet": bytes(raw[:2000]), "damaged.parquet": bytes(raw),
+    }  # fmt: skip
+    for name, content in files.items():
+        held = Corpus([write(tmp_path / name, content), good])
+        assert [text.text for text in held][-1] == "c"
+        assert "damaged Parquet" in held.problems[0].reason, name
+    stdin(b"PAR1")
+    held = Corpus(["-", good], format="parquet")
+    with pytest.raises(AttnscopeError):
+        list(held)
+    assert "from files alone" in held.problems[0].reason
+
+
+def test_parquet_without_its_library_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(AttnscopeError, match="pyarrow") as caught:
+        Corpus([tmp_path / "a.parquet"])
+    assert "attnscope[parquet]" in caught.value.hint
 
 
 # Which files
@@ -490,6 +550,7 @@ def test_chunks_hold_every_token_and_the_special_ones_at_both_ends(n, size, data
         inner = part.tokens.ids[1:-1].tolist()
         assert rebuilt[len(rebuilt) - part.n_repeated :] == inner[: part.n_repeated]
         rebuilt += inner[part.n_repeated :]
+        assert inner[: part.n_repeated] == part.tokens.ids[part.repeated].tolist()
     assert rebuilt == tokens.ids[1:-1].tolist()
     assert all(len(part) == size for part in made[:-1])
 

@@ -19,11 +19,13 @@ from PIL import Image
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
 from attnscope.views import layout, lettering
+from attnscope.views.canvas import png
 from attnscope.views.figures import (
     SCALES,
     BarCanvas,
     MapCanvas,
     Painter,
+    Scale,
     Sheet,
     Style,
     draw,
@@ -203,9 +205,34 @@ def test_titles_name_model_layer_and_text() -> None:
 
 
 def test_every_token_is_named_on_every_map() -> None:
-    said = words(shown(simple(9), "L00"))
+    record = simple(9)
+    sheet = next(sheet for sheet in sheets_of(record) if sheet.stem == "L00")
+    canvas = Painter(Style()).canvas(record, sheet)
+    said = words(canvas.show(record, sheet, vector=True))
     for label in ("[CLS]", "t1", "t7", "[SEP]"):
         assert said.count(label) == 2 * 3
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(
+    scale: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels are copied from the first map to the others, and maps pasted: no pixel is another for it."""
+    record = simple(9, heads=5)
+    sheet = next(sheet for sheet in sheets_of(record) if sheet.stem == "L01")
+    fast = Painter(Style(scale)).canvas(record, sheet).show(record, sheet).pixels()
+    drawn = Painter(Style(scale)).canvas(record, sheet)
+    drawn.show(record, sheet, vector=True)  # every label is there now
+    monkeypatch.setattr(drawn, "_copies", [])
+    monkeypatch.setattr(drawn, "_boxes", {})
+    np.testing.assert_array_equal(fast, drawn.pixels())
+
+
+def test_a_png_holds_the_pixels() -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    with Image.open(io.BytesIO(png(pixels))) as image:
+        np.testing.assert_array_equal(np.asarray(image), pixels)
+        assert image.info["dpi"] == pytest.approx((100, 100), abs=0.01)
 
 
 def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said() -> None:
@@ -213,7 +240,7 @@ def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said() -> N
     step = canvas.grid.label_step
     assert step > 1
     rows = [t.get_text() for t in canvas.axes.texts if t.get_ha() == "right" and t.get_text() != ""]
-    assert rows.count("t" + str(step)) == 3 and rows.count("t1") == 0
+    assert rows.count("t" + str(step)) == 1 and rows.count("t1") == 0  # those of the first map; others are copies
     assert f"one label for {step} tokens" in " ".join(words(canvas))
 
 
@@ -501,7 +528,7 @@ def test_any_token_draws_without_further_fonts(tmp_path: Path, monkeypatch: pyte
 
 def test_mathematics_is_shown_literally() -> None:
     canvas = shown(record_of(map_of(tokens_of(["$x^2$", "\\alpha"]))), "L00")
-    assert words(canvas).count("$x^2$") == 6
+    assert words(canvas).count("$x^2$") == 2  # a row and a column of the first map
     assert not any(text.get_parse_math() for text in canvas.axes.texts)
 
 

@@ -1,9 +1,11 @@
 """The record of what heads do: it saves and loads without loss, and its CSV and JSON are what others can read."""
 
 import csv
+import importlib
 import io
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +141,36 @@ def test_csv_of_nothing_has_a_header() -> None:
     assert Findings({}, {}, {}, (), {}).to_csv() == "kind,layer,head,roles,tentative,resting_share\n"
 
 
+def test_parquet_says_what_csv_says_in_types(tmp_path: Path) -> None:
+    library = importlib.import_module("pyarrow.parquet")
+    record = fake_findings(2, 3)
+    table = library.read_table(record.save(tmp_path / "heads.parquet"))
+    assert table.schema.metadata[b"attnscope.schema"] == b"attnscope.heads/1"
+    assert json.loads(table.schema.metadata[b"attnscope.run"])["model"] == record.run["model"]
+    rows, columns = rows_of(record.to_csv()), table.to_pydict()
+    assert list(columns) == list(rows[0])
+    for i, row in enumerate(rows):
+        for name, text in row.items():
+            value = columns[name][i]
+            if name == "roles":
+                assert value == [role.name for role in record.heads[i].roles]
+            elif name not in ("kind", "tentative"):
+                assert value == (float(text) if text else None), name
+    assert table.schema.field("layer").type == "int64"
+    undefined = replace(record, heads=tuple(replace(head, resting_share=math.nan) for head in record.heads))
+    again = library.read_table(undefined.save(tmp_path / "undefined.parquet"))
+    assert again.schema.field("resting_share").type == "double"
+    assert again["resting_share"].null_count == len(record.heads)
+
+
+def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(AttnscopeError, match="pyarrow") as caught:
+        fake_findings(1, 1).save(tmp_path / "heads.parquet")
+    assert "attnscope[parquet]" in (caught.value.hint or "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_grid_has_nan_where_there_is_no_such_head() -> None:
     value = {"x": Estimate(2.0, NAN, NAN, NAN, 1.0)}
     ragged = (
@@ -189,8 +221,8 @@ def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
 
 
 def test_other_endings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match=r"\.npz, \.json or \.csv"):
-        one().save(tmp_path / "heads.parquet")
+    with pytest.raises(AttnscopeError, match=r"\.npz, \.json, \.csv or \.parquet"):
+        one().save(tmp_path / "heads.txt")
     assert not list(tmp_path.iterdir())
 
 
@@ -248,3 +280,21 @@ def test_a_file_that_is_not_there_and_a_folder_are_one_line(tmp_path: Path) -> N
         findings.load(tmp_path / "heads.npz")
     with pytest.raises(AttnscopeError, match="no record of heads"):
         findings.load(tmp_path)
+
+
+def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:
+    from attnscope.records.ablation import Effect
+    from attnscope.records.findings import Findings, Head
+    from attnscope.views.heads_summary import idle_line
+
+    role = Role("previous_token", "previous_token", 0.9, 0.8, 1.0, 0.1, 0.4, 0.0, 0.0, tentative=False)
+    small, large = Effect(0.005, 0.004, 0.006, 9.0), Effect(0.005, -0.001, 0.011, 9.0)
+    lone = Effect(0.005, math.nan, math.nan, 1.0)
+    cases = [({"zero_l2": small, "mean_l2": small}, True), ({"zero_l2": small, "mean_l2": large}, False),
+             ({"zero_l2": lone}, True), ({}, False), ({"zero_kl": small}, False)]  # fmt: skip
+    heads = tuple(Head("encoder", 0, i, (role,), 0.0, {}, effects) for i, (effects, _) in enumerate(cases))
+    causal = {"quantity": "l2", "what": "change", "nothing_below": 0.01}
+    found = Findings({}, {}, {"causal": causal}, heads, {})
+    assert [found.does_nothing(head) for head in heads] == [idle for _, idle in cases]
+    assert idle_line(found).endswith(": L0H0 (previous token), L0H2 (previous token)")
+    assert not any(Findings({}, {}, {}, heads, {}).does_nothing(head) for head in heads)

@@ -1,6 +1,10 @@
 """The study of heads: what it finds on models that are known, and that nothing depends on how the work was split."""
 
+import gc
 import io
+import signal
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,10 +16,11 @@ import pytest
 
 import attnscope
 import attnscope.studies.heads as study
-from attnscope.corpus import CorpusText
+from attnscope.corpus import CorpusText, chunks
 from attnscope.errors import AttnscopeError
 from attnscope.models.own import roles as own_roles
 from attnscope.records.findings import Findings, Head
+from attnscope.studies.block_sums import undisturbed
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merged
 from attnscope.studies.tally import OFFSETS, tallies_of
@@ -309,6 +314,24 @@ def test_a_text_in_chunks_counts_as_one(own: Any) -> None:
     assert resting == found.corpus["n_tokens"]
 
 
+@pytest.mark.parametrize("stride", [None, 5, 1])
+def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | None) -> None:
+    text = " ".join(SENTENCES[:4])
+    tokens = own.tokenizer.encode(text)
+    parts = chunks(tokens, chunk=16, stride=stride)
+    assert len(parts) > 3
+    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride))
+    (tally,) = tallies_of(found.sums).values()
+    n_special = int(tokens.special.sum())
+    expected = len(tokens) + n_special * (len(parts) - 1)  # special tokens come with each chunk
+    assert found.corpus["n_tokens"] == expected
+    counted = tally.measures.total("c")[..., tally.names.index("resting")]
+    np.testing.assert_array_equal(counted, expected)
+    # Each ordinary query but the first has a previous token, itself counted once; with the context it is always there.
+    previous = tally.measures.total("c")[0, 0, tally.names.index("previous_token")]
+    assert previous == expected - len(parts)
+
+
 def test_texts_may_be_token_numbers(own: Any) -> None:
     numbered = [
         CorpusText(i, "ids", i + 1, ids=tuple(own.tokenizer.encode(text).ids.tolist()))
@@ -356,6 +379,48 @@ def test_a_hugging_face_model_on_the_eager_road(tmp_path: Path) -> None:
     assert all(0 <= head.resting_share <= 1 for head in found.heads)
 
 
+@pytest.mark.parametrize("road", ["seam", "eager"])
+def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path) -> None:
+    import torch
+
+    from attnscope.core.measures import TextFacts, measures_of_weights
+    from attnscope.core.probes import Weights
+    from attnscope.models.model import Batch
+
+    write_tiny(
+        tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = attnscope.load(str(tmp_path / "t5"))
+    texts = ["the cat", "a b c d e", "the the cat."]
+    expected: dict[str, list[Any]] = {"encoder": [], "decoder": [], "cross": []}
+    for text in texts:
+        tokens = model.tokenizer.encode(text)
+        ids = torch.from_numpy(tokens.ids)[None]
+        target = torch.cat([torch.tensor([[0]]), ids[:, :-1]], 1)
+        special = torch.from_numpy(tokens.special)[None]
+        of_target = torch.cat([torch.tensor([[True]]), special[:, :-1]], 1)
+        probe = Weights()
+        model.run(Batch(ids, target_ids=target), probe)
+        read = TextFacts(real=ids >= 0, special=special, ids=ids)
+        written = TextFacts(real=ids >= 0, special=of_target, ids=target)
+        for kind, given in (("encoder", (read,)), ("decoder", (written,)), ("cross", (read, written))):
+            expected[kind].append(measures_of_weights(probe.maps[kind][1], *given))  # type: ignore[index]
+    if road == "eager":
+        object.__setattr__(model.info, "road", "eager")
+    found = heads(model, texts)
+    assert found.kinds == ("encoder", "decoder", "cross")
+    assert any("write it again" in note for note in found.run["notes"])
+    for kind, sums in expected.items():
+        for name in ("entropy_nats", "first_token", "special", "previous_token", "same_token", "max_weight"):
+            i = sums[0].names.index(name)
+            total, count = (sum(getattr(one, part)[i].sum(0) for one in sums) for part in ("sum", "count"))
+            value = np.divide(total, count, out=np.full(3, np.nan), where=count > 0)
+            np.testing.assert_allclose(found.grid(kind, name)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
+    across = next(head for head in found.heads if head.kind == "cross")
+    assert np.isnan([across.measures[name].value for name in ("previous_token", "induction", "positional")]).all()
+
+
 # Interruptions ---------------------------------------------------------------------------------------------------
 
 
@@ -394,9 +459,69 @@ def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
     assert whole.corpus["n_texts"] == 4 + rest.corpus["n_texts"]
 
 
-def test_an_interruption_in_the_first_block_leaves_a_record_of_nothing(own: Any) -> None:
-    found = heads(own, SENTENCES, report=after(0))
+@pytest.mark.parametrize("spec", ["own", "seam"])
+def test_an_interruption_in_the_first_block_keeps_what_was_done(
+    spec: str, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if spec == "seam":
+        sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
+        write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+        own = attnscope.load(str(tmp_path / "t5"))
+    monkeypatch.setattr(study, "TOKEN_BUDGET", 1)  # a batch for each chunk
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts, chunk=30, stride=20)
+    long = " ".join(SENTENCES[:4])
+    texts = ["a", long, "the cat", *SENTENCES[:3]]
+    assert len(chunks(own.tokenizer.encode(long), chunk=30, stride=20)) > 1
+    n_whole = 0
+    for n in range(1, 20):
+        found = heads(own, texts, options, after(n - 1))
+        if found.corpus["complete"]:
+            break
+        n_texts = found.corpus["n_texts"]
+        assert bool(found.heads) == bool(n_texts)
+        if 0 < n_texts < 6:
+            n_whole += 1
+            assert f"these are {n_texts} of its 6" in found.run["notes"][-1]
+    assert n_whole > 1
+
+
+def test_what_an_interruption_keeps_is_what_those_texts_say(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "TOKEN_BUDGET", 30)  # a batch for each text
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts)
+    by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
+    found = heads(own, SENTENCES[:6], options, after(1))
+    n = found.corpus["n_texts"]
+    assert 0 < n < 6
+    expected = heads(own, by_length[-n:], options)
+    assert (found.corpus["n_tokens"], expected.corpus["n_texts"]) == (expected.corpus["n_tokens"], n)
+    for name, array in expected.sums.items():
+        np.testing.assert_array_equal(found.sums[name], array)
+
+
+def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study._Study, "_observed", interrupted)
+    found = heads(own, SENTENCES)
     assert (found.heads, found.corpus["n_texts"], found.corpus["complete"]) == ((), 0, False)
+
+
+def test_an_interruption_waits_for_what_must_not_be_done_in_part() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+    assert reached == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -418,12 +543,6 @@ def test_without_text_there_is_nothing_to_study(own: Any, texts: Any) -> None:
 
 def test_one_string_is_one_text(own: Any) -> None:
     assert heads(own, "the cat").corpus["n_texts"] == 1
-
-
-def test_encoder_decoders_are_refused(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0)
-    with pytest.raises(AttnscopeError, match="an encoder and a decoder"):
-        heads(attnscope.load(str(tmp_path / "t5")), ["the cat"])
 
 
 @pytest.mark.parametrize(
@@ -479,21 +598,56 @@ def test_damaged_sums_are_refused_by_name(own: Any) -> None:
 
 
 def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "BLOCK", 50)
+    monkeypatch.setattr(study, "BLOCK", 20)
     model = attnscope.load(str(tiny_bert))
 
+    # Of files alike: one of them may be in memory up to 64 KiB.
+    files = [tmp_path / f"{number}.txt" for number in range(30)]
+    for path in files:
+        path.write_text("the cat a b.\na b c d e f.\n" * 10, "utf-8")
+
+    class Collecting(attnscope.Corpus):
+        """Python keeps up to 2,000 freed tuples of each length for later, and counts them, until it collects."""
+
+        def __iter__(self) -> Iterator[CorpusText]:
+            for number, text in enumerate(super().__iter__()):
+                if number % 20 == 0:
+                    gc.collect()
+                yield text
+
     def peak(n: int) -> int:
-        path = tmp_path / f"{n}.txt"
-        path.write_text("the cat a b.\na b c d e f.\n" * (n // 2), "utf-8")
         tracemalloc.start()
-        heads(model, attnscope.Corpus(path))
+        heads(model, Collecting(files[: n // 20]))
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return size
 
-    peak(150)  # whatever is kept from then on
-    # When Python looks for cycles makes a tenth of 3 MB; 12 kB kept of each text would make 16 MB.
-    assert peak(1500) < 1.25 * peak(150)
+    peak(60)  # whatever is kept from then on
+    assert peak(600) < 1.05 * peak(60)
+
+
+RESIDENT = """
+import resource, sys
+import attnscope, torch
+torch.set_num_threads(1)
+attnscope.heads(attnscope.load("minilm"), attnscope.Corpus(sys.argv[1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "length"), [(300, 20), (25, 330)], ids=["short", "long"])
+def test_what_a_process_holds_does_not_grow_with_the_corpus(n: int, length: int, tmp_path: Path) -> None:
+    story, chance = (SAMPLES / "alice.txt").read_text("utf-8").split(), np.random.default_rng(0)
+
+    def peak(n: int) -> int:
+        path = tmp_path / f"{n}.txt"
+        starts = chance.integers(0, len(story) - 2 * length, n)
+        stops = starts + chance.integers(length // 2, length * 3 // 2, n)
+        path.write_text("\n".join(" ".join(story[a:b]) for a, b in zip(starts, stops, strict=True)), "utf-8")
+        return int(subprocess.check_output([sys.executable, "-c", RESIDENT, str(path)], text=True))
+
+    assert peak(10 * n) < 1.05 * peak(n)
 
 
 def test_offsets_of_both_sides_agree() -> None:

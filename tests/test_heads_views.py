@@ -524,6 +524,20 @@ class TestMeasurePages:
                 assert 0 <= x <= page.width_px
                 assert 0 <= y <= page.height_px
 
+    def test_pages_that_share_a_canvas_are_those_of_their_own(self) -> None:
+        findings = fake_findings(3, 4)
+        lettering = heads_figures.lettering_for(heads_figures._texts(findings))
+        n_same = 0
+        for stem, page in heads_figures.pages(findings):
+            if stem.startswith("measure-"):
+                name = stem.removeprefix("measure-")
+                alone = heads_figures.measure_page(findings, name, heads_figures.scale_of(findings, name), lettering)
+                assert page is not alone
+                np.testing.assert_array_equal(page.pixels(), alone.pixels(), err_msg=name)
+                assert page.drawn == alone.drawn
+                n_same += 1
+        assert n_same > 5
+
     def test_heads_that_are_not_there_are_left_blank(self) -> None:
         findings = of(head(0, 0), head(1, 3))
         lettering = lettering_for(["abc"])

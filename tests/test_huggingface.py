@@ -43,6 +43,15 @@ def folder_source(folder: Path) -> Source:
     return Source(str(folder), folder.name, folder, origin=f"folder {folder}")
 
 
+def test_segments_that_say_nothing_change_nothing() -> None:
+    # GPT-2 takes token_type_ids, and adds the embeddings of those tokens.
+    model = wrap(tiny("gpt2"))
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        plain, zeros = (model.run(Batch(ids, segments=s), attend) for s in (None, torch.zeros_like(ids)))
+    assert torch.equal(plain, zeros)
+
+
 @pytest.mark.parametrize("model_type", [*SEAM, *EAGER])
 def test_weights_and_hidden_states_are_those_of_eager(model_type: str) -> None:
     model = tiny(model_type)

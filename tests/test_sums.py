@@ -76,7 +76,12 @@ def situations(draw: st.DrawFn) -> tuple[AttentionCall, TextFacts, TextFacts | N
     n_queries = n_queries if cross else n_keys
     batch, seed = draw(st.integers(1, 3)), draw(st.integers(0, 2**16))
     lengths = draw(st.lists(st.integers(0, n_keys), min_size=batch, max_size=batch))
-    options = {"special_ends": draw(st.booleans()), "left": draw(st.booleans()), "seed": seed}
+    options = {
+        "special_ends": draw(st.booleans()),
+        "left": draw(st.booleans()),
+        "seed": seed,
+        "context": draw(st.booleans()),
+    }
     keys = make_facts(lengths, n_keys, **options, vocabulary=draw(st.integers(1, 6)))
     queries = None
     if cross:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits, tallies_of
 
 
-def plain_hits(ids: list[int], causal: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def plain_hits(ids: list[int], causal: bool, context: list[bool]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The definition: which queries have a key of a pair measure on the side of an offset, and which at the offset."""
     n = len(ids)
     hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
-    for q in range(n):
+    for q in (q for q in range(n) if not context[q]):
         allowed = range(q + 1) if causal else range(n)
         same = {k for k in allowed if k != q and ids[k] == ids[q]}
         followed = {j + 1 for j in range(q) if ids[j] == ids[q] and j + 1 != q}
@@ -24,10 +24,11 @@ def plain_hits(ids: list[int], causal: bool) -> tuple[NDArray[np.float64], NDArr
     return hits, counts
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=24), st.booleans())
-def test_hits_of_fixed_offsets_are_those_of_the_definition(ids: list[int], causal: bool) -> None:
-    hits, counts = pair_hits(np.array(ids), causal=causal)
-    expected = plain_hits(ids, causal)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=24), st.booleans())
+def test_hits_of_fixed_offsets_are_those_of_the_definition(tokens: list[tuple[int, bool]], causal: bool) -> None:
+    ids, context = [number for number, _ in tokens], [before for _, before in tokens]
+    hits, counts = pair_hits(np.array(ids), causal=causal, context=np.array(context))
+    expected = plain_hits(ids, causal, context)
     np.testing.assert_array_equal(hits, expected[0])
     np.testing.assert_array_equal(counts, expected[1])
 

@@ -11,10 +11,20 @@ import typer
 
 from attnscope import __version__
 from attnscope.cli import options
+from attnscope.cli.ablate import ablate
+from attnscope.cli.batch import batch
+from attnscope.cli.compare import compare
+from attnscope.cli.cost import cost
 from attnscope.cli.heads import heads, merge
 from attnscope.cli.heatmap import heatmap
 from attnscope.cli.models import info, models
+from attnscope.cli.page import page
+from attnscope.cli.prune import prune
+from attnscope.cli.relations import relations
+from attnscope.cli.rollout import rollout
 from attnscope.cli.show import show
+from attnscope.cli.split import split
+from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError
 
 app = typer.Typer(
@@ -27,9 +37,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(heatmap)
+app.command()(batch)
+app.command()(page)
 app.command()(heads)
 app.command()(merge)
+app.command()(rollout)
+app.command()(compare)
+app.command()(relations)
+app.command()(ablate)
+app.command()(prune)
 app.command()(show)
+app.command()(trace)
+app.command()(split)
+app.command()(cost)
 app.command()(models)
 app.command()(info)
 

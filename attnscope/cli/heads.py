@@ -1,7 +1,7 @@
 """`attnscope heads` and `attnscope merge`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,13 +9,6 @@ from attnscope.cli import options
 
 if TYPE_CHECKING:
     from attnscope.records.findings import Findings
-
-Formats = Annotated[
-    str | None,
-    typer.Option(
-        "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
-    ),
-]
 
 
 def heads(
@@ -34,18 +27,27 @@ def heads(
         str | None, typer.Option(help="Also print these measures, such as entropy_nats,positional.")
     ] = None,
     chunk: Annotated[int | None, typer.Option(help="Cut long texts into chunks of so many tokens.")] = None,
-    stride: Annotated[int | None, typer.Option(help="How many tokens further the next chunk begins.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="How many tokens further the next chunk begins; overlaps count once.")
+    ] = None,
     frequencies: Annotated[
         Path | None, typer.Option(help="Word counts (word<tab>count), instead of the corpus's own.")
+    ] = None,
+    relations: Annotated[
+        Path | None,
+        typer.Option(help="Annotated texts, or relations.npz: what heads link there joins the roles."),
     ] = None,
     control: Annotated[
         str | None, typer.Option(help="untrained: study the same architecture with random weights beside.")
     ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Take each head that has a role out, and say what changes.")
+    ] = False,
     shard: Annotated[
         str, typer.Option(help="Study a part of the corpus only, such as 2/8; `merge` joins them.")
     ] = "1/1",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
-    formats: Formats = None,
+    formats: options.RecordFormats = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -57,9 +59,13 @@ def heads(
 ) -> None:
     """Say what each head is for: measures and roles with their evidence, over any amount of text.
 
+    The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
+
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
 
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`
+
+    - `attnscope heads --file sample_texts/alice.txt --split paragraph --relations treebank.conllu`
     """
     from attnscope.studies.heads_files import StudyOrder, study
     from attnscope.studies.inputs import LoadOptions, TextsWanted
@@ -67,20 +73,20 @@ def heads(
     order = StudyOrder(
         texts=TextsWanted(text, tuple(file or ()), split, field), probe=probe, thresholds=tuple(thresholds or ()),
         measures=measures, chunk=chunk, stride=stride, frequencies=frequencies, control=control, shard=shard, out=out,
-        formats=formats,
+        formats=formats, relations=relations, causal=causal,
     )  # fmt: skip
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
     with options.progress(quiet) as report:
         findings, paths = study(model, order, loading, report)
     options.say(findings.run.get("notes", ()), quiet)
     print_findings(findings, paths, measures, json)
-    fail_if_not_whole(findings)
+    options.fail_if_not_whole(findings.corpus)
 
 
 def merge(
     parts: Annotated[list[Path], typer.Argument(help="Records of shards (heads.npz), or the folders that hold them.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole.")],
-    formats: Formats = None,
+    formats: options.RecordFormats = None,
     json: options.Json = False,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
@@ -88,7 +94,7 @@ def merge(
 
     findings, paths = merge_files(parts, out, formats)
     print_findings(findings, paths, None, json)
-    fail_if_not_whole(findings)
+    options.fail_if_not_whole(findings.corpus)
 
 
 def print_findings(findings: "Findings", paths: list[Path], measures: str | None, json: bool) -> None:
@@ -111,23 +117,12 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
         print(path)
 
 
-def fail_if_not_whole(findings: "Findings") -> None:
-    """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
+def show_saved(saved: options.Saved) -> None:
+    """Shows a record of heads again."""
+    from attnscope.records.findings import load
+    from attnscope.studies.heads_files import drawn_again
 
-    The result has been printed and written by then: nothing is lost.
-    """
-    import sys
-
-    from attnscope.errors import AttnscopeError
-
-    problems: list[dict[str, Any]] = list(findings.corpus.get("problems", ()))
-    for problem in problems:
-        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
-        print("skipped: " + options.one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
-    if not findings.corpus.get("complete", True):
-        n_texts = findings.corpus["n_texts"]
-        print(f"note: incomplete: this is what the first {n_texts:,} texts say", file=sys.stderr)
-        raise KeyboardInterrupt
-    if problems:
-        what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
-        raise AttnscopeError(f"{what} could not be read", "all the rest was studied, and is in the result")
+    loaded = load(saved.record)
+    paths = drawn_again(loaded, saved.out, saved.formats)
+    options.say(loaded.run.get("notes", ()), saved.quiet)
+    print_findings(loaded, paths, saved.measures, saved.json)

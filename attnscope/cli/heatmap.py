@@ -29,12 +29,8 @@ def heatmap(
     heads: options.Heads = None,
     pick: options.Pick = None,
     query: options.Query = None,
-    words: Annotated[
-        bool, typer.Option("--words", help="Merge word pieces: sum over keys, mean over queries.")
-    ] = False,
-    hide_special: Annotated[
-        bool, typer.Option("--hide-special", help="Leave special tokens out and renormalise each row.")
-    ] = False,
+    words: options.Words = False,
+    hide_special: options.HideSpecial = False,
     pooled: Annotated[
         int | None,
         typer.Option(
@@ -136,3 +132,37 @@ def print_result(
             console.print(query_tables(record, query))
     for path in paths:
         print(path)
+
+
+def show_saved(saved: options.Saved) -> None:
+    """Shows a record of attention weights, or of pooled ones, again."""
+    from attnscope.errors import UsageError
+    from attnscope.records import load, pooled
+    from attnscope.records.storage import schema_of
+    from attnscope.studies.heatmap_files import formats_from, redraw, redraw_pooled
+    from attnscope.views.figures import Style, sheets_of
+
+    style = Style(saved.scale or "fixed", saved.cmap)  # type: ignore[arg-type]  # Style refuses any other
+    named = formats_from(saved.formats or ("text" if saved.out is None else "png"))
+    if saved.out is None and set(named) != {"text"}:
+        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
+    picked = options.heads_from(saved.pick)
+    paths: list[Path] = []
+    shown: Heatmap | PooledHeatmap
+    if schema_of(saved.record) == pooled.POOLED_SCHEMA:
+        if saved.query is not None:
+            raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
+        grid = pooled.load(saved.record)
+        grid = grid if picked is None else grid.only(picked)
+        if saved.out is not None:
+            paths = redraw_pooled(grid, saved.out, named, style)
+        shown = grid
+    else:
+        whole = load(saved.record)
+        whole = whole if picked is None else whole.only(picked)
+        sheets_of(whole, saved.query)  # an unknown query is said before anything is written
+        if saved.out is not None:
+            paths = redraw(whole, saved.out, named, style, saved.query)
+        shown = whole
+    options.say(shown.run.get("notes", ()), saved.quiet)
+    print_result(shown, paths, "text" in named, saved.query, saved.json)

@@ -4,21 +4,38 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.errors import UsageError
+from attnscope.errors import AttnscopeError, UsageError
 
 if TYPE_CHECKING:
-    from attnscope.studies.heads import Progress as Done
-    from attnscope.studies.heads import Report
+    from attnscope.studies.texts import Progress as Done
+    from attnscope.studies.texts import Report
 
 _NUMBERS = re.compile(r"\d+(-\d+)?")
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved record, and how `attnscope show` is to show it; see its options."""
+
+    record: Path
+    out: Path | None
+    formats: str | None
+    query: str | None
+    pick: str | None
+    scale: str | None
+    cmap: str
+    measures: str | None
+    json: bool
+    quiet: bool
 
 
 def numbers_from(given: str | None) -> tuple[int, ...] | None:
@@ -94,6 +111,38 @@ def progress(quiet: bool) -> "Iterator[Report | None]":
         yield report
 
 
+@contextlib.contextmanager
+def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
+    """A progress bar on stderr for work whose steps are counted, with the time left; only on a terminal."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def fail_if_not_whole(corpus: Mapping[str, Any]) -> None:
+    """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
+
+    The result has been printed and written by then: nothing is lost.
+    """
+    problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
+    for problem in problems:
+        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
+        print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
+    if not corpus.get("complete", True):
+        print(f"note: incomplete: this is what {corpus['n_texts']:,} texts say", file=sys.stderr)
+        raise KeyboardInterrupt
+    if problems:
+        what = "1 part of the texts" if len(problems) == 1 else f"{len(problems)} parts of the texts"
+        raise AttnscopeError(f"{what} could not be read", "all the rest was studied, and is in the result")
+
+
 def one_line(message: str) -> str:
     """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
     line = " ".join(message.split())
@@ -110,10 +159,10 @@ def print_json(document: str) -> None:
 
 Files = Annotated[
     list[str] | None,
-    typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; may be given several times."),
+    typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."),
 ]
 Split = Annotated[str, typer.Option(help="What of a text file is one text: line, paragraph or file.")]
-Field = Annotated[str, typer.Option(help="The field of jsonl or csv that holds the text.")]
+Field = Annotated[str, typer.Option(help="The field of jsonl, csv or parquet that holds the text.")]
 Model = Annotated[
     str, typer.Option("-m", "--model", help="A known name (see `attnscope models`), a folder, or a Hub id.")
 ]
@@ -132,6 +181,15 @@ Out = Annotated[
     Path | None,
     typer.Option("-o", "--out", help="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]"),
 ]
+RecordFormats = Annotated[
+    str | None,
+    typer.Option(
+        "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
+    ),
+]
+Kind = Annotated[
+    str | None, typer.Option(help="Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]")
+]
 Scale = Annotated[
     str,
     typer.Option(
@@ -143,6 +201,8 @@ Query = Annotated[
     str | None,
     typer.Option(help="Also show what this token attends to: a token, a word, or a place such as @3."),
 ]
+Words = Annotated[bool, typer.Option("--words", help="Merge word pieces: sum over keys, mean over queries.")]
+HideSpecial = Annotated[bool, typer.Option("--hide-special", help="Leave special tokens out and renormalise each row.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of paths.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")]
 Device = Annotated[str, typer.Option(help="Where the model runs, as torch names it.")]

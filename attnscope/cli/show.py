@@ -1,30 +1,49 @@
 """`attnscope show`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnscope.cli import options
 
-if TYPE_CHECKING:
-    from attnscope.views.figures import Style
+_SHOWN_BY = {
+    "attnscope.heatmap": "heatmap",
+    "attnscope.heads": "heads",
+    "attnscope.pooled": "heatmap",
+    "attnscope.rollout": "rollout",
+    "attnscope.compare": "compare",
+    "attnscope.relations": "relations",
+    "attnscope.ablate": "ablate",
+    "attnscope.trace": "trace",
+    "attnscope.split": "split",
+    "attnscope.cost": "cost",
+}
+"""The module beside this one whose `show_saved` shows a record, by the record's schema without its version."""
 
 
 def show(
     record: Annotated[
-        Path, typer.Argument(help="A record that attnscope saved: weights.npz, record.json, heads.npz, or its folder.")
+        Path, typer.Argument(help="A record that attnscope saved, such as weights.npz or heads.npz, or its folder.")
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Draw its figures into this folder.")] = None,
     formats: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", help="Several of png, svg, pdf, npz, json, csv, text.  [default: png with -o, else text]"
+            "-f",
+            "--format",
+            help="Several of png, svg, pdf, npz, json, csv, parquet, text.  [default: png with -o, else text]",
         ),
     ] = None,
     query: options.Query = None,
     pick: options.Pick = None,
-    scale: options.Scale = "fixed",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            help="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+            "[default: fixed; figure for rollout]"
+        ),
+    ] = None,
     cmap: options.Cmap = "Blues",
     measures: Annotated[
         str | None, typer.Option(help="Of heads: also print these measures, such as entropy_nats,positional.")
@@ -33,90 +52,12 @@ def show(
     quiet: options.Quiet = False,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
-    from attnscope.errors import UsageError
-    from attnscope.records.findings import HEADS_SCHEMA
-    from attnscope.records.pooled import POOLED_SCHEMA
-    from attnscope.records.storage import schema_of
-    from attnscope.views.figures import Style
+    from importlib import import_module
 
-    record = _file_of(record)
-    schema = schema_of(record)
-    if schema == HEADS_SCHEMA:
-        _show_heads(record, out, formats, measures, json, quiet)
-    elif schema == POOLED_SCHEMA:
-        if query is not None:
-            raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
-        _show_pooled(record, out, formats, pick, Style(scale, cmap), json, quiet)  # type: ignore[arg-type]
-    else:  # a file that names no schema is refused there
-        style = Style(scale, cmap)  # type: ignore[arg-type]  # as in heatmap
-        _show_heatmap(record, out, formats, query, pick, style, json, quiet)
+    from attnscope.records.storage import file_of, schema_of
 
-
-def _show_heatmap(
-    record: Path,
-    out: Path | None,
-    formats: str | None,
-    query: str | None,
-    pick: str | None,
-    style: "Style",
-    json: bool,
-    quiet: bool,
-) -> None:
-    """Draws a record of attention weights."""
-    from attnscope.cli.heatmap import print_result
-    from attnscope.errors import UsageError
-    from attnscope.records import load
-    from attnscope.studies.heatmap_files import formats_from, redraw
-    from attnscope.views.figures import sheets_of
-
-    named = formats_from(formats or ("text" if out is None else "png"))
-    if out is None and set(named) != {"text"}:
-        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-    picked = options.heads_from(pick)
-    loaded = load(record)
-    if picked is not None:
-        loaded = loaded.only(picked)
-    sheets_of(loaded, query)  # an unknown query is said before anything is written
-    paths = [] if out is None else redraw(loaded, out, named, style, query)
-    options.say(loaded.run.get("notes", ()), quiet)
-    print_result(loaded, paths, "text" in named, query, json)
-
-
-def _show_pooled(
-    record: Path, out: Path | None, formats: str | None, pick: str | None, style: "Style", json: bool, quiet: bool
-) -> None:
-    """Draws a record of pooled maps."""
-    from attnscope.cli.heatmap import print_result
-    from attnscope.errors import UsageError
-    from attnscope.records.pooled import load
-    from attnscope.studies.heatmap_files import formats_from, redraw_pooled
-
-    named = formats_from(formats or ("text" if out is None else "png"))
-    if out is None and set(named) != {"text"}:
-        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-    loaded = load(record)
-    if (picked := options.heads_from(pick)) is not None:
-        loaded = loaded.only(picked)
-    paths = [] if out is None else redraw_pooled(loaded, out, named, style)
-    options.say(loaded.run.get("notes", ()), quiet)
-    print_result(loaded, paths, "text" in named, None, json)
-
-
-def _show_heads(
-    record: Path, out: Path | None, formats: str | None, measures: str | None, json: bool, quiet: bool
-) -> None:
-    """Draws a record of heads."""
-    from attnscope.cli.heads import print_findings
-    from attnscope.records.findings import load
-    from attnscope.studies.heads_files import drawn_again
-
-    loaded = load(record)
-    paths = drawn_again(loaded, out, formats)
-    options.say(loaded.run.get("notes", ()), quiet)
-    print_findings(loaded, paths, measures, json)
-
-
-def _file_of(record: Path) -> Path:
-    """The record in a folder, if it is one."""
-    known = ("heads.npz", "weights.npz", "pooled.npz", "record.json")
-    return next((record / name for name in known if (record / name).is_file()), record)
+    record = file_of(record)
+    # A file that names no schema is refused as a heatmap.
+    module = _SHOWN_BY.get(schema_of(record).partition("/")[0], "heatmap")
+    saved = options.Saved(record, out, formats, query, pick, scale, cmap, measures, json, quiet)
+    import_module(f"attnscope.cli.{module}").show_saved(saved)

@@ -175,6 +175,7 @@ class TextFacts:
         log_frequency: (batch, token), float, finite: natural log of each token's relative frequency in the corpus.
         embeddings: (batch, token, d), float: each token's static embedding (the input layer's row), of length 1.
         rarest: (batch,), int64: where the text's rarest token lies; -1 = there is none.
+        context: (batch, token), bool: tokens that are there for others to attend to: as queries they count nothing.
 
     Raises:
         ValueError: Shapes do not fit together, or a log frequency is not finite.
@@ -190,6 +191,7 @@ class TextFacts:
     log_frequency: Tensor | None = None
     embeddings: Tensor | None = None
     rarest: Tensor | None = None
+    context: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = self.real.shape
@@ -202,10 +204,15 @@ class TextFacts:
             expected = shape[:1] if name == "rarest" else shape
             if tensor.shape[: len(expected)] != expected or tensor.ndim != len(expected) + (name == "embeddings"):
                 raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(shape)}")
-            if name in ("real", "special", "cls", "sep", "punctuation") and tensor.dtype != torch.bool:
+            if name in ("real", "special", "cls", "sep", "punctuation", "context") and tensor.dtype != torch.bool:
                 raise TypeError(f"{name} must be boolean; got {tensor.dtype}")
         if self.log_frequency is not None and not bool(self.log_frequency[self.real].isfinite().all()):
             raise ValueError("log_frequency must be finite: a token that was never counted has no frequency of 0")
+
+    @functools.cached_property
+    def asking(self) -> Tensor:
+        """(batch, token), bool: the tokens that count as queries."""
+        return self.real if self.context is None else self.real & ~self.context
 
     @functools.cached_property
     def first(self) -> Tensor:
@@ -417,7 +424,7 @@ class Ground:
 
 
 def ground(
-    allowed: Tensor, keys: TextFacts, query_real: Tensor, queries: slice, key_range: slice, *, own_text: bool,
+    allowed: Tensor, keys: TextFacts, asking: Tensor, queries: slice, key_range: slice, *, own_text: bool,
     dtype: torch.dtype = torch.float64, columns: dict[str, Tensor] | None = None,
 ) -> Ground:  # fmt: skip
     """Works out for some queries what does not depend on the head.
@@ -425,7 +432,7 @@ def ground(
     Args:
         allowed: Which key each may attend to, (batch, mask head, query, key), bool; mask head is 1 if all share it.
         keys: The texts of the keys.
-        query_real: Which of the queries are tokens, (batch, query).
+        asking: Which of the queries are tokens that count, (batch, query).
         queries: Which queries these are.
         key_range: Which keys these are; queries may attend to no others.
         own_text: Whether queries and keys are of one text.
@@ -434,7 +441,7 @@ def ground(
     """
     may = allowed.to(dtype)
     n_allowed = may.sum(-1)
-    counted = (n_allowed > 0) & query_real[:, None]
+    counted = (n_allowed > 0) & asking[:, None]
     share = 1 / n_allowed.clamp(min=1)
     uniform = linear_rows(may * share[..., None], keys, queries, key_range, own_text=own_text, columns=columns)
     some_active = counted & (uniform["active"] > 0)
@@ -754,7 +761,7 @@ def measures_of_weights(
         texts = slice(t, t + 1)
         text = keys.part(texts)
         part = weights[texts].double()
-        given = ground(may[texts], text, of_queries.real[texts], *everything, own_text=own_text)
+        given = ground(may[texts], text, of_queries.asking[texts], *everything, own_text=own_text)
         band = add_uniform(uniform, texts, given)
         rows = linear_rows(part, text, *everything, own_text=own_text)
         rows |= _rows_of_weights(part, text, given, rows)

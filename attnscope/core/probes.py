@@ -252,3 +252,100 @@ def _only_heads(call: AttentionCall, heads: tuple[int, ...]) -> AttentionCall:
         bias=of_heads(call.bias),
         sinks=None if call.sinks is None else call.sinks[chosen],
     )
+
+
+Place = tuple[Kind, int]
+"""One attention of a model: its kind, and its layer within the kind."""
+
+
+class Gate:
+    """Multiplies each head's output by a number, before the output projection mixes the heads.
+
+        o'_h = xi_h * o_h + (1 - xi_h) * m_h
+
+    xi = 1 leaves the head as it is, bit for bit; xi = 0 takes it out and puts m_h in its place: nothing (zero
+    ablation), or a vector that does not depend on the token, such as the mean of its outputs (mean ablation).
+    Differentiable in xi: attention is computed by `attend`, whose output has a gradient.
+
+    Heads are query heads: where queries are grouped, the others of a group stay as they are.
+
+    Args:
+        factors: xi of the heads of a place, (n_heads,) for all texts alike or (batch, n_heads). Places that are not
+            named stay as they are.
+        stand_ins: m of the heads of a place, (n_heads, d_value) or (batch, n_heads, d_value). Without it m is 0.
+
+    Source:
+        xi: Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 2.3. Mean ablation: Wang et al. 2023,
+        Interpretability in the Wild, section 2.2 (ours has one mean for all positions, as `Means` gives it).
+    """
+
+    def __init__(self, factors: Mapping[Place, Tensor], stand_ins: Mapping[Place, Tensor] | None = None) -> None:
+        self.factors = dict(factors)
+        self.stand_ins = dict(stand_ins or {})
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention and gates its heads.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value).
+
+        Raises:
+            ValueError: There are not as many factors as heads, or as texts.
+        """
+        output = attend(call)
+        place = (call.kind, call.layer)
+        factors = self.factors.get(place)
+        if factors is None:
+            return output
+        self._check(place, factors, call)
+        factors = factors.to(output.device, output.dtype)[..., None, None]
+        gated = output * factors
+        stand_in = self.stand_ins.get(place)
+        if stand_in is not None:
+            gated = gated + (1 - factors) * stand_in.to(output.device, output.dtype)[..., None, :]
+        return gated
+
+    @staticmethod
+    def _check(place: Place, factors: Tensor, call: AttentionCall) -> None:
+        # Broadcasting would let one text's factors stand for all heads.
+        batch, n_heads = call.query.shape[:2]
+        if tuple(factors.shape) not in ((n_heads,), (batch, n_heads)):
+            kind, layer = place
+            raise ValueError(
+                f"{kind} layer {layer} has {n_heads} heads and {batch} texts; got factors {tuple(factors.shape)}"
+            )
+
+
+class Means:
+    """Adds up each head's output over all real queries of all texts: their mean is what mean ablation puts in.
+
+    Args:
+        real: Which queries are real, (batch, query), bool, by kind; a kind that is not there has no padding.
+
+    Attributes:
+        sums: Place -> sum of the outputs, (n_heads, d_value), float64, on the CPU.
+        counts: Place -> over how many queries.
+    """
+
+    def __init__(self, real: Mapping[Kind, Tensor] | None = None) -> None:
+        self._real = dict(real or {})
+        self.sums: dict[Place, Tensor] = {}
+        self.counts: dict[Place, int] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and adds up what its heads put out."""
+        output = attend(call)
+        place = (call.kind, call.layer)
+        real = self._real.get(call.kind)
+        held = output.detach()
+        if real is not None:
+            real = real.to(held.device)
+            held = held.masked_fill(~real[:, None, :, None], 0.0)
+        found = held.to(torch.float64).sum((0, 2)).cpu()
+        n = held.shape[0] * held.shape[2] if real is None else int(real.sum())
+        self.sums[place] = found if place not in self.sums else self.sums[place] + found
+        self.counts[place] = self.counts.get(place, 0) + n
+        return output

@@ -168,7 +168,7 @@ def multi_head(
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     if n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
         raise ValueError(f"{n_heads} query heads are not a multiple of {n_kv_heads} key/value heads")
-    queries, keys, values = _projected(query, q), _projected(key, k), _projected(value, v)
+    queries, keys, values = projected(query, q), projected(key, k), projected(value, v)
     for name, rows, heads in (("query", queries, n_heads), ("key", keys, n_kv_heads), ("value", values, n_kv_heads)):
         if rows.ndim != 2 or rows.shape[1] % heads:
             raise ValueError(f"{name} {rows.shape} is not (token, width) with a width divisible by {heads} heads")
@@ -190,7 +190,104 @@ def multi_head(
         )
         heads_out.append(head_output)
         weights.append(head_weights)
-    return _projected(np.concatenate(heads_out, axis=1), out), np.stack(weights)
+    return projected(np.concatenate(heads_out, axis=1), out), np.stack(weights)
+
+
+def head_steps(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    scale: float,
+    *,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    softcap: float | None = None,
+    sink: float | None = None,
+) -> dict[str, Array]:
+    """One head, with everything on the way from dot products to output; the formulas are those of `attention`.
+
+    Args:
+        query: (query, d_head).
+        key: (key, d_head).
+        value: (key, d_value).
+        scale: Factor on the dot products.
+        mask: Boolean, (query, key), True = may attend; None = all may.
+        bias: Added to the scores, (query, key).
+        softcap: Bound of the scores; None = none.
+        sink: The head's extra score; None = none.
+
+    Returns:
+        By name, each (query, key) if not said otherwise: dot_products; scores (scaled); capped_scores, biased_scores,
+        masked_scores (-inf where not allowed), each only where there is such a thing; exponentials (of the score less
+        the row's largest); sink (query, 1), if there is one; weights; weighted_values (query, key, d_value);
+        head_output (query, d_value). A row that may attend to nothing has NaN exponentials, and weights of zero.
+    """
+    queries, keys, values = _float64(query), _float64(key), _float64(value)
+    may = None if mask is None else np.asarray(mask)
+    added = None if bias is None else _float64(bias)
+    (n_queries, d_head), n_keys, d_value = queries.shape, keys.shape[0], values.shape[1]
+    names = ["dot_products", "scores"]
+    for name, given in (("capped_scores", softcap), ("biased_scores", added), ("masked_scores", may)):
+        names += [name] if given is not None else []
+    steps = {name: np.zeros((n_queries, n_keys)) for name in (*names, "exponentials", "weights")}
+    if sink is not None:
+        steps["sink"] = np.zeros((n_queries, 1))
+    steps["weighted_values"] = np.zeros((n_queries, n_keys, d_value))
+    steps["head_output"] = np.zeros((n_queries, d_value))
+    for q in range(n_queries):
+        scores: list[float] = []
+        for k in range(n_keys):
+            dot = 0.0
+            for d in range(d_head):
+                dot += queries[q, d] * keys[k, d]
+            score = dot * scale
+            steps["dot_products"][q, k], steps["scores"][q, k] = dot, score
+            if softcap is not None:
+                score = steps["capped_scores"][q, k] = softcap * math.tanh(score / softcap)
+            if added is not None:
+                score = steps["biased_scores"][q, k] = score + added[q, k]
+            if may is not None:
+                score = steps["masked_scores"][q, k] = score if may[q, k] else -math.inf
+            scores.append(score)
+        largest = max(scores, default=-math.inf)
+        if largest == -math.inf:
+            steps["exponentials"][q] = math.nan
+            continue
+        total = 0.0 if sink is None else math.exp(sink - largest)
+        if sink is not None:
+            steps["sink"][q, 0] = total
+        for k, score in enumerate(scores):
+            steps["exponentials"][q, k] = math.exp(score - largest)
+            total += steps["exponentials"][q, k]
+        for k in range(n_keys):
+            weight = steps["weights"][q, k] = steps["exponentials"][q, k] / total
+            for d in range(d_value):
+                steps["weighted_values"][q, k, d] = weight * values[k, d]
+                steps["head_output"][q, d] += weight * values[k, d]
+    return steps
+
+
+def rotated(rows: ArrayLike, cos: ArrayLike, sin: ArrayLike, partner: Sequence[int]) -> Array:
+    """Rotary positions: rotated_i = x_i cos_i + x_partner(i) sin_i, each row by its own angles.
+
+    Args:
+        rows: (token, d_head).
+        cos: (token, d_head).
+        sin: (token, d_head), with its sign.
+        partner: The column that each one is turned with, (d_head,).
+
+    Returns:
+        (token, d_head).
+
+    Source:
+        Su et al. 2021, section 3.4.2, equation 34, with columns paired as the model pairs them.
+    """
+    given, cosines, sines = _float64(rows), _float64(cos), _float64(sin)
+    turned = np.zeros(given.shape)
+    for t in range(given.shape[0]):
+        for i in range(given.shape[1]):
+            turned[t, i] = given[t, i] * cosines[t, i] + given[t, partner[i]] * sines[t, i]
+    return turned
 
 
 def _float64(array: ArrayLike) -> Array:
@@ -212,7 +309,19 @@ def _of_head(array: ArrayLike | None, head: int, n_heads: int) -> NDArray[np.gen
     return whole[head] if whole.ndim == 3 else whole
 
 
-def _projected(rows: ArrayLike, projection: Projection | None) -> Array:
+def projected(rows: ArrayLike, projection: Projection | None) -> Array:
+    """Rows through a linear map.
+
+    Args:
+        rows: (token, width in).
+        projection: The map; None = identity.
+
+    Returns:
+        (token, width out).
+
+    Raises:
+        ValueError: The map does not fit the rows.
+    """
     given = _float64(rows)
     if projection is None:
         return given

@@ -8,6 +8,9 @@ One pass of the tile kernel (core.wide) serves the model its output and all meas
 * Row maxima, entropies and root-mean-squares take a pass each over weights that lie in the cache.
 
 What depends on the texts and the mask alone is worked out once and serves all layers.
+
+The tile kernel serves long texts too: row maxima need it, and once it runs, all else costs it less than attention on
+wide values would beside it (that takes as long again as the tiles from 1024 keys on, see benchmarks/kernels.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -144,7 +147,7 @@ class _Place:
     """What one block's queries and keys are, whatever the head.
 
     Attributes:
-        real: Queries that are tokens, (text, query).
+        real: Queries that are tokens, and no mere context, (text, query).
         all_real: Whether all are.
         counted: As Ground's, as numbers; likewise defined.
         inverse_log: 1 / ln n_q where relative_entropy is defined, (text, mask head, query).
@@ -213,7 +216,7 @@ class _Plan:
         kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else 2 * len(_FUNCTIONS))
         self.keeps = kept <= KEPT_NUMBERS
         self._texts: dict[int, tuple[TextFacts, dict[str, Tensor]]] = {}
-        self.places = [self._place(block, mask_heads, queries.real) for block in self.blocks]
+        self.places = [self._place(block, mask_heads, queries.asking) for block in self.blocks]
 
     def texts(self, block: Block) -> tuple[TextFacts, dict[str, Tensor]]:
         """The facts of a block's texts, and what their keys are worth; worked out once for all blocks of a text."""
@@ -222,9 +225,9 @@ class _Plan:
             self._texts[block.texts.start] = facts, key_columns(facts, self.dtype)
         return self._texts[block.texts.start]
 
-    def _place(self, block: Block, mask_heads: int, query_real: Tensor) -> _Place:
+    def _place(self, block: Block, mask_heads: int, asking: Tensor) -> _Place:
         facts, columns = self.texts(block)
-        real = query_real[block.texts, block.queries]
+        real = asking[block.texts, block.queries]
         allowed = block.allowed(self.device)
         n_texts, n_queries, n_keys = block.shape
         if allowed is None:

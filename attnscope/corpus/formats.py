@@ -13,8 +13,8 @@ from attnscope.corpus.lines import UnreadableError
 Split = Literal["line", "paragraph", "file"]
 """What of a plain text file is one text; paragraphs are divided by blank lines."""
 
-Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
-"""How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; anything else is plain text."""
+Format = Literal["auto", "txt", "jsonl", "csv", "tsv", "parquet"]
+"""How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; .parquet; else it is plain text."""
 
 BAD_LINES = 10
 """So many lines of one source may be malformed before the rest of it is given up."""
@@ -46,7 +46,9 @@ class Problem:
 def format_of(name: str) -> Format:
     """How a file of that name is read."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() not in {".gz", ".zst"}]
-    known: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv"}
+    known: dict[str, Format] = {
+        ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
+    }  # fmt: skip
     return known.get(suffixes[-1], "txt") if suffixes else "txt"
 
 
@@ -107,20 +109,28 @@ def read_jsonl(lines: Iterator[str], field: str, bad: BadLines) -> Iterator[tupl
             bad.add(number, entry)
             continue
         used = field if field in entry or "input_ids" not in entry else "input_ids"
-        match entry.get(used):
-            case str(text) if is_unicode(text):
-                yield number, text
-            case str():
-                bad.add(number, f'"{used}" is not valid Unicode: it holds half of a surrogate pair')
-            case list(ids) if all(map(is_id, ids)):
-                yield number, tuple(ids)
-            case _ if used in entry:
-                bad.add(
-                    number, f'"{used}" is neither a text nor a list of token numbers: {shortened(repr(entry[used]))}'
-                )
-            case _:
-                there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
-                bad.add(number, f'no field "{used}": {shortened(there)}')
+        if used not in entry:
+            there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
+            bad.add(number, f'no field "{used}": {shortened(there)}')
+            continue
+        found, reason = text_or_ids(used, entry[used])
+        if reason:
+            bad.add(number, reason)
+        elif found is not None:
+            yield number, found
+
+
+def text_or_ids(field: str, value: Any) -> tuple[str | tuple[int, ...] | None, str]:
+    """What a field holds, a text or token numbers, and an empty reason; or nothing, and what is wrong with it."""
+    match value:
+        case str(text) if is_unicode(text):
+            return text, ""
+        case str():
+            return None, f'"{field}" is not valid Unicode: it holds half of a surrogate pair'
+        case list(ids) if all(map(is_id, ids)):
+            return tuple(ids), ""
+        case _:
+            return None, f'"{field}" is neither a text nor a list of token numbers: {shortened(repr(value))}'
 
 
 def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) -> Iterator[tuple[int, str]]:

@@ -23,7 +23,9 @@ from attnscope.corpus.formats import (
     read_jsonl,
 )
 from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
+from attnscope.corpus.parquet import read_parquet
 from attnscope.errors import AttnscopeError
+from attnscope.records.parquet import arrow
 from attnscope.text import is_blank
 
 
@@ -71,8 +73,8 @@ class Corpus:
         files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are looked up at once, their
             matches sorted by name; a file that comes twice is read once, where it comes first.
         split: What of a plain text file is one text.
-        field: The field (jsonl) or column (CSV) that holds the text. In jsonl it may also be a list of token numbers;
-            a line without the field may have `input_ids`.
+        field: The field (jsonl) or column (CSV, Parquet) that holds the text. In jsonl and Parquet it may also be a
+            list of token numbers; where there is no such field, there may be `input_ids`.
         format: How to read all of them.
 
     Attributes:
@@ -85,7 +87,7 @@ class Corpus:
 
     Raises:
         AttnscopeError: No file is given, an argument is unknown, or a .zst is named and cannot be read for want of
-            the extra [zst]. While iterating: there is no text at all.
+            the extra [zst], or a .parquet for want of [parquet]. While iterating: there is no text at all.
     """
 
     def __init__(
@@ -111,6 +113,8 @@ class Corpus:
         self._stdin: Replay | None = None
         if any(name.endswith(".zst") for name in self.sources):
             zstd()
+        if any(self._format_of(name) == "parquet" for name in self.sources):
+            arrow()
 
     @property
     def n_bytes(self) -> int | None:
@@ -152,9 +156,15 @@ class Corpus:
     def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...]]]":
         """Texts and token numbers of one source, with the lines that they begin on; blank ones too."""
         bad = BadLines(name, self.problems)
+        wanted = self._format_of(name)
         with self._open(source) as file:
+            if wanted == "parquet":
+                if isinstance(file, Replay):
+                    raise UnreadableError("Parquet is read from files alone: its table of contents is at the end")
+                yield from read_parquet(file, self.field, bad, self._count_bytes)
+                return
             lines = lines_of(decompressed(read_pieces(file, self._count_bytes), name))
-            match format_of(name) if self.format == "auto" else self.format:
+            match wanted:
                 case "jsonl":
                     yield from read_jsonl(lines, self.field, bad)
                 case "csv":
@@ -163,6 +173,9 @@ class Corpus:
                     yield from read_csv(lines, self.field, "\t", bad)
                 case _:
                     yield from SPLITTERS[self.split](lines)
+
+    def _format_of(self, name: str) -> Format:
+        return format_of(name) if self.format == "auto" else self.format
 
     def _open(self, source: str) -> "BinaryIO | Replay":
         if source != "-":

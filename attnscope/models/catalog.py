@@ -4,6 +4,7 @@ Knows no torch, no transformers and nothing of what is in the weights: it finds 
 for a model that is not here learns within seconds what to install or to set.
 """
 
+import contextlib
 import difflib
 import hashlib
 import importlib.metadata
@@ -161,6 +162,39 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
     return Source(spec, spec, cached, repo_id=spec, origin=f"Hugging Face Hub, {spec}@{cached.name[:12]}")
 
 
+def find_config(spec: str) -> Source:
+    """Finds the configuration that `spec` means, with or without weights: as `resolve`, or a config.json itself.
+
+    Of a Hub model that is not in the cache, config.json alone is downloaded.
+
+    Raises:
+        AttnscopeError: There is no such configuration, or it cannot be downloaded.
+    """
+    if spec in BUILT_IN:
+        raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope info own`")
+    path = Path(spec).expanduser()
+    try:
+        if spec not in KNOWN and path.name == "config.json" and path.is_file():
+            path = path.parent
+        if spec not in KNOWN and path.is_dir():
+            if not (path / "config.json").is_file():
+                raise AttnscopeError(f"{spec} holds no config.json", "a model's folder holds one")
+            path = path.resolve()
+            return Source(spec, path.name or str(path), path, origin=f"folder {path}")
+    except OSError as error:
+        raise AttnscopeError(f"cannot look into {spec[:80]}: {_one_line(error)[:80]}", "give another folder") from error
+    repo_id = spec
+    if spec in KNOWN:
+        installed = _installed_folder(KNOWN[spec])
+        if installed:
+            return Source(spec, spec, installed, KNOWN[spec].repo_id, origin=f"package {KNOWN[spec].package}")
+        repo_id = KNOWN[spec].repo_id
+    if not _HUB_ID.fullmatch(repo_id) or "--" in repo_id or ".." in repo_id:
+        raise AttnscopeError(f"there is no folder {spec}", f"try {_names()}, a folder, or a Hub id such as org/name")
+    folder = _config_folder(repo_id, known_as=spec if spec in KNOWN else "")
+    return Source(spec, spec, folder, repo_id=repo_id, origin=f"Hugging Face Hub, {repo_id}@{folder.name[:12]}")
+
+
 def read_config(source: Source) -> dict[str, Any]:
     """The model's configuration, as config.json holds it."""
     folder = _folder(source)
@@ -237,6 +271,18 @@ def verify(source: Source) -> str:
 
 _hash_lock = threading.Lock()
 _hashed: dict[tuple[Path, int, int], str] = {}
+
+
+def hashes() -> dict[tuple[Path, int, int], str]:
+    """The hashes that this process knows, by path, size and time of change, for processes that it starts."""
+    with _hash_lock:
+        return dict(_hashed)
+
+
+def know(found: dict[tuple[Path, int, int], str]) -> None:
+    """Takes over what `hashes` of another process gave: files that have not changed need no hashing again."""
+    with _hash_lock:
+        _hashed.update(found)
 
 
 def _file_sha256(path: Path) -> str:
@@ -342,6 +388,24 @@ def _cached_folder(repo_id: str, allow_pickle: bool = False) -> Path | None:
     except (OSError, ValueError, AttnscopeError):
         return None
     return folder
+
+
+def _config_folder(repo_id: str, known_as: str = "") -> Path:
+    """The snapshot of a Hub model that holds its config.json: from the cache, else downloaded without the rest."""
+    home = _cache() / f"models--{repo_id.replace('/', '--')}"
+    with contextlib.suppress(OSError, ValueError):
+        cached = home / "snapshots" / (home / "refs" / "main").read_text("ascii").strip()
+        if (cached / "config.json").is_file():
+            return cached
+    from huggingface_hub import constants, hf_hub_download
+
+    if constants.HF_HUB_OFFLINE:
+        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
+    try:
+        found = _within(2 * HUB_PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json"))
+    except Exception as error:  # as in _download
+        raise _explain(error, repo_id, known_as) from error
+    return Path(found).parent
 
 
 def _download(repo_id: str, allow_pickle: bool = False, trust_remote_code: bool = False, *, known_as: str = "") -> Path:

@@ -159,7 +159,14 @@ def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, li
 
 
 def perform(
-    model: PreTrainedModel, inputs: Mapping[str, Any], plan: Plan, probe: Probe, light_from: int | None = None
+    model: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    plan: Plan,
+    probe: Probe,
+    light_from: int | None = None,
+    *,
+    through: Callable[..., Any] | None = None,
+    skipped: Mapping[nn.Module, int] | None = None,
 ) -> Any:
     """Runs a model with the probe at the seam of every attention; returns what its forward returned.
 
@@ -169,18 +176,22 @@ def perform(
         plan: Which call is which layer.
         probe: What happens at the seam.
         light_from: Keys from which masks are handed over by key alone; None = never (see `Light`).
+        through: What is called instead of the model, to run it: with a head on top, say, or only in part.
+        skipped: How many of its first calls a module does not make, as a part of the model is not computed.
 
     Raises:
         AttnscopeError: It computed other attentions than the plan says; or changed a mask that says less than it seems.
     """
-    return _forward(model, inputs, _Run(plan, probe, light_from))[0]
+    return _forward(model, inputs, _Run(plan, probe, light_from, calls=Counter(skipped or {})), through)[0]
 
 
-def _forward(model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run) -> tuple[Any, list[Seen]]:
+def _forward(
+    model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run, through: Callable[..., Any] | None = None
+) -> tuple[Any, list[Seen]]:
     with switched(model, implementation_for(model)):
         token = _run.set(run)
         try:
-            output = model(**inputs)
+            output = (through or model)(**inputs)
         finally:
             _run.reset(token)
     run.check_complete()

@@ -39,6 +39,12 @@ class HuggingFaceTokenizer:
         )
         self.type_ids = self._odd_type_ids()
 
+    @property
+    def mask_id(self) -> int | None:
+        """The number of the token that stands for a hidden one; None where there is none."""
+        found = getattr(self._backend, "mask_token_id", None)
+        return found if isinstance(found, int) else None
+
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
         special = set(self._backend.all_special_ids)

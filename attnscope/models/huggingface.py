@@ -15,6 +15,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,19 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import logging as transformers_logging
 
 from attnscope.core.attention import Kind, Probe
-from attnscope.core.probes import Weights
+from attnscope.core.probes import Place, Weights
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import check_device, dtype_of
 from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, takes_light_masks, tolerance
-from attnscope.models.hf_examples import pad_id, standing_arguments, vocab_size
+from attnscope.models.hf_examples import examples, pad_id, standing_arguments, vocab_size
+from attnscope.models.hf_outputs import blocks_of_plan, can_resume, loss_of, run_with_logits, skipped_calls
 from attnscope.models.hf_seam import LIGHT_FROM, perform, switched
 from attnscope.models.hf_survey import Survey, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.model import Batch, ModelInfo
+from attnscope.models.hf_weights import Slice, head_slices
+from attnscope.models.model import Batch, Loss, ModelInfo
+from attnscope.models.rerun import Outputs, Rerun
 from attnscope.records import Tokens
 
 
@@ -83,6 +87,71 @@ class HuggingFaceModel:
         """
         return self.run_inputs(self._inputs(batch), probe)
 
+    @cached_property
+    def loss(self) -> Loss | None:
+        """What its language-model head predicts; None without one that does."""
+        return loss_of(self._model, self.info.kinds) if self._found.road == "seam" else None
+
+    @cached_property
+    def resumes(self) -> bool:
+        """Whether what `rerun` gives from a layer on is what a whole forward gives; tried once."""
+        if self._found.road != "seam":
+            return False
+        example = examples(self._base)[1].inputs
+        rerun = self._rerun(
+            Batch(example["input_ids"], target_ids=example.get("decoder_input_ids")),
+            logits=self.loss is not None,
+            blocks=blocks_of_plan(self._base, self._found.plan),
+        )
+        with torch.no_grad():
+            return can_resume(rerun, self._found.plan, self._base)
+
+    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True) -> Outputs:
+        """As `run`, with what the language-model head predicts, if there is one and it is asked for."""
+        return self._outputs(batch, probe, logits=logits)
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        blocks = blocks_of_plan(self._base, self._found.plan) if self.resumes else []
+        return self._rerun(batch, logits=logits, blocks=blocks)
+
+    def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
+        """Which of its weights are the heads' alone; see hf_weights.head_slices."""
+        if self._found.road != "seam":
+            raise AttnscopeError(
+                f"{self.info.name} does not pass its attention through the seam: its heads cannot be told apart",
+                "only its weights can be seen: attnscope heatmap",
+            )
+        return head_slices(self._model, self._base, self._found, heads)
+
+    def _rerun(self, batch: Batch, *, logits: bool, blocks: Sequence[nn.Module]) -> Rerun:
+        def forward(given: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
+            skipped = skipped_calls(self._found.plan, block_of, first)
+            return self._outputs(given, probe, logits=logits, skipped=skipped)
+
+        return Rerun(forward, batch, blocks)
+
+    def _outputs(
+        self, batch: Batch, probe: Probe, *, logits: bool, skipped: Mapping[nn.Module, int] | None = None
+    ) -> Outputs:
+        given = self._given(self._inputs(batch))
+        if self._found.road != "seam":
+            raise AttnscopeError(
+                f"{self.info.name} does not pass its attention through the seam: its heads cannot be changed",
+                "only its weights can be seen: attnscope heatmap",
+            )
+        if logits and self.loss is not None:
+            return run_with_logits(self._model, self._base, given, self._found.plan, probe, skipped)
+        hidden = hidden_states(perform(self._base, given, self._found.plan, probe, skipped=skipped))
+        if hidden is None:
+            raise AttnscopeError(f"{self.info.name} returns no hidden states")
+        return Outputs(hidden)
+
+    def _given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """All that the forward gets, on the model's device."""
+        given = {**standing_arguments(self._base), **self._found.extras, **inputs}
+        return {name: x.to(self._base.device) if isinstance(x, Tensor) else x for name, x in given.items()}
+
     def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
         """Runs whatever the model's forward takes: pixel_values, input_features … Otherwise as `run`.
 
@@ -90,8 +159,7 @@ class HuggingFaceModel:
             inputs: Arguments of the forward by name.
             probe: What happens at the seam.
         """
-        given = {**standing_arguments(self._base), **self._found.extras, **inputs}
-        given = {name: x.to(self._base.device) if isinstance(x, Tensor) else x for name, x in given.items()}
+        given = self._given(inputs)
         if self._found.road == "seam":
             output = perform(self._base, given, self._found.plan, probe, self._light_from(given))
         else:
@@ -190,6 +258,10 @@ class HuggingFaceModel:
             written.pop()
         return self.tokenizer.extend(self.tokenizer.encode_ids(written[:1]), written[1:])
 
+    def modules(self) -> list[nn.Module]:
+        """The transformers model, without what it has on top for its task."""
+        return [self._base]
+
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
         found: Tensor = self._base.get_input_embeddings()(ids.to(self._base.device))
@@ -214,7 +286,8 @@ class HuggingFaceModel:
         if mask is not None:
             inputs["attention_mask"] = mask.long()
         segments = batch.segments
-        if segments is not None and bool(segments.any()) and getattr(self._base.config, "type_vocab_size", 0) < 2:
+        # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
+        if segments is not None and (not bool(segments.any()) or getattr(self._base.config, "type_vocab_size", 0) < 2):
             segments = None
         if "token_type_ids" in accepted and (segments is not None or self.tokenizer.type_ids):
             types = torch.zeros_like(ids) if segments is None else segments.clone()
@@ -432,18 +505,28 @@ def _read_model(
     except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
         raise _explain(error, source) from error
     missing = sorted(report["missing_keys"])
-    needed = [key for key in missing if not _HEAD.search(key)]
+    parts = {key: _head_of(key, model) for key in missing}
+    needed = [key for key, head in parts.items() if not head]
     if needed:
         raise AttnscopeError(
             f"{source.name} lacks {len(needed)} weights, such as {needed[0]}, and random ones would take their place",
             "the files are incomplete, or of another model than config.json describes",
         )
-    heads = sorted({_HEAD.search(key)[0].strip(".") for key in missing})  # type: ignore[index]
+    heads = sorted(set(parts.values()))
     notes = [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
-    if any("lm_head" in head for head in heads):
+    if any(head != "pooler" for head in heads):
         # It would write noise.
         model = model.base_model
     return model, notes
+
+
+def _head_of(key: str, model: PreTrainedModel) -> str:
+    """The part on top of the base model that a weight belongs to; "" for one of the base model's own."""
+    found = _HEAD.search(key)
+    if found:
+        return found[0].strip(".")
+    prefix = model.base_model_prefix
+    return key.partition(".")[0] if model.base_model is not model and not key.startswith(f"{prefix}.") else ""
 
 
 _HEAD = re.compile(
@@ -452,12 +535,13 @@ _HEAD = re.compile(
 
 
 def _auto_class(config: Any, *, is_gguf: bool) -> Any:
-    """With its head where it can write, else the base model."""
+    """With its head where it can write or fill in masked tokens, else the base model."""
     names = set(config.architectures or ())
     for mapping, auto in (
         (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
         (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
         (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
+        (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
     ):
         # GGUF files name no class; they hold language models.
         if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):

@@ -1,14 +1,20 @@
 """What every model is, whichever engine runs it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
 
     from attnscope.core.attention import Probe
+    from attnscope.core.probes import Place
+    from attnscope.models.hf_weights import Slice
+    from attnscope.models.rerun import Outputs, Rerun
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class ModelInfo:
                 return str(numbers[0])
             return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
 
+        counted = " in embeddings and layers; a pooler is not counted" if self.engine == "native" else ""
         checked = {
             True: "equal to the model's own eager attention on two texts",
             False: "no: the comparison with eager attention was skipped",
@@ -85,7 +92,7 @@ class ModelInfo:
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}{' in embeddings and layers' if self.engine == 'native' else ''}"),
+            ("parameters", f"{self.n_parameters:,}{counted}"),
             ("limit", f"{self.max_tokens} tokens" if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
@@ -189,6 +196,61 @@ class Projects(Protocol):
 
     def output_projections(self) -> "dict[tuple[str, int], Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it."""
+        ...
+
+
+Loss = Literal["causal", "masked", "target"]
+"""What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
+
+
+@runtime_checkable
+class Reruns(Protocol):
+    """A model whose heads can be changed: one that can be run again from a layer on, and whose loss is known."""
+
+    @property
+    def loss(self) -> Loss | None:
+        """What its language-model head predicts; None without one."""
+        ...
+
+    @property
+    def resumes(self) -> bool:
+        """Whether earlier layers need not be computed again."""
+        ...
+
+    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> "Outputs":
+        """Runs a batch with the probe at the seam; gradients flow through the probe's own numbers."""
+        ...
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> "Rerun":
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        ...
+
+
+@runtime_checkable
+class Sliced(Protocol):
+    """A model whose heads' own weights can be named."""
+
+    def head_slices(self, heads: "Mapping[Place, Sequence[int]]") -> "list[Slice]":
+        """The numbers of its weights that are these heads' alone."""
+        ...
+
+
+@runtime_checkable
+class Masks(Protocol):
+    """A tokenizer that may have a token which stands for a hidden one."""
+
+    @property
+    def mask_id(self) -> int | None:
+        """Its number; None where there is none."""
+        ...
+
+
+@runtime_checkable
+class Modular(Protocol):
+    """A model whose parts are torch modules that can be watched."""
+
+    def modules(self) -> "Iterable[nn.Module]":
+        """The modules that hold all others."""
         ...
 
 

@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from attnscope.core.attention import Probe
 from attnscope.core.multihead import MultiHeadAttention
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
+from attnscope.models.checkpoint import Checkpoint
 from attnscope.models.devices import check_device, dtype_of
-from attnscope.models.layouts import Encoder, Layout, Shape, native_info, supports
+from attnscope.models.layouts import Encoder, native_info, supports
 from attnscope.models.model import Batch, ModelInfo, Tokenizer
+from attnscope.models.rerun import Outputs, Rerun
 from attnscope.models.tokenizer import FastTokenizer
 
 __all__ = ["NativeModel", "load_native", "supports"]
@@ -81,6 +81,23 @@ class NativeModel:
         self._check(ids, segments)
         output: Tensor = self._network(ids, mask, segments, probe)
         return output
+
+    def modules(self) -> list[nn.Module]:
+        """The network."""
+        return [self._network]
+
+    loss = None
+    resumes = True
+
+    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True) -> Outputs:
+        """As `run`; there is no language-model head, so there are no logits."""
+        return Outputs(self.run(batch, probe))
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        return Rerun(
+            lambda given, probe, block_of, first: self.outputs(given, probe), batch, list(self._network.layers)
+        )
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
@@ -149,11 +166,11 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
     encoder = Encoder.of(config)
     info = native_info(source, config, sha256=sha256, dtype=dtype, device=device)
     with ExitStack() as stack:
-        weights = _Weights(weight_files(source.folder), encoder.layout, stack)
+        weights = Checkpoint(weight_files(source.folder), encoder.layout, stack)
         if weights.has_layer(encoder.num_hidden_layers):
             note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
             info = replace(info, notes=(note,))
-        state = dict(weights.read(encoder, precision, device))
+        state = dict(_read(weights, encoder, precision, device))
     with torch.device("meta"):
         network = _Network(encoder)
     network.load_state_dict(state, assign=True)
@@ -161,58 +178,12 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
     return NativeModel(info, tokenizer, encoder, network)
 
 
-class _Weights:
-    """The tensors of a checkpoint, in one file or several, found by the names that its family or its elders use."""
-
-    def __init__(self, files: list[Path], layout: Layout, stack: ExitStack) -> None:
-        self._files = files
-        self._layout = layout
-        self._holders: dict[str, Any] = {}
-        for path in files:
-            try:
-                holder = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise _damaged(path, error) from error
-            self._holders |= dict.fromkeys(holder.keys(), holder)
-        # A checkpoint saved with a head on top has the family's prefix before every name.
-        prefixed = f"{layout.prefix}{layout.word}.weight" in self._holders
-        self._prefix = layout.prefix if prefixed else ""
-
-    def has_layer(self, number: int) -> bool:
-        start = self._prefix + self._layout.layer.format(number)
-        return any(name.startswith(start) for name in self._holders)
-
-    def read(self, encoder: Encoder, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields every tensor that the encoder needs by our name, once all are known to be there."""
-        plan = {ours: (self._find(theirs), shape) for ours, (theirs, shape) in encoder.tensors().items()}
-        missing = [name for name, _ in plan.values() if name not in self._holders]
-        if missing:
-            raise AttnscopeError(
-                f"{self._where()} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
-                "the file is incomplete, or of another model than config.json describes",
-            )
-        for ours, (name, shape) in plan.items():
-            yield ours, self._tensor(name, shape, dtype, device)
-
-    def _find(self, name: str) -> str:
-        """The name in the file; checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
-        name = self._prefix + name
-        elder = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        return elder if name not in self._holders and elder in self._holders else name
-
-    def _tensor(self, name: str, shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
-        found = tuple(self._holders[name].get_slice(name).get_shape())
-        if found != shape:
-            raise AttnscopeError(
-                f"{self._where()}: {name} has shape {found}, but config.json makes it {shape}",
-                "weights and config.json belong to different models",
-            )
-        try:
-            tensor: Tensor = self._holders[name].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise _damaged(self._files[0], error) from error
+def _read(checkpoint: Checkpoint, encoder: Encoder, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Tensor]]:
+    """Yields every tensor that the encoder needs by our name."""
+    for ours, name, raw in checkpoint.raw(encoder):
+        tensor: Tensor = raw
         if not tensor.is_floating_point():
-            raise AttnscopeError(f"{self._where()}: {name} is of type {tensor.dtype}", "the weights are quantised")
+            raise AttnscopeError(f"{checkpoint.where}: {name} is of type {tensor.dtype}", "the weights are quantised")
         tensor = tensor.to(dtype)
         # One sum tells: NaN or infinity anywhere never leaves it finite. Wide, for half precision overflows; by NumPy,
         # for waking torch's threads a hundred times takes up to ten times as long on a busy machine.
@@ -221,21 +192,10 @@ class _Weights:
             total = wide.numpy().sum()
         if not np.isfinite(total):
             raise AttnscopeError(
-                f"{self._where()}: {name} holds NaN or infinite values as {str(dtype).removeprefix('torch.')}",
+                f"{checkpoint.where}: {name} holds NaN or infinite values as {str(dtype).removeprefix('torch.')}",
                 "the weights are damaged, or too large for this precision",
             )
-        return tensor.to(device)
-
-    def _where(self) -> str:
-        return str(self._files[0] if len(self._files) == 1 else self._files[0].parent)
-
-
-def _damaged(path: Path, error: Exception) -> AttnscopeError:
-    pointer = path.is_file() and path.stat().st_size < 1024
-    return AttnscopeError(
-        f"{path} is damaged or cut short: {first_line(error)}",
-        "it may be a Git LFS pointer: git lfs pull" if pointer else "get the file again",
-    )
+        yield ours, tensor.to(device)
 
 
 class _Network(nn.Module):

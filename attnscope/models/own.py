@@ -62,6 +62,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, resolve
 from attnscope.models.model import Batch, ModelInfo, Tokenizer
+from attnscope.models.rerun import Outputs, Rerun
 from attnscope.records import Tokens
 from attnscope.text import build_tokens, word_spans
 
@@ -509,6 +510,21 @@ class OwnModel:
             written, _ = layer(hidden, key_padding_mask=mask, is_causal=looks_back, probe=probe)
             hidden = hidden + written
         return hidden
+
+    def modules(self) -> "list[MultiHeadAttention]":
+        """The layers."""
+        return self._layers
+
+    loss = None
+    resumes = True
+
+    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> Outputs:
+        """As `run`; there is no language-model head, so there are no logits."""
+        return Outputs(self.run(batch, probe))
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        return Rerun(lambda given, probe, block_of, first: self.outputs(given, probe), batch, self._layers)
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor":
         """The codes of tokens, whatever their place: (…,) token numbers -> (…, 64)."""

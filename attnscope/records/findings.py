@@ -9,10 +9,8 @@ import csv
 import io
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.storage import finite, plain, write_whole
+from attnscope.records.ablation import Effect
+from attnscope.records.parquet import parquet
+from attnscope.records.storage import DAMAGED, digits, finite, plain, write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
 
-# All that NumPy, zipfile and json raise on files that are no such record, or no longer.
-_DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+
+_EFFECT_PARTS = ("value", "low", "high", "count")
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,9 @@ class Role:
         low: Lower end of its 95% interval; NaN for a tentative role.
         high: Upper end.
         baseline: What it had to beat beside the threshold: uniform attention, or the best fixed offset.
-        threshold: What it had to reach.
-        p: One-sided p-value against the larger of threshold and baseline; NaN for a tentative role.
+        threshold: What it had to reach; of relations, what the lower end had to reach.
+        p: One-sided p-value against the larger of threshold and baseline (of relations, against the baseline); NaN for
+            a tentative role.
         q: The same after Benjamini-Hochberg over heads x roles.
         tentative: True where there are too few texts for an interval.
         active_share: For roles on an `_active` measure: the share of attention that it speaks of; else None.
@@ -82,7 +81,10 @@ class Role:
 
 @dataclass(frozen=True)
 class Head:
-    """One head: its roles, the strongest first (none = unclassified), and its measures by name."""
+    """One head: its roles, the strongest first (none = unclassified), and its measures by name.
+
+    With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty.
+    """
 
     kind: str
     layer: int
@@ -90,6 +92,7 @@ class Head:
     roles: tuple[Role, ...]
     resting_share: float
     measures: Mapping[str, Estimate]
+    effects: Mapping[str, Effect] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -168,6 +171,20 @@ class Findings:
                 values[head.layer, head.head] = head.measures[measure].value
         return values
 
+    def does_nothing(self, head: Head) -> bool:
+        """Whether a head that was taken out (`--causal`) makes no difference by any ablation.
+
+        That is so where the upper end of each effect's interval (its value, where a text alone gives none) is below
+        what `options["causal"]` calls nothing.
+        """
+        causal = self.options.get("causal")
+        if not isinstance(causal, Mapping) or not head.effects:
+            return False
+        quantity, least = str(causal.get("quantity")), _bound(causal.get("nothing_below"))
+        found = [effect for name, effect in head.effects.items() if name.endswith(f"_{quantity}")]
+        tops = [effect.high if math.isfinite(effect.high) else effect.value for effect in found]
+        return bool(tops) and max(tops) < least
+
     @property
     def measure_names(self) -> tuple[str, ...]:
         """The measures that any head has, in their order."""
@@ -213,34 +230,65 @@ class Findings:
     def to_csv(self) -> str:
         """One row a head: kind, layer, head, roles, tentative, resting share, then each measure.
 
-        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`. Numbers
+        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`; what changes
+        without the head (`--causal`) follows, in four columns each. Numbers
         have as many digits as they need to be read back unchanged; what is undefined is empty.
         """
         held = io.StringIO()
-        names = self.measure_names
         writer = csv.writer(held, lineterminator="\n")
-        parts = ("value", "low", "high", "uniform", "count")
-        columns = [name if part == "value" else f"{name}_{part}" for name in names for part in parts]
-        writer.writerow(["kind", "layer", "head", "roles", "tentative", "resting_share", *columns])
-        for head in self.heads:
-            estimates = [head.measures.get(name) for name in names]
-            roles = "+".join(role.name for role in head.roles) or "unclassified"
-            writer.writerow([
-                head.kind, head.layer, head.head, roles, any(role.tentative for role in head.roles),
-                _digits(head.resting_share),
-                *("" if one is None else _digits(getattr(one, part)) for one in estimates for part in parts),
-            ])  # fmt: skip
+        columns = self.columns()
+        columns["roles"] = ["+".join(names) or "unclassified" for names in columns["roles"]]
+        writer.writerow(columns)
+        for row in zip(*columns.values(), strict=True):
+            writer.writerow([digits(value) if isinstance(value, float) else value for value in row])
         return held.getvalue()
 
+    def to_parquet(self) -> bytes:
+        """The same as a Parquet file: roles are lists, what is undefined is null; its metadata name schema and run.
+
+        Raises:
+            AttnscopeError: pyarrow is not installed.
+        """
+        described = {"attnscope.schema": HEADS_SCHEMA, "attnscope.run": json.dumps(plain(self.run, finite))}
+        return parquet(self.columns(), described)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """One value a head in each column: kind, layer, head, roles, tentative, resting share, then the measures."""
+        columns: dict[str, list[Any]] = {
+            "kind": [head.kind for head in self.heads],
+            "layer": [head.layer for head in self.heads],
+            "head": [head.head for head in self.heads],
+            "roles": [[role.name for role in head.roles] for head in self.heads],
+            "tentative": [any(role.tentative for role in head.roles) for head in self.heads],
+            "resting_share": [float(head.resting_share) for head in self.heads],
+        }
+        for name in self.measure_names:
+            estimates = [head.measures.get(name) for head in self.heads]
+            for part in ("value", "low", "high", "uniform", "count"):
+                columns[name if part == "value" else f"{name}_{part}"] = [
+                    math.nan if one is None else float(getattr(one, part)) for one in estimates
+                ]
+        for name in dict.fromkeys(name for head in self.heads for name in head.effects):
+            effects = [head.effects.get(name) for head in self.heads]
+            for part in _EFFECT_PARTS:
+                columns[name if part == "value" else f"{name}_{part}"] = [
+                    math.nan if one is None else float(getattr(one, part)) for one in effects
+                ]
+        return columns
+
     def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (lossless, merges), `.json`, or `.csv`."""
+        """Writes the record, whole or not at all: `.npz` (lossless, merges), `.json`, `.csv`, `.parquet`."""
         path = Path(path)
         if path.suffix == ".json":
             return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
         if path.suffix == ".csv":
             return write_whole(path, self.to_csv().encode())
+        if path.suffix == ".parquet":
+            return write_whole(path, self.to_parquet())
         if path.suffix != ".npz":
-            raise AttnscopeError(f"findings are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
+            raise AttnscopeError(
+                f"findings are saved as .npz, .json, .csv or .parquet, not {path.suffix or path.name!r}"
+            )
         held = io.BytesIO()
         # NaN and infinities stay what they are here, other than in a .json for others to read. Bytes, as NumPy's own
         # text takes four of them a character.
@@ -269,13 +317,14 @@ def load(path: str | Path) -> Findings:
         return Findings(data["run"], data["corpus"], data["options"], heads, sums, control)
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}") from None
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise AttnscopeError(
             f"{path} is no record of heads: {error}", "give the heads.npz that `heads` wrote"
         ) from None
 
 
 def _head_json(head: Head) -> dict[str, Any]:
+    effects = {"effects": {name: asdict(effect) for name, effect in head.effects.items()}} if head.effects else {}
     return {
         "kind": head.kind,
         "layer": head.layer,
@@ -283,6 +332,7 @@ def _head_json(head: Head) -> dict[str, Any]:
         "roles": [asdict(role) for role in head.roles],
         "resting_share": head.resting_share,
         "measures": {name: asdict(estimate) for name, estimate in head.measures.items()},
+        **effects,
     }
 
 
@@ -297,15 +347,15 @@ def _head_from(data: Mapping[str, Any]) -> Head:
             name: Estimate(**{part: _nan(part, value) for part, value in estimate.items()})
             for name, estimate in data["measures"].items()
         },
+        effects={
+            name: Effect(**{part: _nan(part, value) for part, value in effect.items()})
+            for name, effect in data.get("effects", {}).items()
+        },
     )
 
 
 def _nan(name: str, value: Any) -> Any:
     return math.nan if value is None and name != "active_share" else value
-
-
-def _digits(value: float) -> str:
-    return repr(float(value)) if math.isfinite(value) else ""
 
 
 def _told(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:

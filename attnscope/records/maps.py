@@ -7,13 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.storage import json_array, json_lists, read_arrays, view, write_whole
+
+if TYPE_CHECKING:
+    from attnscope.records.findings import Findings
+    from attnscope.views.page import Page
 
 HEATMAP_SCHEMA = "attnscope.heatmap/1"
 
@@ -302,10 +306,8 @@ class Heatmap:
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)
             shares = attention.weights
             if attention.has_weights:
-                kept = shares[:, :, rows][:, :, :, columns].astype(np.float64)
-                total = kept.sum(-1, keepdims=True)
-                shares = np.divide(kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT)
-            maps.append(replace(attention, weights=shares.astype(np.float32), queries=queries, keys=keys))
+                shares = divided_by_rest(shares[:, :, rows][:, :, :, columns]).astype(np.float32)
+            maps.append(replace(attention, weights=shares, queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
 
     def merge_words(self) -> Heatmap:
@@ -450,6 +452,18 @@ class Heatmap:
         paths: list[Path] = view("figures:draw")(self, Path(folder), wanted, style=style, query=query)
         return paths
 
+    def page(self, *, findings: Findings | None = None) -> Page:
+        """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.
+
+        Args:
+            findings: What `attnscope.heads` found about the heads of the same model: names their roles.
+
+        Raises:
+            AttnscopeError: The weights are more than a browser would hold.
+        """
+        made: Page = view("page:page_of_record")(self, findings=findings)
+        return made
+
     def _npz(self) -> bytes:
         held = io.BytesIO()
         described = np.array(json.dumps(self.describe()))
@@ -560,6 +574,19 @@ def _heatmap_from_json(data: Mapping[str, Any], arrays: Sequence[NDArray[np.floa
             for entry, weights in zip(data["maps"], arrays, strict=True)
         ),
     )
+
+
+def divided_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """What is left of rows without some of their keys, (..., key), each divided by its sum.
+
+    A row of which less than 1% is left becomes zeros; NaN stays.
+    """
+    kept = weights.astype(np.float64)
+    total = kept.sum(-1, keepdims=True)
+    shares: NDArray[np.float64] = np.divide(
+        kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT
+    )
+    return shares
 
 
 def _part_from(given: Any) -> tuple[int, int, int, int] | None:

@@ -9,6 +9,7 @@ import math
 import re
 import secrets
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+
+# All that NumPy, zipfile and json raise on files that are no record, or no longer.
+DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, IndexError, zipfile.BadZipFile,
+    zlib.error,
+)  # fmt: skip
+
+_FILES = (
+    "heads.npz", "rollout.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
+    "pooled.npz", "weights.npz", "record.json",
+)  # fmt: skip
+"""How commands name the record in the folder that they write to."""
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -97,6 +110,11 @@ def json_lists(value: Any) -> str:
     return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=False)
 
 
+def file_of(record: Path) -> Path:
+    """The file of a record that is named by its folder; else the path as it is."""
+    return next((record / name for name in _FILES if (record / name).is_file()), record)
+
+
 def view(name: str) -> Any:
     """A function of `attnscope.views`, such as "figures:draw", loaded on first use: records need no drawing library."""
     module, function = name.split(":")
@@ -110,6 +128,11 @@ def _same(number: float) -> float:
 def finite(number: float) -> float | None:
     """The number, or None where it is NaN or infinite: JSON has neither."""
     return number if math.isfinite(number) else None
+
+
+def digits(number: float) -> str:
+    """As many digits as are needed to read the number back unchanged; empty where it is undefined."""
+    return repr(float(number)) if math.isfinite(number) else ""
 
 
 def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:

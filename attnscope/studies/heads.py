@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import math
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,36 +28,34 @@ from attnscope.corpus import (
     read_frequencies,
 )
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Embeds, Model, Projects, Trained
+from attnscope.models.model import Batch, Embeds, Model, Projects, Trained, Writer
 from attnscope.records import Tokens
 from attnscope.records.findings import Findings
+from attnscope.studies.block_sums import BlockSums, Hits, undisturbed
 from attnscope.studies.heatmap import run_of
+from attnscope.studies.memory import give_memory_back, sparing
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from
-from attnscope.studies.tally import Tally, pair_hits
+from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits
+from attnscope.studies.texts import (
+    Progress,
+    Report,
+    padded,
+    problems_of,
+    scaled,
+    sha256_of,
+    share_read,
+    special_ids,
+    texts_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention import AttentionCall, Probe
     from attnscope.core.measures import SumsOf, TextFacts
-
-Report = Callable[["Progress"], None]
 
 LONG = 128
 """Tokens of a text from which on memory is given back after each layer, not only after each batch."""
-
-DENSE_BUDGET = 1024
-"""Tokens in a batch, padding included, for models that only have dense weights: those of all layers are held."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a study is: texts and tokens done, and the share of the corpus that was read (None = unknown)."""
-
-    n_texts: int
-    n_tokens: int
-    share: float | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,8 @@ class HeadsOptions:
     Attributes:
         thresholds: What a role's measure must reach, by role; roles that are not named keep theirs.
         chunk: Texts over the model's limit are cut into chunks of at most so many tokens; None = the limit.
-        stride: How many tokens further the next chunk begins; None = no token comes twice.
+        stride: How many tokens further the next chunk begins; None = no token comes twice. Those that do count as
+            queries in the first of their chunks alone; special tokens count in each.
         shard: (k, n): only the k-th of n shards of the corpus.
         frequencies: A file of word or token counts; None = counted in the corpus itself.
         control: Whether the same architecture with random weights is studied beside.
@@ -101,8 +97,12 @@ def heads(
         found.save("heads.npz")
 
     Memory does not grow with the corpus, nor (but for models that only have dense weights) with the square of a text's
-    length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of texts is
-    returned, and said to be incomplete.
+    length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of 256 texts
+    (of the first one, in all texts that were done) is returned, and said to be incomplete.
+
+    In an encoder-decoder the decoder is given the same text that the encoder reads, as if it were to write it again
+    (its start token first, each next token whatever it would have written). Its own heads, and those across, are listed
+    by kind; what asks for places in one text is undefined across.
 
     Sums over texts are exact, so that shards merge into what one run would give, bit for bit; each text's own sums are
     rounded by torch, which rounds otherwise with another number of threads.
@@ -117,18 +117,18 @@ def heads(
         AttnscopeError: There is no text, or the model cannot be measured.
     """
     options = options or HeadsOptions()
-    texts = corpus if isinstance(corpus, Corpus) else _listed([corpus] if isinstance(corpus, str) else corpus)
+    texts = texts_of(corpus)
     _require_measurable(model, options)
-    special = _special_ids(model)
+    special = special_ids(model)
     counts = _counts(model, texts, options, special)
     frequencies = _Frequencies.of_counts(counts)
     # Of the reading that is known to have come to the end.
-    sha256, problems = ("", []) if options.frequencies is not None else (_sha256(texts), _problems(texts))
+    sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
     study = _Study(model, frequencies, options, special)
     beside = _Study(_untrained(model, options.seed), frequencies, options, special) if options.control else None
-    complete = study.run(texts, _scaled(report, 0, 2 if beside else 1))
+    complete = study.run(texts, scaled(report, 0, 2 if beside else 1))
     if beside is not None and complete:
-        complete = beside.run(texts, _scaled(report, 1, 2))
+        complete = beside.run(texts, scaled(report, 1, 2))
     done = study.done
     if complete and not done.n_tokens and options.shard == (1, 1):
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
@@ -137,9 +137,9 @@ def heads(
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
-        "sha256": sha256 or _sha256(texts),
+        "sha256": sha256 or sha256_of(texts),
         "shards": ["{}/{}".format(*options.shard)],
-        "problems": problems or _problems(texts),
+        "problems": problems or problems_of(texts),
         "complete": complete,
     }
     run = run_of(model.info, _notes(model, done, options))
@@ -151,21 +151,23 @@ def heads(
 
 def _require_measurable(model: Model, options: HeadsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
-    if len(model.info.kinds) > 1:
-        raise AttnscopeError(
-            f"{model.info.name} has an encoder and a decoder; heads are studied in models that have one of them",
-            "look at single texts with: attnscope heatmap",
-        )
     # Chunks that do not fit the model are refused here.
     chunks(model.tokenizer.encode("a"), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
 def _notes(model: Model, done: _Done, options: HeadsOptions) -> list[str]:
     notes = []
+    if len(model.info.kinds) > 1:
+        notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
     if model.info.road == "eager":
         notes.append(
             "Measured on the model's own dense weights: memory grows with the square of a text's length, and what "
             "needs the values (value_weighted, norm_weighted) is undefined."
+        )
+    if done.longest_of is not None:
+        notes.append(
+            f"Interrupted in the first block of texts, which begins with the longest: these are {done.n_texts:,} of "
+            f"its {done.longest_of:,}."
         )
     if not done.n_texts and options.shard != (1, 1):
         notes.append(f"This shard holds no text: the corpus has fewer blocks of {BLOCK} texts than shards.")
@@ -207,12 +209,16 @@ def _described(options: HeadsOptions, frequencies: _Frequencies) -> dict[str, An
 
 @dataclass(frozen=True)
 class _Done:
-    """What a study has added up: whole blocks only. Replaced as a whole, so that an interruption finds it whole."""
+    """What a study has added up. Replaced as a whole, so that an interruption finds it whole.
+
+    Of whole blocks only; but where the first was interrupted, `longest_of` is how many texts that has.
+    """
 
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     n_texts: int = 0
     n_tokens: int = 0
     n_chunked: int = 0
+    longest_of: int | None = None
 
 
 class _Study:
@@ -223,6 +229,7 @@ class _Study:
         self.done = _Done()
         self._frequencies, self._special = frequencies, special
         self._dense = model.info.road == "eager"
+        self._start = _start(model)
         self._factors = None if self._dense else _factors(model)
 
     def run(self, texts: Corpus | Sequence[CorpusText], report: Report | None) -> bool:
@@ -235,38 +242,42 @@ class _Study:
         return True
 
     def _add_block(self, block: Block, texts: Corpus | Sequence[CorpusText], report: Report | None) -> None:
-        held: dict[str, _BlockSums] = {}
-        pairs: dict[int, list[tuple[NDArray[np.float64], ...]]] = {}
-        n_tokens = 0
         batches = block_batches(
             block,
             self.model.tokenizer.encode,
             limit=self.model.info.max_tokens,
             chunk=self.options.chunk,
             stride=self.options.stride,
-            budget=DENSE_BUDGET if self._dense else TOKEN_BUDGET,
+            budget=TOKEN_BUDGET,
             special_ids=self._special,
         )
-        for batch in reversed(batches):  # the longest first: what shorter ones need fits into what those have freed
-            for kind, sums in self._observed(batch).items():
-                if kind not in held:
-                    held[kind] = _BlockSums(kind, sums)
-                held[kind].add(batch, sums)
-            for part in batch:
-                n_tokens += len(part)
-                hits = pair_hits(part.tokens.ids, causal=self.model.info.kinds == ("decoder",))
-                pairs.setdefault(part.text, []).append(hits)
-            _give_memory_back()
-            if report is not None:
-                report(Progress(self.done.n_texts + len(pairs), self.done.n_tokens + n_tokens, _share(texts)))
-        found = {kind: sums.finish(list(pairs.values())) for kind, sums in held.items()}
-        known = self.done.tallies
-        # Whole blocks alone count, and only in one step: an interruption leaves either the old sums or the new ones.
+        sums = BlockSums()
+        try:
+            for batch in reversed(batches):  # the longest first: what shorter ones need fits into what those have freed
+                found, hits = self._observed(batch), [self._pair_hits(part) for part in batch]
+                with undisturbed():
+                    sums.add(batch, found, hits)
+                give_memory_back()
+                if report is not None:
+                    done = self.done
+                    report(Progress(done.n_texts + sums.n_texts, done.n_tokens + sums.n_tokens, share_read(texts)))
+        except KeyboardInterrupt:
+            # After a first whole block only such count: the first texts of the corpus, and not the longest of some.
+            if not self.done.n_texts and sums.n_texts:
+                self._take(sums)
+                if sums.n_texts < len(block.texts):
+                    self.done = replace(self.done, longest_of=len(block.texts))
+            raise
+        self._take(sums)
+
+    def _take(self, sums: BlockSums) -> None:
+        """Adds a block, in one step: an interruption leaves either the old sums or the new ones."""
+        found, known = sums.finish(), self.done.tallies
         self.done = _Done(
             {kind: known[kind].merge(tally) if kind in known else tally for kind, tally in found.items()} or known,
-            self.done.n_texts + len(pairs),
-            self.done.n_tokens + n_tokens,
-            self.done.n_chunked + sum(len(parts) > 1 for parts in pairs.values()),
+            self.done.n_texts + sums.n_texts,
+            self.done.n_tokens + sums.n_tokens,
+            self.done.n_chunked + sums.n_chunked,
         )
 
     def _observed(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, SumsOf]]:
@@ -279,31 +290,63 @@ class _Study:
 
         tokens = [part.tokens for part in batch]
         device = self.model.info.device
-        facts = self._facts(tokens, "cpu" if self._dense else device)
-        segments = torch.from_numpy(_padded([t.segments.astype(np.int64) for t in tokens]))
+        repeated = [part.repeated for part in batch]
+        facts = self._facts(tokens, repeated, "cpu" if self._dense else device)
+        written, targets = None, [self._target(t) for t in tokens if self._start is not None]
+        if targets:
+            written = self._facts(targets, [_after_start(r) for r in repeated], "cpu" if self._dense else device)
+        segments = torch.from_numpy(padded([t.segments.astype(np.int64) for t in tokens]))
         mask = None if bool(facts.real.all()) else facts.real.to(device)
         given = Batch(facts.ids.to(device), mask, segments.to(device))
+        if written is not None:
+            given = replace(given, target_ids=written.ids.to(device), target_mask=written.real.to(device))
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
-                probe = Sums(facts, output_projections=self._factors)
-                self.model.run(given, probe if facts.real.shape[1] < LONG else _sparing(probe))
+                probe = Sums(facts, query_facts=written, output_projections=self._factors)
+                self.model.run(given, probe if facts.real.shape[1] < LONG else sparing(probe))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             kept = Weights()
             self.model.run(given, kept)
+            read = facts if written is None else written
+            texts = {"encoder": (facts, None), "decoder": (read, None), "cross": (facts, read)}
             return {
-                str(kind): {layer: measures_of_weights(weights, facts) for layer, weights in by_layer.items()}
+                str(kind): {layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()}
                 for kind, by_layer in kept.maps.items()
             }
 
-    def _facts(self, tokens: Sequence[Tokens], device: str) -> TextFacts:
+    def _target(self, tokens: Tokens) -> Tokens:
+        """What a decoder beside an encoder reads as it writes the text again: its start token, then all but the end."""
+        assert self._start is not None
+        return replace(
+            tokens,
+            ids=np.concatenate([self._start.ids[:1], tokens.ids[:-1]]),
+            labels=(*self._start.labels[:1], *tokens.labels[:-1]),
+            special=np.concatenate([self._start.special[:1], tokens.special[:-1]]),
+        )
+
+    def _pair_hits(self, part: Chunk) -> Mapping[str, Hits]:
+        """The hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""
+        kinds = self.model.info.kinds
+        read = {"encoder": (part.tokens, part.repeated), "decoder": (part.tokens, part.repeated)}
+        if self._start is not None:
+            read["decoder"] = self._target(part.tokens), _after_start(part.repeated)
+        hits = {
+            kind: pair_hits(read[kind][0].ids, causal=kind == "decoder", context=read[kind][1])
+            for kind in kinds
+            if kind != "cross"
+        }
+        nothing = np.zeros((len(PAIR_MEASURES), len(OFFSETS)))
+        return hits | {kind: (nothing, nothing) for kind in kinds if kind == "cross"}
+
+    def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[NDArray[np.bool_]], device: str) -> TextFacts:
         import torch
 
         from attnscope.core.measures import TextFacts
 
         lengths = np.array([len(t) for t in tokens])
         real = np.arange(lengths.max()) < lengths[:, None]
-        ids = _padded([t.ids for t in tokens])
-        special = _padded([t.special for t in tokens])
+        ids = padded([t.ids for t in tokens])
+        special = padded([t.special for t in tokens])
         opening = special & (np.cumsum(~special, axis=1) == 0)
         # Special tokens are in every text, and not rare at all.
         frequency = np.where(special, 0.0, self._frequencies.of(ids))
@@ -323,65 +366,12 @@ class _Study:
             ids=tensor(ids),
             cls=tensor(opening),
             sep=tensor(special & ~opening),
-            punctuation=tensor(_padded([_punctuation(t) for t in tokens])),
+            punctuation=tensor(padded([_punctuation(t) for t in tokens])),
             log_frequency=tensor(frequency),
             embeddings=embeddings,
             rarest=tensor(rarest),
+            context=tensor(padded(repeated)) if any(map(np.any, repeated)) else None,
         )
-
-
-class _BlockSums:
-    """The sums over the texts of one block. Holds texts apart only as long as chunks of theirs are to come."""
-
-    def __init__(self, kind: str, by_layer: Mapping[int, SumsOf]) -> None:
-        n_heads = max(sums.sum.shape[2] for sums in by_layer.values())
-        self._tally = Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
-        self._open: dict[int, dict[str, NDArray[np.float64]]] = {}
-
-    def add(self, batch: Sequence[Chunk], by_layer: Mapping[int, SumsOf]) -> None:
-        """Adds a batch; chunks of a text are added up, in the order in which they come."""
-        found = {part: self._stacked(part, by_layer) for part in _SUMS}
-        whole = [row for row, part in enumerate(batch) if part.n_chunks == 1]
-        if whole:
-            self._add_texts({part: values[whole] for part, values in found.items()})
-        for row, part in enumerate(batch):
-            if part.n_chunks > 1:
-                mine = {name: values[row : row + 1] for name, values in found.items()}
-                known = self._open.get(part.text)
-                self._open[part.text] = {n: v if known is None else known[n] + v for n, v in mine.items()}
-
-    def finish(self, pairs: Sequence[Sequence[tuple[NDArray[np.float64], ...]]]) -> Tally:
-        """The sums over all texts; of each text the hits of `pair_hits`, chunk by chunk."""
-        for text in self._open.values():
-            self._add_texts(text)
-        hits = np.stack([np.sum(list(chunks_of_text), axis=0) for chunks_of_text in pairs])
-        self._tally.pairs.add(hits[:, 0], hits[:, 1])
-        return self._tally
-
-    def _stacked(self, part: str, by_layer: Mapping[int, SumsOf]) -> NDArray[np.float64]:
-        """One of _SUMS of a batch, (text, layer, head, measure); 0 where a layer has fewer heads."""
-        arrays = [np.moveaxis(getattr(by_layer[layer], part), 0, -1) for layer in self._tally.layers]
-        stacked = np.zeros((len(arrays[0]), len(arrays), self._tally.measures.shape[1], arrays[0].shape[2]))
-        for row, array in enumerate(arrays):
-            stacked[:, row, : array.shape[1]] = array
-        return stacked
-
-    def _add_texts(self, found: Mapping[str, NDArray[np.float64]]) -> None:
-        self._tally.measures.add(found["sum"], found["count"])
-        self._tally.uniform.add(found["uniform_sum"], found["uniform_count"])
-        self._tally.offsets.add(found["offset_sum"], found["offset_count"])
-        self._tally.offsets_uniform.add(found["offset_uniform"], found["offset_count"])
-
-
-_SUMS = ("sum", "count", "uniform_sum", "uniform_count", "offset_sum", "offset_count", "offset_uniform")
-
-
-def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Rows of different lengths as one array, filled up with zeros."""
-    padded = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
-    return padded
 
 
 def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
@@ -389,6 +379,20 @@ def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
     bare = [label.removeprefix("##").replace("·", "") for label in tokens.labels]
     marks = [bool(label) and all(unicodedata.category(c)[0] in "PS" for c in label) for label in bare]
     return np.array(marks, np.bool_) & ~tokens.special
+
+
+def _after_start(repeated: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which tokens of a target are repeated: its start token stands before them, and the last one is not in it."""
+    return np.concatenate([[False], repeated[:-1]])
+
+
+def _start(model: Model) -> Tokens | None:
+    """Tokens that begin with the one that a decoder beside an encoder starts with; None for other models."""
+    if len(model.info.kinds) == 1:
+        return None
+    if not isinstance(model, Writer):
+        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
+    return model.encode_target("a")
 
 
 def _factors(model: Model) -> dict[tuple[Any, int], Tensor] | None:
@@ -432,92 +436,16 @@ def _counts(
     return count_tokens(texts, encode, special)
 
 
-def _special_ids(model: Model) -> frozenset[int]:
-    """The numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers."""
-    example = model.tokenizer.encode("a")
-    return frozenset(example.ids[example.special].tolist())
-
-
-def _sha256(texts: Corpus | Sequence[CorpusText]) -> str:
-    """Hash of the texts; empty where a Corpus has not been read to its end."""
-    if isinstance(texts, Corpus):
-        return texts.sha256
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.digested())
-    return digest.hexdigest()
-
-
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """What glibc has for giving freed memory back to the system; None elsewhere."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-        return found
-    return None
-
-
-def _give_memory_back() -> None:
-    """Gives back what batches have freed: glibc keeps it, in pieces that the next batch's other shapes do not fit.
-
-    Without, a process holds four times as much after 90,000 tokens as after 9,000.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-def _sparing(probe: Probe) -> Probe:
-    """A probe that gives memory back after each layer, which costs long texts little."""
-
-    def observed(call: AttentionCall) -> Tensor:
-        output = probe(call)
-        _give_memory_back()
-        return output
-
-    return observed
-
-
-def _problems(texts: Corpus | Sequence[CorpusText]) -> list[dict[str, Any]]:
-    return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
-
-
-def _scaled(report: Report | None, number: int, of: int) -> Report | None:
-    """What reports the share of one of several equal parts as that of all of them."""
-    if report is None or of == 1:
-        return report
-
-    def scaled(done: Progress) -> None:
-        report(replace(done, share=None if done.share is None else (number + done.share) / of))
-
-    return scaled
-
-
 def _n_threads() -> int:
     import torch
 
     return torch.get_num_threads()
 
 
-def _listed(texts: Sequence[str] | Sequence[CorpusText]) -> tuple[CorpusText, ...]:
-    """Texts with their numbers; blank ones are left out, as of files."""
-    kept = [text for text in texts if not isinstance(text, str) or text.strip()]
-    found = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
-    if not found:
-        raise AttnscopeError("there is no text to study", "give at least one text with words in it")
-    return found
-
-
 def _untrained(model: Model, seed: int) -> Model:
     if not isinstance(model, Trained):
         raise AttnscopeError(f"{model.info.name} has no untrained twin", "leave out --control")
     return model.untrained(seed)
-
-
-def _share(texts: Corpus | Sequence[CorpusText]) -> float | None:
-    if isinstance(texts, Corpus):
-        return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
-    return None
 
 
 def _finite(bound: float) -> float | None:

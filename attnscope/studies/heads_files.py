@@ -11,13 +11,18 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, Vocabulary
 from attnscope.records import findings as records
 from attnscope.records.findings import Findings
-from attnscope.studies.heads import HeadsOptions, Report, heads
-from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
+from attnscope.records.parquet import arrow
+from attnscope.records.relations import with_relations
+from attnscope.studies.causal import with_effects
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.inputs import LoadOptions, TextsWanted, formats_again, named_formats, require_writable
 from attnscope.studies.merging import merged
+from attnscope.studies.relation_files import relations_of, require_relations
 from attnscope.studies.roles import thresholds_from
+from attnscope.studies.texts import Report, scaled
 from attnscope.views.figures import FIGURE_FORMATS
 
-FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
+FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json", "parquet")
 USUAL_FORMATS = ("npz", "csv", "png")
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 RECORD = "heads"
@@ -38,6 +43,8 @@ class StudyOrder:
     shard: str
     out: Path | None
     formats: str | None
+    relations: Path | None = None
+    causal: bool = False
 
 
 def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | None) -> tuple[Findings, list[Path]]:
@@ -57,13 +64,24 @@ def study(spec: str, order: StudyOrder, loading: LoadOptions, report: Report | N
         frequencies=order.frequencies,
         control=_is_untrained(order.control),
     )
+    if order.causal and options.shard != (1, 1):
+        raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
     corpus = _corpus(order)
+    if order.relations is not None:
+        if options.shard != (1, 1):
+            raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
+        require_relations(order.relations)
     if order.out is not None:
         require_writable(order.out)
     if order.measures is not None:
         _require_measures(order.measures)
     model = loading.load(spec)
-    found = heads(model, corpus if corpus is not None else _probe(model), options, report)
+    texts = corpus if corpus is not None else _probe(model)
+    found = heads(model, texts, options, scaled(report, 0, 2 if order.causal else 1))
+    if order.causal and found.corpus["complete"]:
+        found = with_effects(found, model, texts, scaled(report, 1, 2))
+    if order.relations is not None:
+        found = with_relations(found, relations_of(model, order.relations, report))
     return found, [] if order.out is None else write(found, order.out, formats)
 
 
@@ -86,15 +104,8 @@ def drawn_again(found: Findings, out: Path | None, formats: str | None) -> list[
     Raises:
         AttnscopeError: There is no such format, or no folder for it.
     """
-    names = [name for name in (formats or "text" if out is None else formats or "png").split(",") if name.strip()]
-    files = [name for name in names if name.strip().lower() != "text"]
-    if out is None:
-        if files:
-            raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-        return []
-    wanted = formats_from(",".join(files)) if files else ()
-    require_writable(out)
-    return write(found, out, wanted)
+    wanted = formats_again(out, formats, FORMATS)
+    return [] if out is None else write(found, out, wanted)
 
 
 def write(found: Findings, out: Path, formats: Sequence[str]) -> list[Path]:
@@ -113,8 +124,12 @@ def formats_from(given: str | None) -> tuple[str, ...]:
 
     Raises:
         UsageError: There is no such format.
+        AttnscopeError: pyarrow, which it needs, is not installed.
     """
-    return USUAL_FORMATS if given is None else named_formats(given, FORMATS)
+    formats = USUAL_FORMATS if given is None else named_formats(given, FORMATS)
+    if "parquet" in formats:
+        arrow()  # before the model runs for minutes
+    return formats
 
 
 def _corpus(order: StudyOrder) -> Corpus | list[str] | None:

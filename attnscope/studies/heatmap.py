@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention import Kind, Probe
+    from attnscope.core.probes import Weights
 
 
 @dataclass(frozen=True)
@@ -342,8 +343,30 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str, cut: C
     return Heatmap(text=text, maps=tuple(maps), run=run_of(info, notes), picked=chosen.picked)
 
 
-def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
+def batch_of(reading: Reading, device: str) -> Batch:
+    """What is read as a model takes it, a batch of one text."""
+    import torch
+
+    def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        return torch.as_tensor(numbers.astype(np.int64), device=device)[None]
+
+    return Batch(
+        ids=row(reading.tokens.ids),
+        segments=row(reading.tokens.segments),
+        target_ids=None if reading.target is None else row(reading.target.ids),
+    )
+
+
+def observed(
+    model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
+) -> Heatmap:
     """The outlined record with the weights that the model has on what it reads.
+
+    Args:
+        model: The model.
+        record: What `outline` says of it.
+        reading: What it reads.
+        probe_of: Makes the probe, from the arguments of `core.probes.Weights`; None = that one.
 
     Raises:
         AttnscopeError: The maps would not fit into memory, or the model computes NaN.
@@ -360,7 +383,7 @@ def observed(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
     if part is not None and model.info.road == "seam":
         probe: Part | Weights = Part(*part, layers, heads, kinds)
     else:
-        probe = Weights(layers, heads, kinds)
+        probe = (probe_of or Weights)(layers, heads, kinds)
     run_on(model, reading, probe)
     maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]
     return replace(record, maps=tuple(maps))
@@ -370,14 +393,7 @@ def run_on(model: Model, reading: Reading, probe: Probe) -> None:
     """Runs a model on what it reads, with the probe at the seam."""
     import torch
 
-    def batch_of(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return torch.as_tensor(numbers.astype(np.int64), device=model.info.device)[None]
-
-    batch = Batch(
-        ids=batch_of(reading.tokens.ids),
-        segments=batch_of(reading.tokens.segments),
-        target_ids=None if reading.target is None else batch_of(reading.target.ids),
-    )
+    batch = batch_of(reading, model.info.device)
     with torch.inference_mode():
         model.run(batch, probe)
 
@@ -430,13 +446,14 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         "checked": info.checked,
         "n_parameters": info.n_parameters,
         "seed": None,
-        "versions": dict(_versions()),
+        "versions": dict(versions()),
         "notes": [*info.notes, *notes],
     }
 
 
 @cache
-def _versions() -> tuple[tuple[str, str], ...]:
+def versions() -> tuple[tuple[str, str], ...]:
+    """The versions that numbers depend on, by name."""
     return (
         ("attnscope", __version__),
         ("python", platform.python_version()),

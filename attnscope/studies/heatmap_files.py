@@ -125,7 +125,7 @@ def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, que
     """Writes the files of a record that was saved before."""
     figures = [name for name in formats if name in FIGURE_FORMATS]
     paths = draw(record, out, figures, style=style, query=query)
-    return paths + _save(record, out, formats)
+    return paths + save_data(record, out, formats)
 
 
 def redraw_pooled(record: PooledHeatmap, out: Path, formats: Sequence[str], style: Style) -> list[Path]:
@@ -134,7 +134,7 @@ def redraw_pooled(record: PooledHeatmap, out: Path, formats: Sequence[str], styl
 
     figures = [name for name in formats if name in FIGURE_FORMATS]
     # What took the time is safe before it is drawn.
-    saved = _save(record, out, formats)
+    saved = save_data(record, out, formats)
     return draw_pooled(record, out, figures, style) + saved
 
 
@@ -161,7 +161,7 @@ def _write(record: Heatmap, wanted: Wanted, drawing: DrawingProcess | None) -> l
     paths: list[Path] = []
     if drawing is not None:
         paths += drawing.draw(record, folder, figures, style=wanted.style, query=wanted.query)
-    return paths + _save(record, folder, wanted.formats)
+    return paths + save_data(record, folder, wanted.formats)
 
 
 def _write_pooled(record: PooledHeatmap, wanted: Wanted) -> list[Path]:
@@ -169,7 +169,8 @@ def _write_pooled(record: PooledHeatmap, wanted: Wanted) -> list[Path]:
     return redraw_pooled(record, folder, wanted.formats, wanted.style)
 
 
-def _save(record: Heatmap | PooledHeatmap, folder: Path, formats: Sequence[str]) -> list[Path]:
+def save_data(record: Heatmap | PooledHeatmap, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Writes those files of a record that hold its weights: of "npz" and "json" what is among the formats."""
     files = {"npz": "weights.npz" if isinstance(record, Heatmap) else "pooled.npz", "json": "record.json"}
     return [record.save(folder / files[name]) for name in formats if name in files]
 

@@ -41,7 +41,7 @@ class TextsWanted:
         text: One text; "-" reads stdin.
         files: Files and patterns instead; see `attnscope.Corpus`.
         split: What of a text file is one text: "line", "paragraph" or "file".
-        field: The field of jsonl or csv that holds the text.
+        field: The field of jsonl, csv or parquet that holds the text.
     """
 
     text: str | None = None
@@ -105,16 +105,48 @@ def others_in(folder: Path | None, written: Sequence[Path]) -> list[str]:
     return [f"{folder} also holds {count} that this run did not write, such as {others[0]}"]
 
 
+def formats_again(out: Path | None, given: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    """The formats of files that a saved record is to be written to again; `text` is what is printed anyway.
+
+    Args:
+        out: The folder; None = nothing is written.
+        given: A list such as `png,npz,text`; None = png if there is a folder.
+        known: The formats that there are, but for `text`.
+
+    Raises:
+        UsageError: There is no such format, or no folder for it.
+        AttnscopeError: The folder cannot be written.
+    """
+    names = [name for name in (given or "text" if out is None else given or "png").split(",") if name.strip()]
+    files = [name for name in names if name.strip().lower() != "text"]
+    if out is None:
+        if files:
+            raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
+        return ()
+    wanted = named_formats(",".join(files), known) if files else ()
+    require_writable(out)
+    return wanted
+
+
 def named_formats(given: str, known: Sequence[str]) -> tuple[str, ...]:
     """The formats in a list such as `png,npz`, each once.
 
     Raises:
         UsageError: There is no such format, or none is given.
     """
+    return named_choices(given, known, "format")
+
+
+def named_choices(given: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """The names in a list such as `zero,mean`, each once.
+
+    Raises:
+        UsageError: There is no such name, or none is given.
+    """
     names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no format {name!r}", f"choose from {', '.join(known)}")
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
     if not names:
-        raise UsageError("no format is given", f"choose from {', '.join(known)}")
+        raise UsageError(f"no {what} is given", f"choose from {', '.join(known)}")
     return names

@@ -105,12 +105,15 @@ def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
     return Tally(kind, layers, names, **parts)
 
 
-def pair_hits(ids: NDArray[np.int64], *, causal: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def pair_hits(
+    ids: NDArray[np.int64], *, causal: bool, context: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """For a head that always looked `offset` tokens further: how much of each pair measure it would reach.
 
     Args:
         ids: Token numbers of one text, (token,).
         causal: Whether later keys are hidden.
+        context: Which tokens count nothing as queries, (token,); None = all count.
 
     Returns:
         Hits and counts, each (pair measure, offset): the counts are the queries that have such a key on the side of the
@@ -119,6 +122,7 @@ def pair_hits(ids: NDArray[np.int64], *, causal: bool) -> tuple[NDArray[np.float
     """
     n = len(ids)
     places = np.arange(n)
+    asks = np.ones(n, np.bool_) if context is None else ~context
     order = np.lexsort((places, ids))
     again = np.append(False, ids[order][1:] == ids[order][:-1])
     # The nearest earlier place of the same token, -1 = none; and the one before that.
@@ -131,8 +135,8 @@ def pair_hits(ids: NDArray[np.int64], *, causal: bool) -> tuple[NDArray[np.float
     followed = (nearest >= 0) & ((nearest < places - 1) | (second >= 0))
     hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
     before, after = np.array(OFFSETS) < 0, (np.array(OFFSETS) > 0) & (not causal)
-    counts[0, before], counts[0, after] = (nearest >= 0).sum(), has_later.sum()
-    counts[1, before] = followed.sum()
+    counts[0, before], counts[0, after] = ((nearest >= 0) & asks).sum(), (has_later & asks).sum()
+    counts[1, before] = (followed & asks).sum()
     for column, offset in enumerate(OFFSETS):
         for row, distance in ((0, offset), (1, offset - 1)):
             hidden = offset > 0 and (causal or row == 1)
@@ -142,5 +146,5 @@ def pair_hits(ids: NDArray[np.int64], *, causal: bool) -> tuple[NDArray[np.float
                 slice(max(0, -distance), n - max(0, distance)),
                 slice(max(0, distance), n - max(0, -distance)),
             )
-            hits[row, column] = (ids[first] == ids[later]).sum()
+            hits[row, column] = ((ids[first] == ids[later]) & asks[first]).sum()
     return hits, counts

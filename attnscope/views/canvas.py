@@ -7,22 +7,34 @@ keeps the picture; each further figure of the same text restores it and adds its
 from __future__ import annotations
 
 import io
+import math
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope import __version__
-from attnscope.views.lettering import Lettering
+from attnscope.views import layout
+from attnscope.views.lettering import BASE_FAMILY, Lettering
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
     from matplotlib.text import Text
+
+Box = tuple[float, float, float, float]
+"""x, y, width, height in pixels."""
+
+Fashion = Literal["plain", "bold", "italic"]
 
 DPI = 100
 INK, FAINT, LINE = "#1a1a1a", "#6f6f6f", "#b8b8b8"
@@ -60,6 +72,9 @@ class Canvas:
         width_px: Width.
         height_px: Height.
         lettering: The fonts.
+
+    Attributes:
+        passing: Whether what is placed from now on is for this figure alone; `wipe` takes it away.
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
@@ -75,7 +90,11 @@ class Canvas:
         self.axes.set_xlim(0, width_px)
         self.axes.set_ylim(height_px, 0)
         self.axes.set_autoscale_on(False)
+        self.passing = False
         self._moving: list[Artist] = []
+        self._boxes: dict[Artist, tuple[float, float, float, float]] = {}
+        self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
+        self._passing: list[Artist] = []
         self._background: Any = None
 
     def write(
@@ -93,13 +112,27 @@ class Canvas:
             family=list(self.lettering.families),
             color=color,
             parse_math=False,  # a token may be `$`
-            animated=moving,
             clip_on=False,
             **how,
         )
-        if moving:
-            self._moving.append(placed)
+        self.keep(placed, moving)
         return placed
+
+    def keep(self, placed: Artist, moving: bool = False) -> None:
+        """Takes down whether an artist, which is on the axes, is drawn anew in each figure."""
+        placed.set_animated(moving or self.passing)
+        if moving or self.passing:
+            self._moving.append(placed)
+        if self.passing:
+            self._passing.append(placed)
+
+    def wipe(self) -> None:
+        """Takes away what was for one figure alone; what stays need not be drawn again for the next."""
+        self.prepare()
+        for artist in self._passing:
+            artist.remove()
+        self._moving = [artist for artist in self._moving if artist not in self._passing]
+        self._passing = []
 
     def image(
         self, box: tuple[float, float, float, float], cmap: Colormap | None = None, *, moving: bool = True
@@ -117,11 +150,18 @@ class Canvas:
         )
         placed.set_data(np.zeros((1, 1)))
         placed.set_clim(0, 1)
-        placed.set_animated(moving)
         self.axes.add_artist(placed)
+        self.keep(placed, moving)
         if moving:
-            self._moving.append(placed)
+            self._boxes[placed] = box
         return placed
+
+    def copy(self, box: tuple[int, int, int, int], to: Sequence[tuple[int, int]]) -> None:
+        """In pixels, shows what stays in a box (x, y, width, height) at other places too, by their upper left corners.
+
+        Nothing else may be in those places. In vector files there is no such thing: there all must be written.
+        """
+        self._copies.append((box, list(to)))
 
     def lines(
         self,
@@ -135,10 +175,9 @@ class Canvas:
         """Straight or broken lines, each a sequence of points."""
         from matplotlib.collections import LineCollection
 
-        placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, animated=moving, **how)
+        placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, **how)
         self.axes.add_collection(placed, autolim=False)
-        if moving:
-            self._moving.append(placed)
+        self.keep(placed, moving)
 
     def frames(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:
         """Thin frames just outside of boxes (x, y, width, height)."""
@@ -150,9 +189,9 @@ class Canvas:
         """Filled rectangles that change from figure to figure; `place_boxes` says where they are."""
         from matplotlib.collections import PolyCollection
 
-        placed = PolyCollection([], facecolors=color, edgecolors="none", animated=True)
+        placed = PolyCollection([], facecolors=color, edgecolors="none")
         self.axes.add_collection(placed, autolim=False)
-        self._moving.append(placed)
+        self.keep(placed, moving=True)
         return placed
 
     @staticmethod
@@ -166,6 +205,11 @@ class Canvas:
         """Draws what stays, if it is not drawn yet."""
         if self._background is None:
             self.agg.draw()
+            drawn = np.asarray(self.agg.buffer_rgba())
+            for (x, y, width, height), places in self._copies:
+                for to_x, to_y in places:
+                    there = drawn[to_y : to_y + height, to_x : to_x + width]
+                    there[:] = drawn[y : y + there.shape[0], x : x + there.shape[1]]  # a page may end before
             self._background = self.agg.copy_from_bbox(self.figure.bbox)
 
     def pixels(self) -> NDArray[np.uint8]:
@@ -173,14 +217,115 @@ class Canvas:
         self.prepare()
         self.agg.restore_region(self._background)
         for artist in self._moving:
-            self.axes.draw_artist(artist)
+            if artist not in self._boxes or not self._paste(artist, self._boxes[artist]):
+                self.axes.draw_artist(artist)
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
+
+    def _paste(self, image: Any, box: tuple[float, float, float, float]) -> bool:
+        """Puts an image whose cells are whole pixels straight onto the picture; False if it must be drawn."""
+        colours = image.to_rgba(image.get_array(), bytes=True)
+        (x, y, width, height), (rows, columns) = map(int, box), colours.shape[:2]
+        if box != (x, y, width, height) or height % rows or width % columns or (colours[:, :, 3] != 255).any():
+            return False
+        cells = colours.repeat(height // rows, 0).repeat(width // columns, 1)
+        np.asarray(self.agg.buffer_rgba())[y : y + height, x : x + width] = cells
+        return True
 
     def vector(self, kind: str) -> bytes:
         """The figure as it stands now as SVG or PDF."""
-        held = io.BytesIO()
-        self.figure.savefig(held, format=kind, metadata=_METADATA[kind])
-        return held.getvalue()
+        return saved(self.figure, kind)
+
+
+def saved(figure: Figure, kind: str) -> bytes:
+    """A figure as SVG or PDF, the same bytes every time."""
+    held = io.BytesIO()
+    figure.savefig(held, format=kind, metadata=_METADATA[kind])
+    return held.getvalue()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number or letter in a cell: its middle, what it says, how large, in which colour and fashion."""
+
+    x: float
+    y: float
+    text: str
+    size_px: float
+    color: str
+    fashion: Fashion = "plain"
+
+
+class Page(Canvas):
+    """A canvas with what pages of tables and maps have in common; `drawn` are its numbers."""
+
+    drawn: tuple[Number, ...] = ()
+
+    def head(self, title: str, subtitle: str) -> None:
+        """Title and subtitle."""
+        left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
+        title = self.lettering.fit(title, layout.TITLE_PX * 1.12, room)
+        self.write(left, left + 4, title, layout.TITLE_PX, ha="left", weight="bold")
+        subtitle = self.lettering.fit(subtitle, layout.SUBTITLE_PX, room)
+        self.write(left, left + 34, subtitle, layout.SUBTITLE_PX, ha="left", color=FAINT)
+
+    def foot(self, y: float, lines: Sequence[str]) -> None:
+        """Notes at the foot."""
+        for place, line in enumerate(lines):
+            down = y + place * layout.LINE_PX
+            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX, ha="left", color=FAINT)
+
+    def fill(self, boxes: Sequence[Box], colors: Sequence[Any], edge: str = "none") -> None:
+        """Filled rectangles."""
+        from matplotlib.collections import PolyCollection
+
+        if not boxes:
+            return
+        x, y, width, height = np.array(boxes, np.float64).T
+        corners = np.stack([np.stack(c, 1) for c in ((x, y), (x + width, y), (x + width, y + height), (x, y + height))])
+        placed = PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=colors, edgecolors=edge, linewidths=0.7)
+        self.axes.add_collection(placed, autolim=False)
+        self.keep(placed)
+
+    def numbers(self, numbers: Sequence[Number]) -> None:
+        """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path as Outline
+
+        for color in sorted({one.color for one in numbers}):
+            vertices, codes = [], []
+            for one in numbers:
+                if one.color == color:
+                    points, kinds = outline_of(one.text, one.fashion)
+                    vertices.append(points * (one.size_px / 100) + (one.x, one.y))
+                    codes.append(kinds)
+            path = Outline(np.concatenate(vertices), np.concatenate(codes))
+            placed = PathPatch(path, facecolor=color, edgecolor="none", zorder=3)
+            self.axes.add_artist(placed)
+            self.keep(placed)
+        self.drawn = (*self.drawn, *numbers)
+
+    def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:
+        """Frames on the edges of boxes."""
+        frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
+        self.lines(frames, color=color, width_px=width_px)
+
+    def sides(
+        self,
+        corner: tuple[float, float],
+        shape: tuple[int, int],
+        cell: tuple[int, int],
+        size_px: float = layout.PANEL_TITLE_PX,
+    ) -> None:
+        """Names of layers at the left and of heads above; where there is no room for all, of every second and so on."""
+        size = min(size_px, cell[0] / 1.6 if size_px > 12 else size_px)
+        step = -(-math.ceil(self.lettering.width_px(f"H{shape[1] - 1}", size) * 1.25) // cell[0])
+        for head in range(0, shape[1], step):
+            x = corner[0] + (head + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
+            self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
+        step = -(-math.ceil(size_px * 1.25) // cell[1])
+        for layer in range(0, shape[0], step):
+            y = corner[1] + (layer + 0.5) * cell[1]
+            self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
 
 
 def enlarged(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -190,12 +335,56 @@ def enlarged(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Pixels as a PNG file."""
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
+    """Pixels, (height, width, 3), as a PNG file.
 
-    info = PngInfo()
-    info.add_text("Software", f"attnscope {__version__}")
-    held = io.BytesIO()
-    Image.fromarray(pixels).save(held, format="png", compress_level=6, dpi=(DPI, DPI), pnginfo=info)
-    return held.getvalue()
+    Every row is filtered as its difference to the one above (PNG specification, third edition, 9.2): figures are made
+    of rectangles. Libraries try all filters on every row, which takes twice as long and makes larger files of them.
+    """
+    height, width, _ = pixels.shape
+    rows = np.ascontiguousarray(pixels).reshape(height, 3 * width)
+    filtered = np.empty((height, 1 + 3 * width), np.uint8)
+    filtered[:, 0] = 2  # "Up"
+    filtered[0, 1:] = rows[0]
+    np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
+    dots_per_metre = round(DPI / 0.0254)
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits each of red, green and blue
+        (b"tEXt", f"Software\0attnscope {__version__}".encode("latin-1")),
+        (b"pHYs", struct.pack(">IIB", dots_per_metre, dots_per_metre, 1)),
+        (b"IDAT", zlib.compress(filtered.tobytes(), 6)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
+        for kind, data in chunks
+    )
+
+
+def wrapped_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
+    """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
+    return layout.wrapped(lettering.spell(text), room * 0.95, lettering.width_px)
+
+
+def hex_of(cmap: Colormap, share: float) -> str:
+    """The colour "#rrggbb" at a share of a colormap, 0 to 1."""
+    return "#" + "".join(f"{round(part * 255):02x}" for part in cmap(share)[:3])
+
+
+@lru_cache(maxsize=4096)
+def outline_of(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(
+        family=BASE_FAMILY,
+        weight="bold" if fashion == "bold" else "normal",
+        style="italic" if fashion == "italic" else "normal",
+    )
+    drawn = TextPath((0, 0), text, size=100, prop=font, usetex=False)
+    points = np.array(drawn.vertices, np.float64)
+    codes = np.array(drawn.codes, np.uint8)
+    across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
+    middle = (across.min() + across.max()) / 2
+    # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
+    return (points - (middle, 36.5)) * (1, -1), codes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,7 +32,8 @@ DEFAULT_CMAP = "Blues"
 _SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
 _BAR = "#2f6fb0"
 _MOST_BARS = 24
-_LABEL_ROOM_EM = 11
+LABEL_ROOM_EM = 11
+_STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
 _LONGEST_TEXT = 2000
 _MEANING: dict[Scale, str] = {
     "fixed": "attention weight: the share of a query's attention that a key gets",
@@ -78,6 +81,7 @@ class Sheet:
         map: Which map of the record it shows.
         heads: The heads on it, as (layer, head), in reading order.
         query: Place of the query that bars are for.
+        title: What the figure says it shows; empty = which heads.
     """
 
     stem: str
@@ -85,6 +89,7 @@ class Sheet:
     map: int
     heads: tuple[tuple[int, int], ...]
     query: int = -1
+    title: str = ""
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
@@ -157,10 +162,11 @@ class Painter:
 
     Args:
         style: How to colour them.
+        threads: How many threads compress and write files beside drawing; 0 = all is done by the one that draws.
     """
 
-    def __init__(self, style: Style) -> None:
-        self.style = style
+    def __init__(self, style: Style, threads: int = 2) -> None:
+        self.style, self.threads = style, threads
         self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
 
     @as_shipped()
@@ -170,23 +176,32 @@ class Painter:
             if wanted not in FIGURE_FORMATS:
                 raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
 
-        def compress_and_write(path: Path, pixels: NDArray[np.uint8]) -> Path:
-            return write_whole(path, png(pixels))
+        making = self._contents(record, sheets, folder, formats)
+        if not self.threads:
+            return [_written_out(*one) for one in making]
 
         # Compressing runs beside drawing: zlib lets other threads run meanwhile.
-        with ThreadPoolExecutor(2) as pool:
-            written = []
-            for sheet in sheets:
-                canvas = self.canvas(record, sheet)
-                for wanted in formats:
-                    path = folder / f"{sheet.stem}.{wanted}"
-                    if wanted == "png":
-                        pixels = canvas.show(record, sheet).pixels()
-                        written.append(pool.submit(compress_and_write, path, pixels))
-                    else:
-                        drawn = canvas.show(record, sheet, vector=True).vector(wanted)
-                        written.append(pool.submit(write_whole, path, drawn))
+        with ThreadPoolExecutor(self.threads) as pool:
+            written = [pool.submit(_written_out, *one) for one in making]
             return [one.result() for one in written]
+
+    def _contents(
+        self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]
+    ) -> Iterator[tuple[Path, Callable[[], bytes]]]:
+        """Each file, and what gives its bytes: all that needs the canvas is done by then."""
+        used: set[int] = set()
+        for sheet in sheets:
+            canvas = self.canvas(record, sheet)
+            used.add(id(canvas))
+            for wanted in formats:
+                path = folder / f"{sheet.stem}.{wanted}"
+                if wanted == "png":
+                    yield path, partial(png, canvas.show(record, sheet).pixels())
+                else:
+                    drawn = canvas.show(record, sheet, vector=True).vector(wanted)
+                    yield path, partial(bytes, drawn)
+        # Of many texts, one after the other, only the last one's canvases are of use.
+        self._canvases = {name: canvas for name, canvas in self._canvases.items() if id(canvas) in used}
 
     @as_shipped()
     def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
@@ -215,6 +230,10 @@ class Painter:
         return self._canvases[name]
 
 
+def _written_out(path: Path, content: Callable[[], bytes]) -> Path:
+    return write_whole(path, content())
+
+
 def _looks(attention: AttentionMap) -> tuple[object, ...]:
     """What decides how labels and seams are drawn, besides what the labels are."""
     return tuple(
@@ -225,13 +244,15 @@ def _looks(attention: AttentionMap) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
+    """What stands around the maps of a figure: the model, the text, and the notes at the foot."""
+
     model: str
     subtitle: str
     notes: tuple[str, ...]
 
 
-def _header(record: Heatmap, attention: AttentionMap) -> _Header:
+def _header(record: Heatmap, attention: AttentionMap) -> Header:
     queries = attention.queries
     if attention.kind != "encoder" and len(record.maps) > 1:
         parts, joint = [record.text, queries.text], "→"
@@ -251,7 +272,7 @@ def _header(record: Heatmap, attention: AttentionMap) -> _Header:
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes.append("green tokens were written by the model itself")
     notes += [" ".join(str(note).split()) for note in record.run.get("notes", ())]
-    return _Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
+    return Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
 
 
 def _written(tokens: Tokens) -> str:
@@ -273,6 +294,8 @@ def _head_title(attention: AttentionMap, pair: tuple[int, int], *, short: bool) 
 def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     attention = record.maps[sheet.map]
     model = str(record.run.get("model", "model"))
+    if sheet.title:
+        return f"{model} · {sheet.title}"
     kind = f"{attention.kind} " if len(record.maps) > 1 else ""
     layers = sorted({layer for layer, _ in sheet.heads})
     if sheet.form == "bars":
@@ -289,7 +312,8 @@ def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     return f"{model} · {kind}{what}"
 
 
-def _label_color(tokens: Tokens, place: int) -> str:
+def label_color(tokens: Tokens, place: int) -> str:
+    """In which colour a token's label is: special tokens and what the model wrote have their own."""
     if 0 <= tokens.n_given <= place:
         return _WRITTEN
     return _SPECIAL if tokens.special[place] else INK
@@ -298,7 +322,7 @@ def _label_color(tokens: Tokens, place: int) -> str:
 class _Page(Canvas):
     """A canvas with a title, the text, and a footer of notes."""
 
-    def __init__(self, width: int, height: int, lettering: Lettering, header: _Header, zoom: float = 1.0) -> None:
+    def __init__(self, width: int, height: int, lettering: Lettering, header: Header, zoom: float = 1.0) -> None:
         super().__init__(width, height, lettering)
         self.zoom = zoom
         left, room = layout.MARGIN_PX, width - 2 * layout.MARGIN_PX
@@ -324,7 +348,14 @@ class _Page(Canvas):
 class MapCanvas(_Page):
     """Maps of heads: with token labels, or many small ones without."""
 
-    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: _Header, style: Style) -> None:
+    meaning: Mapping[Scale, str] = _MEANING
+
+    @staticmethod
+    def column_name(head: int) -> str:
+        """What stands above a column of small maps."""
+        return f"H{head}"
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
         import matplotlib as mpl
 
         attention = record.maps[sheet.map]
@@ -342,7 +373,7 @@ class MapCanvas(_Page):
             grid = layout.overview_grid(len(layers), len(heads), shape, notes, lettering.width_px)
             places = [layers.index(layer) * len(heads) + heads.index(head) for layer, head in sheet.heads]
         else:
-            widest = (_widest(lettering, queries.labels), _widest(lettering, keys.labels))
+            widest = (widest_label(lettering, queries.labels), widest_label(lettering, keys.labels))
             tokens = (len(queries), len(keys))
             self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, notes, lettering.width_px)
             if len(sheet.heads) == 1 and grid.numbers_fit:
@@ -351,6 +382,8 @@ class MapCanvas(_Page):
             places = list(range(len(sheet.heads)))
         super().__init__(grid.width_px, grid.height_px, lettering, header, grid.zoom)
         self.grid, zoom = grid, grid.zoom
+        self._label: Callable[[tuple[int, int]], list[Text]] | None = None
+        self._others: list[Text] | None = None
         self.corners = [grid.corners[place] for place in places]
         self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
         cmap = mpl.colormaps[style.cmap]
@@ -362,7 +395,10 @@ class MapCanvas(_Page):
         else:
             for (x, y), title in zip(self.corners, titles, strict=True):
                 self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
-            self._token_labels(queries, keys)
+            self._label = partial(self._token_labels, queries, keys)
+            self._label(self.corners[0])
+            left, below = (math.ceil(width(grid.label_px)) + 2 * _STRIP_PX for width in widest)
+            self._copy_labels(left, below)
         self._seams(queries, keys)
         self._colour_bar(cmap)
         self.footer(grid.footer_y, grid.footer)
@@ -379,6 +415,10 @@ class MapCanvas(_Page):
     def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> MapCanvas:
         """Puts the weights of a sheet on the canvas."""
         attention = record.maps[sheet.map]
+        if vector and self._label is not None and self._others is None:
+            self._others = [text for corner in self.corners[1:] for text in self._label(corner)]
+        for text in self._others or ():
+            text.set_visible(vector)  # in pixels they are copies
         self.title(record, sheet)
         values = [_pooled(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v.max(initial=0.0)) for v in values]
@@ -410,24 +450,38 @@ class MapCanvas(_Page):
         size = min(size, width / 2.2)
         for column, head in enumerate(heads):
             x, y = self.grid.corners[column]
-            self.write(x + width / 2, y - 14 * self.zoom, f"H{head}", size, ha="center", weight="bold")
+            self.write(x + width / 2, y - 14 * self.zoom, self.column_name(head), size, ha="center", weight="bold")
 
-    def _token_labels(self, queries: Tokens, keys: Tokens) -> None:
-        grid, size = self.grid, self.grid.label_px
-        room = _LABEL_ROOM_EM * size + 0.5
+    def _token_labels(self, queries: Tokens, keys: Tokens, corner: tuple[int, int]) -> list[Text]:
+        """Writes the labels of one map."""
+        grid, size, (x, y) = self.grid, self.grid.label_px, corner
+        room = LABEL_ROOM_EM * size + 0.5
+        written = []
         for tokens, by_row in ((queries, True), (keys, False)):
             for place in range(0, len(tokens), grid.label_step * self.pool):
                 label = self.lettering.fit(tokens.labels[place], size, room)
-                color = _label_color(tokens, place)
+                color = label_color(tokens, place)
                 middle = (place // self.pool + 0.5) * grid.cell_px
-                for x, y in self.corners:
-                    if by_row:
-                        self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
-                    else:
-                        self.write(
-                            x + middle, y + self.map_px[1] + 5, label, size,
-                            ha="center", va="top", rotation=90, color=color,
-                        )  # fmt: skip
+                if by_row:
+                    text = self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
+                else:
+                    below = y + self.map_px[1] + 5
+                    text = self.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
+                written.append(text)
+        return written
+
+    def _copy_labels(self, left: int, below: int) -> None:
+        """Lets the labels of the first map stand at all others too: text is what takes the time.
+
+        Args:
+            left: Width of the strip at the left of a map that has its labels.
+            below: Height of the strip below it.
+        """
+        (width, height), (x, y) = self.map_px, self.corners[0]
+        beside = (-left, -_STRIP_PX, left - 2, height + 2 * _STRIP_PX)
+        under = (-_STRIP_PX, height + 2, width + 2 * _STRIP_PX, below)
+        for dx, dy, wide, tall in (beside, under):
+            self.copy((x + dx, y + dy, wide, tall), [(x + dx, y + dy) for x, y in self.corners[1:]])
 
     def _seams(self, queries: Tokens, keys: Tokens) -> None:
         """Lines where the second text of a pair, or what the model wrote, begins."""
@@ -453,7 +507,7 @@ class MapCanvas(_Page):
         self.image(self.grid.bar, cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
         self.frames([self.grid.bar])
         size = layout.CAPTION_PX * self.zoom
-        meaning = self.lettering.fit(_MEANING[self.style.scale], size, self.width_px - x - width - 50)
+        meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
         self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
         below = y + height + 12 * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", moving=True) for _ in range(7)]
@@ -470,7 +524,9 @@ class MapCanvas(_Page):
 class BarCanvas(_Page):
     """What one query attends to: bars over keys, a panel a head."""
 
-    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: _Header, style: Style) -> None:
+    meaning = "bars: the share of the query's attention that each key gets; a full panel is 1"
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
         del style  # bars have one colour and always reach from 0 to 1
         attention = record.maps[sheet.map]
         keys = attention.keys
@@ -480,11 +536,11 @@ class BarCanvas(_Page):
         columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0
         if record.picked is not None or not columns:
             columns = layout.columns_for(len(sheet.heads))
-        notes = ["bars: the share of the query's attention that each key gets; a full panel is 1", *header.notes[1:]]
+        notes = [self.meaning, *header.notes[1:]]
         if self.n_bars < len(keys):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
         notes += [lettering.note] if lettering.note else []
-        widest = _widest(lettering, keys.labels)
+        widest = widest_label(lettering, keys.labels)
         self.bars = layout.bar_grid(len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px)
         super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
         tall = self.n_bars * self.bars.bar_px
@@ -517,9 +573,9 @@ class BarCanvas(_Page):
         shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
         for texts in self._labels:
             for text, place in zip(texts, shown, strict=True):
-                room = _LABEL_ROOM_EM * bars.label_px
+                room = LABEL_ROOM_EM * bars.label_px
                 text.set_text(self.lettering.fit(attention.keys.labels[place], bars.label_px, room))
-                text.set_color(_label_color(attention.keys, int(place)))
+                text.set_color(label_color(attention.keys, int(place)))
         thick = bars.bar_px * 0.74
         boxes = [
             (x, y + (number + 0.5) * bars.bar_px - thick / 2, bars.panel_px * float(weight), thick)
@@ -536,10 +592,10 @@ class BarCanvas(_Page):
         return self
 
 
-def _widest(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
+def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
     """Gives the width of the widest label at a font size; labels are cut at a bound, so no more than that."""
     at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in set(labels))
-    return lambda size: min(at_100 / 100, _LABEL_ROOM_EM) * size
+    return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size
 
 
 def _pooled(weights: NDArray[np.float32], factor: int) -> NDArray[np.float32]:

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import write_whole
 from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary, layout
-from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, png
+from attnscope.views.canvas import (
+    FAINT,
+    INK,
+    Box,
+    Canvas,
+    Fashion,
+    Number,
+    Page,
+    as_shipped,
+    hex_of,
+    png,
+    wrapped_lines,
+)
 from attnscope.views.figures import FIGURE_FORMATS
 from attnscope.views.heads_summary import Mark, label, number, printable
 from attnscope.views.inks import ink_on
-from attnscope.views.lettering import BASE_FAMILY, Lettering, lettering_for
+from attnscope.views.lettering import Lettering, lettering_for
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
-
-Box = tuple[float, float, float, float]
-"""x, y, width, height in pixels."""
-
-Fashion = Literal["plain", "bold", "italic"]
 
 _EMPTY, _UNKNOWN = "#f3f3f3", "#dcdcdc"
 _TRACK, _RESTING = "#ffffff", "#4d4d4d"
@@ -75,8 +80,12 @@ def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png"
 
 
 def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
-    """The figures one after the other, each with its file name without the ending."""
+    """The figures one after the other, each with its file name without the ending.
+
+    Maps of measures share a canvas: each figure is whole until the next one is asked for.
+    """
     lettering = lettering_for(_texts(findings))
+    shared: dict[object, _Page] = {}
     yield "roles", atlas_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
     if scales:
@@ -89,7 +98,7 @@ def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
         while stem.lower() in stems:
             stem, again = f"{plain}-{again}", again + 1
         stems.add(stem.lower())
-        yield stem, measure_page(findings, name, scale, lettering)
+        yield stem, measure_page(findings, name, scale, lettering, shared=shared)
 
 
 # -- the role atlas
@@ -193,7 +202,7 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     cells = tuple(
         _cell(head, tops[findings.kinds.index(head.kind)], cell, marks) for head in findings.heads
     )  # fmt: skip
-    footer = _wrapped(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrapped_lines(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(low) + _FOOTER_GAP_PX
     height = footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     return Atlas((width, height), cell, cells, tuple(tops), tuple(legend), footer_y, footer)
@@ -203,7 +212,7 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Canvas:
     """The atlas, drawn."""
     atlas = atlas_layout(findings, lettering)
     n_heads = len(findings.heads)
-    page = _Page(*atlas.size, lettering)
+    page = Page(*atlas.size, lettering)
     page.head(f"{_model(findings)} · what its {n_heads} heads do", heads_summary.corpus_line(findings))
     for kind, top in zip(findings.kinds, atlas.tops, strict=True):
         page.sides((layout.MARGIN_PX + _LEFT_PX, top), findings_shape(findings, kind), atlas.cell)
@@ -248,7 +257,7 @@ def _further_px(box: Box) -> float:
     return min(box[3] * 0.26, box[2] * 0.16, 18.0)
 
 
-def _draw_cells(page: _Page, cells: Sequence[Cell]) -> None:
+def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
     page.fill([cell.box for cell in cells], [cell.fill for cell in cells])
     squares: list[tuple[Box, str]] = []
     tracks: list[Box] = []
@@ -309,7 +318,7 @@ def _legend(
 
 def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: float, lettering: Lettering) -> Entry:
     facts = findings.role_facts(count.role)
-    lines = _wrapped(printable(facts.what, 400), room, lettering) if facts.what else ()
+    lines = wrapped_lines(printable(facts.what, 400), room, lettering) if facts.what else ()
     needs = f"{printable(facts.measure)} ≥ {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
     heads = _heads(count.n_heads)
     if count.n_strongest < count.n_heads:
@@ -319,7 +328,7 @@ def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: flo
     return Entry(mark, name, heads, lines)
 
 
-def _draw_entry(page: _Page, x: float, y: float, entry: Entry) -> None:
+def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
     page.fill([(x, y, 32, 26)], [entry.mark.color])
     page.write(x + 16, y + 13, entry.mark.glyph, 15, ha="center", weight="bold", color=ink_on(entry.mark.color))
     page.write(x + 44, y + 11, entry.name, layout.PANEL_TITLE_PX, ha="left", weight="bold")
@@ -434,7 +443,7 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     ]
     if _any_undefined(findings):
         said.append("grey: undefined")
-    footer = _wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     at += 12
     height = math.ceil(at) + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     page = _Page(width, height, lettering)
@@ -459,8 +468,25 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     return page
 
 
-def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lettering) -> Canvas:
-    """A large map of one measure, with numbers where cells have room for them."""
+def measure_page(
+    findings: Findings,
+    measure: str,
+    scale: Scale,
+    lettering: Lettering,
+    written: Callable[[float], str] = number,
+    shared: dict[object, _Page] | None = None,
+) -> Canvas:
+    """A large map of one measure, with numbers where cells have room for them.
+
+    Args:
+        findings: What to draw.
+        measure: Which measure.
+        scale: Its colours.
+        lettering: The fonts.
+        written: How a number is written.
+        shared: Pages of other measures of the same findings: one is used again where only what this measure says
+            differs, and a new one is put there.
+    """
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     several = len(shapes) > 1
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
@@ -486,41 +512,34 @@ def measure_page(findings: Findings, measure: str, scale: Scale, lettering: Lett
     if _any_undefined(findings, measure):
         said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
     said += heads_summary.corpus_notes(findings)
-    footer = _wrapped(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bar_y + 72
-    page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = None if shared is None else shared.get(footer)
+    if page is None:
+        page = _Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+        for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
+            page.sides((layout.MARGIN_PX + _LEFT_PX, top), shape, (cell_w, cell_h))
+            if several:
+                page.write(layout.MARGIN_PX, top - 48, f"{_kind(kind)} attention", 17, ha="left", weight="bold")
+        page.foot(footer_y, footer)
+        if shared is not None:
+            shared[footer] = page
+    page.begin()
     meaning = printable(findings.measure_facts(measure).what, 400)
     corpus = heads_summary.corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
     page.head(f"{_model(findings)} · {heads_summary.title_of(findings, measure)}", subtitle)
-    for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
-        corner = (layout.MARGIN_PX + _LEFT_PX, top)
-        page.map(corner, findings, kind, measure, (cell_w, cell_h), scale)
-        page.sides(corner, shape, (cell_w, cell_h))
-        if several:
-            page.write(layout.MARGIN_PX, top - 48, f"{_kind(kind)} attention", 17, ha="left", weight="bold")
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        page.map((layout.MARGIN_PX + _LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
     if numbers:
         lefts = layout.MARGIN_PX + _LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
-        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals))
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals, written))
     bar = (layout.MARGIN_PX + _LEFT_PX, bar_y, 420, 14)
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
     unit = heads_summary.unit_of(findings, measure)
     page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=(layout.MARGIN_PX, width), unit=unit)
-    page.foot(footer_y, footer)
     return page
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number or letter in a cell: its middle, what it says, how large, in which colour and fashion."""
-
-    x: float
-    y: float
-    text: str
-    size_px: float
-    color: str
-    fashion: Fashion = "plain"
 
 
 def numbers_of(
@@ -530,6 +549,7 @@ def numbers_of(
     corners: Mapping[str, tuple[float, float]],
     cell: tuple[int, int],
     intervals: bool,
+    written: Callable[[float], str] = number,
 ) -> list[Number]:
     """The value of each head, and below it how far its interval reaches."""
     cmap, size = _colormap(scale), min(18.0, cell[0] * 0.26)
@@ -540,10 +560,11 @@ def numbers_of(
         half = (one.high - one.low) / 2 if one else math.nan
         left, top = corners[head.kind]
         x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
-        ink = ink_on(_hex(cmap, scale.share(value))) if math.isfinite(value) else FAINT
-        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), number(value), size, ink))
+        ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
+        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), written(value), size, ink))
         if intervals and math.isfinite(half):
-            found.append(Number(x, y + cell[1] * 0.22, _half(half), size * 0.7, ink))
+            said = _half(half) if written is number else f"±{written(half)}"
+            found.append(Number(x, y + cell[1] * 0.22, said, size * 0.7, ink))
     return found
 
 
@@ -558,74 +579,13 @@ def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
     return max(head.layer for head in mine) + 1, max(head.head for head in mine) + 1
 
 
-class _Page(Canvas):
-    """A canvas with what pages about heads have in common; `drawn` are its numbers."""
+class _Page(Page):
+    """A page with maps of measures on it."""
 
-    drawn: tuple[Number, ...] = ()
-
-    def head(self, title: str, subtitle: str) -> None:
-        """Title and subtitle."""
-        left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
-        title = self.lettering.fit(title, layout.TITLE_PX * 1.12, room)
-        self.write(left, left + 4, title, layout.TITLE_PX, ha="left", weight="bold")
-        subtitle = self.lettering.fit(subtitle, layout.SUBTITLE_PX, room)
-        self.write(left, left + 34, subtitle, layout.SUBTITLE_PX, ha="left", color=FAINT)
-
-    def foot(self, y: float, lines: Sequence[str]) -> None:
-        """Notes at the foot."""
-        for place, line in enumerate(lines):
-            down = y + place * layout.LINE_PX
-            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX, ha="left", color=FAINT)
-
-    def fill(self, boxes: Sequence[Box], colors: Sequence[Any], edge: str = "none") -> None:
-        """Filled rectangles."""
-        from matplotlib.collections import PolyCollection
-
-        if not boxes:
-            return
-        x, y, width, height = np.array(boxes, np.float64).T
-        corners = np.stack([np.stack(c, 1) for c in ((x, y), (x + width, y), (x + width, y + height), (x, y + height))])
-        placed = PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=colors, edgecolors=edge, linewidths=0.7)
-        self.axes.add_collection(placed, autolim=False)
-
-    def numbers(self, numbers: Sequence[Number]) -> None:
-        """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path as Outline
-
-        for color in sorted({one.color for one in numbers}):
-            vertices, codes = [], []
-            for one in numbers:
-                if one.color == color:
-                    points, kinds = _outline(one.text, one.fashion)
-                    vertices.append(points * (one.size_px / 100) + (one.x, one.y))
-                    codes.append(kinds)
-            path = Outline(np.concatenate(vertices), np.concatenate(codes))
-            self.axes.add_artist(PathPatch(path, facecolor=color, edgecolor="none", zorder=3))
-        self.drawn = (*self.drawn, *numbers)
-
-    def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:
-        """Frames on the edges of boxes."""
-        frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
-        self.lines(frames, color=color, width_px=width_px)
-
-    def sides(
-        self,
-        corner: tuple[float, float],
-        shape: tuple[int, int],
-        cell: tuple[int, int],
-        size_px: float = layout.PANEL_TITLE_PX,
-    ) -> None:
-        """Names of layers at the left and of heads above; where there is no room for all, of every second and so on."""
-        size = min(size_px, cell[0] / 1.6 if size_px > 12 else size_px)
-        step = -(-math.ceil(self.lettering.width_px(f"H{shape[1] - 1}", size) * 1.25) // cell[0])
-        for head in range(0, shape[1], step):
-            x = corner[0] + (head + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
-            self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
-        step = -(-math.ceil(size_px * 1.25) // cell[1])
-        for layer in range(0, shape[0], step):
-            y = corner[1] + (layer + 0.5) * cell[1]
-            self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
+    def begin(self) -> None:
+        """Clears the page of what was one figure's alone; so is all that is placed from now on."""
+        self.wipe()
+        self.passing, self.drawn = True, ()
 
     def map(
         self,
@@ -646,7 +606,7 @@ class _Page(Canvas):
                 value = float(values[head.layer, head.head])
                 left, top = corner[0] + head.head * cell[0], corner[1] + head.layer * cell[1]
                 boxes.append((left, top, cell[0] - gap, cell[1] - gap))
-                colors.append(_hex(cmap, scale.share(value)) if math.isfinite(value) else _UNKNOWN)
+                colors.append(hex_of(cmap, scale.share(value)) if math.isfinite(value) else _UNKNOWN)
         self.fill(boxes, colors)
 
     def scale(self, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
@@ -683,11 +643,6 @@ class _Page(Canvas):
             self.write(max(at - size_px * 0.7, room[0] + wide), down, words, size_px, ha="right", color=INK)
 
 
-def _wrapped(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
-    """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
-    return layout.wrapped(lettering.spell(text), room * 0.95, lettering.width_px)
-
-
 def _meaning(findings: Findings, measure: str) -> str:
     """What a measure says, and in which unit if its name does not tell."""
     what, unit = printable(findings.measure_facts(measure).what, 400), heads_summary.unit_of(findings, measure)
@@ -696,7 +651,7 @@ def _meaning(findings: Findings, measure: str) -> str:
 
 def _two_lines(text: str, room: float, lettering: Lettering) -> list[str]:
     """A text on at most two lines."""
-    lines = _wrapped(printable(text, 400), room, lettering)
+    lines = wrapped_lines(printable(text, 400), room, lettering)
     rest = [" ".join(lines[1:])] if len(lines) > 1 else []
     return [lettering.fit(line, layout.CAPTION_PX, room) for line in (lines[0], *rest)]
 
@@ -733,26 +688,6 @@ def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)
-def _outline(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    font = FontProperties(
-        family=BASE_FAMILY,
-        weight="bold" if fashion == "bold" else "normal",
-        style="italic" if fashion == "italic" else "normal",
-    )
-    drawn = TextPath((0, 0), text, size=100, prop=font, usetex=False)
-    points = np.array(drawn.vertices, np.float64)
-    codes = np.array(drawn.codes, np.uint8)
-    across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
-    middle = (across.min() + across.max()) / 2
-    # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
-    return (points - (middle, 36.5)) * (1, -1), codes
-
-
 def _tick(value: float) -> str:
     return f"{value:.3g}".replace("-", "−")
 
@@ -767,7 +702,3 @@ def _colormap(scale: Scale) -> Colormap:
     import matplotlib as mpl
 
     return mpl.colormaps[scale.cmap]
-
-
-def _hex(cmap: Colormap, share: float) -> str:
-    return "#" + "".join(f"{round(part * 255):02x}" for part in cmap(share)[:3])

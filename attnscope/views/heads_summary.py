@@ -6,9 +6,11 @@ import colorsys
 import math
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from attnscope.records.findings import Findings, Head, Role
+from attnscope.records.relations import Relations
 
 UNCLASSIFIED = "·"
 UNDEFINED = "–"
@@ -62,7 +64,11 @@ def marks_of(findings: Findings) -> dict[str, Mark]:
     Roles that are not known get a letter of their name, then any that is left. No two roles share a colour; nor a
     glyph, up to about 60 roles.
     """
-    names = {role.name for head in (*findings.heads, *findings.control) for role in head.roles}
+    return marks_for({role.name for head in (*findings.heads, *findings.control) for role in head.roles})
+
+
+def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
+    """A mark for each of these roles, as `marks_of`."""
     marks = {name: mark for name, mark in MARKS.items() if name in names}
     taken = {mark.glyph for mark in MARKS.values()}
     for number, name in enumerate(sorted(names - MARKS.keys())):
@@ -146,7 +152,7 @@ def title_of(findings: Findings, measure: str) -> str:
     return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
 
 
-def corpus_line(findings: Findings) -> str:
+def corpus_line(findings: Findings | Relations) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"."""
     corpus = findings.corpus
     parts = [
@@ -165,6 +171,8 @@ def corpus_line(findings: Findings) -> str:
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     said = []
+    if line := idle_line(findings):
+        said.append(line)
     if any(role.tentative for head in findings.heads for role in head.roles):
         said.append("tentative (small letter): a role that rests on its value alone, as so few texts give no interval")
     if findings.control:
@@ -177,7 +185,22 @@ def role_notes(findings: Findings) -> list[str]:
     return said
 
 
-def corpus_notes(findings: Findings) -> list[str]:
+def idle_line(findings: Findings) -> str:
+    """Which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
+    tried = [head for head in findings.heads if head.roles and head.effects]
+    if not tried:
+        return ""
+    idle = [head for head in tried if findings.does_nothing(head)]
+    causal = findings.options["causal"]
+    what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
+    if not idle:
+        return f"each of the {len(tried)} heads with a role does something: none has {what}"
+    named = ", ".join(f"{head.name} ({label(head.roles[0].name)})" for head in idle[:12])
+    more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
+    return f"look like something and do nothing ({what}): {named}{more}"
+
+
+def corpus_notes(findings: Findings | Relations) -> list[str]:
     """What is amiss with the texts: one sentence each."""
     said = []
     if findings.corpus.get("complete") is False:

@@ -19,6 +19,7 @@ from rich.text import Text
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Findings, Head, Role
 from attnscope.views import heads_summary
+from attnscope.views.ablation_summary import number as small_number
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, interval, label, number, percent
 from attnscope.views.inks import ink_on
 
@@ -256,10 +257,21 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
         _Column("q", "q", "right", 6, 3, lambda head, role: Text(_q(role.q))),
         _Column("share", "share", "right", 5, 2, lambda head, role: Text(_share(role))),
     ]  # fmt: skip
+    if any(head.effects for head in heads):
+        columns.append(_Column("effect", "effect", "right", 7, 1, lambda head, role: _effect(findings, head)))
     if n_more:
         width = min(5, max(4, 2 * n_more - 1))
         columns.append(_Column("also", "also", "left", width, 1, lambda head, role: _also(head, role, marks)))
     return columns
+
+
+def _effect(findings: Findings, head: Head) -> Text:
+    """What changes without a head; dim where that is nothing."""
+    name = f"zero_{findings.options.get('causal', {}).get('quantity')}"
+    effect = head.effects.get(name)
+    if effect is None:
+        return Text(heads_summary.UNDEFINED)
+    return Text(small_number(effect.value), style="dim" if findings.does_nothing(head) else "")
 
 
 def _fitting(columns: list[_Column], width: int) -> tuple[list[_Column], list[str]]:
@@ -314,7 +326,11 @@ def _unclassified(findings: Findings) -> Text:
 
 def _explanation(findings: Findings, roles: Sequence[str]) -> str:
     needed = ", ".join(f"{label(role)} {number(findings.role_facts(role).threshold)}" for role in roles)
+    causal = findings.options.get("causal")
+    effect = ""
+    if isinstance(causal, dict):
+        effect = f"; effect: {heads_summary.printable(causal.get('what'))} without the head, by zero ablation"
     return (
         "rests: attention on special tokens and the first; share: how much of the attention the value speaks of, all "
-        f"or what does not rest; a role needs more than its baseline and than: {needed}"
+        f"or what does not rest; a role needs more than its baseline and than: {needed}{effect}"
     )

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
+from attnscope.views.plain_text import safe
 from attnscope.views.pooled_scale import DECADES, log_share
-from attnscope.views.terminal import printable, side_by_side
+from attnscope.views.terminal import side_by_side
 
 _MOST_LARGE = 4
 _LARGE_WIDTH = 64
@@ -77,7 +78,7 @@ def _table(attention: PooledMap, heads: Sequence[tuple[int, int]]) -> Table:
         table.add_row(
             f"L{layer}H{head}",
             f"{np.exp(attention.entropy_nats[at].mean(dtype=np.float64)):,.0f} keys",
-            f"{share:.0%} {printable(attention.keys.labels[most])} @{most}",
+            f"{share:.0%} {safe(attention.keys.labels[most])} @{most}",
             _links(attention, (layer, head), with_text=len(heads) <= _MOST_LARGE),
         )
     return table
@@ -89,7 +90,7 @@ def _links(attention: PooledMap, pair: tuple[int, int], *, with_text: bool) -> T
     for number, link in enumerate(links if with_text else links[:_LINKS_OF_MANY]):
         lines.append("\n" if number and with_text else "   " if number else "")
         ends = ((attention.queries, link.query), (attention.keys, link.key))
-        told = [printable(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
+        told = [safe(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
         lines.append(f"{told[0]} @{link.query} → {told[1]} @{link.key} ")
         lines.append(f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}", style="cyan")
     return lines

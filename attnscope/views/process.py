@@ -40,6 +40,28 @@ class _Draw:
     formats: Sequence[str]
 
 
+def python_child(module: str, **how: Any) -> subprocess.Popen[bytes]:
+    """Starts a process that runs `main()` of a module of attnscope, with pipes to its stdin and from its stdout.
+
+    Ctrl-C does not reach it: the first process decides what becomes of it.
+
+    Args:
+        module: Such as "attnscope.views.process".
+        how: Further arguments of `subprocess.Popen`; `env` is added to the environment.
+    """
+    # This very package is imported, wherever it lies; last, as its folder may hold much else.
+    home = str(Path(attnscope.__file__).parent.parent)
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        f"import sys; sys.path.append({home!r}); from {module} import main; main()"
+    )
+    # It draws on no screen, whatever the environment names.
+    environment = os.environ | how.pop("env", {}) | {"MPLBACKEND": "agg"}
+    # -P: a numpy.py that lies where the user stands must not be imported.
+    command = [sys.executable, "-P", "-c", code]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **how)
+
+
 class DrawingProcess:
     """A process that draws records.
 
@@ -49,21 +71,8 @@ class DrawingProcess:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        # This very package is imported, wherever it lies; last, as its folder may hold much else.
-        home = str(Path(attnscope.__file__).parent.parent)
-        code = (
-            # Ctrl-C reaches the whole group; the first process decides what becomes of this one.
-            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-            f"import sys; sys.path.append({home!r}); from attnscope.views.process import main; main()"
-        )
         with contextlib.suppress(OSError, ValueError):
-            # -P: a numpy.py that lies where the user stands must not be imported.
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=os.environ | {"MPLBACKEND": "agg"},  # it draws on no screen, whatever the environment names
-            )
+            self._child = python_child("attnscope.views.process")
 
     def __enter__(self) -> DrawingProcess:
         return self

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
+from attnscope.views.plain_text import cut, has_unicode, safe
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = (255, 255, 255), (8, 48, 107)
@@ -98,7 +99,7 @@ def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Ta
         links = Text()
         for number, (query, key, weight) in enumerate(strongest_links(attention, pair)):
             links.append("   " if number else "")
-            links.append(f"{printable(attention.queries.labels[query])} → {printable(attention.keys.labels[key])} ")
+            links.append(f"{safe(attention.queries.labels[query])} → {safe(attention.keys.labels[key])} ")
             links.append(f"{weight:.2f}", style="cyan")
         share = special_share(attention, pair)
         table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if attention.keys.special.any() else "-", links)
@@ -109,7 +110,7 @@ def query_table(
     attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, most: int = 5, kind: str = ""
 ) -> Table:
     """A row a head: the keys that one query attends to most; `kind` goes into the title."""
-    label = printable(attention.queries.labels[place])
+    label = safe(attention.queries.labels[place])
     table = Table(
         box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold",
         title=Text(f"\n{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to"),
@@ -122,7 +123,7 @@ def query_table(
         strongest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= 0.005]
         for number, key in enumerate(strongest):
             keys.append("   " if number else "")
-            keys.append(f"{printable(attention.keys.labels[key])} ")
+            keys.append(f"{safe(attention.keys.labels[key])} ")
             keys.append(f"{row[key]:.2f}", style="cyan")
         table.add_row(f"L{pair[0]}H{pair[1]}", keys)
     return table
@@ -131,7 +132,7 @@ def query_table(
 def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> RenderableType:
     """One head with a label for each query, its columns numbered."""
     weights, queries = attention.of(*pair), attention.queries
-    names = [_cut(printable(label), _LABEL_CELLS) for label in queries.labels]
+    names = [cut(safe(label), _LABEL_CELLS) for label in queries.labels]
     digits = len(str(max(weights.shape) - 1))
     margin = max(cell_len(name) for name in names) + 1 + digits + 1
     shown, pool = _fitting(weights, max(1, (console.width - margin) // 2), rows=False)
@@ -210,7 +211,7 @@ def _legend(console: Console) -> Text:
             lines.append("  ", style=Style(bgcolor=_colour(weight)))
             lines.append(f" {weight:g}")
         return lines
-    shades = _SHADES if _has_unicode(console) else _ASCII_SHADES
+    shades = _SHADES if has_unicode(console) else _ASCII_SHADES
     least = (_LEAST_SHOWN, *(step / (len(shades) - 1) for step in range(1, len(shades) - 1)))
     lines.append(f"blank below {least[0]:g}")
     for shade, weight in zip(shades[1:], least, strict=True):
@@ -228,19 +229,15 @@ def _fitting(weights: NDArray[np.float32], room: int, *, rows: bool) -> tuple[ND
     return weights, pool
 
 
-def _has_unicode(console: Console) -> bool:
-    return console.encoding.lower().startswith("utf")
-
-
 def _has_colours(console: Console) -> bool:
-    return console.color_system is not None and not console.no_color and _has_unicode(console)
+    return console.color_system is not None and not console.no_color and has_unicode(console)
 
 
 def _paint(lines: Text, weight: float, cell: str, console: Console) -> None:
     if _has_colours(console):
         lines.append(cell, style=Style(bgcolor=_colour(weight)))
     else:
-        lines.append(_shade(weight, _SHADES if _has_unicode(console) else _ASCII_SHADES) * len(cell))
+        lines.append(_shade(weight, _SHADES if has_unicode(console) else _ASCII_SHADES) * len(cell))
 
 
 def _paint_half(lines: Text, above: float, below: float | None) -> None:
@@ -259,14 +256,3 @@ def _shade(weight: float, shades: str) -> str:
     if not weight >= _LEAST_SHOWN:
         return shades[0]
     return shades[min(len(shades) - 1, 1 + int(weight * (len(shades) - 1)))]
-
-
-def printable(label: str) -> str:
-    """A label with nothing in it that a terminal would obey; records may come from anywhere."""
-    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in label)
-
-
-def _cut(label: str, cells: int) -> str:
-    while cell_len(label) > cells:
-        label = label[:-2] + "…"
-    return label

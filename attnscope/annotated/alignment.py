@@ -1,0 +1,155 @@
+"""Which tokens are a word: by the characters that both cover, never by counting or by guessing.
+
+A token that reaches into two words ("don" of "do" + "n't") joins them into one: such words can be told apart neither
+as sources nor as targets, and their links are left out. They stay one word among those that may be looked at.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.annotated.texts import AnnotatedText, Link
+from attnscope.corpus import Chunk
+from attnscope.records import Tokens
+
+UNALIGNED = "words that the tokens do not tell apart"
+OUTSIDE = "source and target in different chunks"
+HIDDEN = "targets that causality hides"
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A chunk of an annotated text in tokens.
+
+    Attributes:
+        chunk: The chunk.
+        unit: For each token the number of its word in the chunk, from 0; -1 = special, or part of no word. (token,)
+        n_units: How many words there are.
+        word: For each unit the number of the word in the text; -1 = several that the tokens do not tell apart. (unit,)
+        links: The links that can be seen: the link with its visible targets alone, the tokens that look, their units,
+            and the units that are right.
+    """
+
+    chunk: Chunk
+    unit: NDArray[np.int64]
+    n_units: int
+    word: NDArray[np.int64]
+    links: "tuple[PlacedLink, ...]"
+
+
+@dataclass(frozen=True)
+class PlacedLink:
+    """A link in tokens; see `Placed`."""
+
+    link: Link
+    tokens: tuple[int, ...]
+    own: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+def placed(
+    text: AnnotatedText, parts: Sequence[Chunk], tokens: Tokens, *, causal: bool
+) -> tuple[list[Placed], dict[str, Counter[str]]]:
+    """Places a text's words and links in the tokens of its chunks.
+
+    Args:
+        text: The text.
+        parts: Its chunks. A link stands in the first that has all of it.
+        tokens: The whole text's tokens.
+        causal: Whether a query sees earlier keys alone. Targets that it cannot see are left out.
+
+    Returns:
+        The chunks that have links, and the links that none has: relation -> reason -> how many.
+    """
+    left_out: dict[str, Counter[str]] = {}
+    whole = _pieces(text, tokens)
+    waiting = list(enumerate(text.links))
+    made: list[Placed] = []
+    reasons: dict[int, str] = {}
+    for part in parts:
+        pieces = whole if len(parts) == 1 else _pieces(text, part.tokens)
+        unit, word, tokens_of = _units(pieces, whole, len(part.tokens))
+        unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
+        here, rest = [], []
+        for number, link in waiting:
+            found = _link(link, unit_of, tokens_of, causal)
+            if isinstance(found, PlacedLink):
+                here.append(found)
+                continue
+            rest.append((number, link))
+            present = all(pieces[w] for w in (*link.source, *link.targets))
+            reasons[number] = found if present or len(parts) == 1 else reasons.get(number, OUTSIDE)
+        waiting = rest
+        if here:
+            made.append(Placed(part, unit, len(word), word, tuple(here)))
+    for number, link in waiting:
+        left_out.setdefault(link.relation, Counter())[reasons.get(number, UNALIGNED)] += 1
+    return made, left_out
+
+
+def _link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causal: bool) -> PlacedLink | str:
+    """A link in tokens, or why it cannot be."""
+    if any(word not in unit_of for word in (*link.source, *link.targets)):
+        return UNALIGNED
+    own = tuple(unit_of[word] for word in link.source)
+    looking = tuple(sorted(token for unit in own for token in tokens_of[unit]))
+    seen = [word for word in link.targets if not causal or tokens_of[unit_of[word]][0] <= looking[-1]]
+    if not seen:
+        return HIDDEN
+    shown = link if len(seen) == len(link.targets) else Link(link.relation, link.source, tuple(seen))
+    return PlacedLink(shown, looking, own, tuple(unit_of[word] for word in seen))
+
+
+def _pieces(text: AnnotatedText, tokens: Tokens) -> list[list[int]]:
+    """For each word the tokens that share characters with it, ascending."""
+    pieces: list[list[int]] = [[] for _ in text.words]
+    starts = [start for start, _ in text.words]
+    reach, furthest = [], 0  # words may share characters: how far any word up to here goes
+    for _, stop in text.words:
+        furthest = max(furthest, stop)
+        reach.append(furthest)
+    for token, (start, stop) in enumerate(tokens.offsets.tolist()):
+        if start < 0 or tokens.special[token]:
+            continue
+        word = bisect_left(starts, stop) - 1
+        while word >= 0 and reach[word] > start:
+            if text.words[word][1] > start:
+                pieces[word].append(token)
+            word -= 1
+    return pieces
+
+
+def _units(
+    pieces: list[list[int]], whole: list[list[int]], n_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[list[int]]]:
+    """Words that share tokens as one: each token's unit, each unit's word (-1 = several, or cut off), its tokens."""
+    unit = np.full(n_tokens, -1, np.int64)
+    members: list[list[int]] = []
+    tokens_of: list[list[int]] = []
+    for word, mine in enumerate(pieces):
+        if not mine:
+            continue
+        known = sorted({int(unit[token]) for token in mine} - {-1})
+        if not known:
+            members.append([word])
+            tokens_of.append(list(mine))
+            unit[mine] = len(members) - 1
+            continue
+        first, *others = known
+        members[first].append(word)
+        tokens_of[first] = sorted({*tokens_of[first], *mine})
+        for other in others:
+            members[first] += members[other]
+            tokens_of[first] = sorted({*tokens_of[first], *tokens_of[other]})
+            members[other], tokens_of[other] = [], []
+        unit[tokens_of[first]] = first
+    kept = [number for number, one in enumerate(members) if one]
+    renumbered = np.full(len(members) + 1, -1, np.int64)
+    renumbered[kept] = np.arange(len(kept))
+    alone = [len(members[n]) == 1 and len(pieces[members[n][0]]) == len(whole[members[n][0]]) for n in kept]
+    words = [members[n][0] if single else -1 for n, single in zip(kept, alone, strict=True)]
+    return renumbered[unit], np.array(words, np.int64), [tokens_of[n] for n in kept]

@@ -1,0 +1,112 @@
+"""Texts with links between character spans, a JSON object a line.
+
+    {"text": "The cat slept because it was tired.",
+     "links": [{"from": [22, 24], "to": [4, 7], "label": "pronoun"}]}
+
+A span is [first, last + 1] in characters (Unicode code points). "to" may be a list of spans, of which any is right;
+entries with the same "from" and "label" are one link with all their targets. "label" may be missing: "link". Words are
+those of `text.word_spans`, cut wherever a span begins or ends; "words", a list of spans, sets them instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
+from attnscope.corpus.formats import is_unicode, json_object, shortened
+from attnscope.text import is_blank, word_spans
+
+
+def parse(line: str, source: str, number: int) -> AnnotatedText | None:
+    """The annotated text of a line; None where its text is blank.
+
+    Raises:
+        AnnotationError: It is no such object, or a span is outside the text, empty, or where it cannot be.
+    """
+    entry = json_object(line)
+    if isinstance(entry, str):
+        raise AnnotationError(entry, number)
+    try:
+        return _text(entry, source, number)
+    except AnnotationError as error:
+        error.line = number
+        raise
+
+
+def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | None:
+    text, given = entry.get("text"), entry.get("links")
+    if not isinstance(text, str) or not is_unicode(text):
+        raise AnnotationError('no "text" that is a text')
+    if not isinstance(given, list):
+        raise AnnotationError('no "links" that is a list')
+    wanted: dict[tuple[Span, str], list[Span]] = {}
+    for place, link in enumerate(given, 1):
+        if not isinstance(link, dict):
+            raise AnnotationError(f"link {place} is no object: {shortened(repr(link))}")
+        label = link.get("label", "link")
+        if not isinstance(label, str) or not label.strip() or not is_unicode(label):
+            raise AnnotationError(f"link {place}: its label is no text: {shortened(repr(label))}")
+        origin = _span(link.get("from"), text, f'link {place}: "from"')
+        goals = _targets(link.get("to"), text, f'link {place}: "to"')
+        for goal in goals:
+            if goal[0] < origin[1] and origin[0] < goal[1]:
+                raise AnnotationError(f"link {place}: {list(goal)} overlaps its source {list(origin)}")
+        wanted.setdefault((origin, " ".join(label.split())), []).extend(goals)
+    if is_blank(text):
+        return None
+    words = _given_words(entry["words"], text) if "words" in entry else _words(text, wanted)
+    links = tuple(
+        Link(label, _covered(words, origin), tuple(sorted({w for goal in goals for w in _covered(words, goal)})))
+        for (origin, label), goals in wanted.items()
+    )
+    return AnnotatedText(text, tuple(words), links, source, number)
+
+
+def _targets(given: Any, text: str, name: str) -> list[Span]:
+    """One span or a list of them."""
+    if isinstance(given, list) and given and all(isinstance(one, list) for one in given):
+        return [_span(one, text, name) for one in given]
+    return [_span(given, text, name)]
+
+
+def _span(given: Any, text: str, name: str) -> Span:
+    whole = isinstance(given, list) and len(given) == 2 and all(type(end) is int for end in given)
+    if not whole:
+        raise AnnotationError(f"{name} is not [first, last + 1]: {shortened(repr(given))}")
+    start, stop = given
+    if not 0 <= start <= stop <= len(text):
+        raise AnnotationError(f"{name} {given} is outside the text of {len(text)} characters")
+    if start == stop or text[start:stop].isspace():
+        raise AnnotationError(f"{name} {given} is empty")
+    return start, stop
+
+
+def _words(text: str, wanted: "dict[tuple[Span, str], list[Span]]") -> list[Span]:
+    """The words of a text, cut wherever a span begins or ends."""
+    ends = {end for (origin, _), goals in wanted.items() for span in (origin, *goals) for end in span}
+    words = []
+    for start, stop in word_spans(text):
+        cuts = [start, *sorted(end for end in ends if start < end < stop), stop]
+        words += list(zip(cuts[:-1], cuts[1:], strict=True))
+    return words
+
+
+def _given_words(given: Any, text: str) -> list[Span]:
+    if not isinstance(given, list):
+        raise AnnotationError(f'"words" is no list of spans: {shortened(repr(given))}')
+    words = sorted(_span(one, text, f"word {place}") for place, one in enumerate(given, 1))
+    for one, following in zip(words, words[1:], strict=False):
+        if following[0] < one[1]:
+            raise AnnotationError(f"words {list(one)} and {list(following)} overlap")
+    return words
+
+
+def _covered(words: Sequence[Span], span: Span) -> tuple[int, ...]:
+    """The words of a span.
+
+    Raises:
+        AnnotationError: There are none, or the span cuts one.
+    """
+    found = [number for number, (start, stop) in enumerate(words) if start < span[1] and span[0] < stop]
+    if not found or any(not span[0] <= words[n][0] < words[n][1] <= span[1] for n in found):
+        raise AnnotationError(f"the span {list(span)} {'cuts a word' if found else 'holds no word'}")
+    return tuple(found)

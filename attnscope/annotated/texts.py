@@ -1,0 +1,90 @@
+"""Annotated texts: words, and links from one word to where it should look. Knows no format, no model, no tokens."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Span = tuple[int, int]
+"""First and last + 1 character in a text."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A word, or several that stand for one thing, and the words of which any is right to look at.
+
+    Attributes:
+        relation: What the link is, such as "nsubj→head".
+        source: Numbers of the words that look, ascending.
+        targets: Numbers of the words that may be looked at, ascending; none of them is in `source`.
+    """
+
+    relation: str
+    source: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AnnotatedText:
+    """One text with its links.
+
+    Attributes:
+        text: The text.
+        words: Its words by their start. Two words share characters only where an annotation says so, as in the two
+            syntactic words of French "du".
+        links: Its links, in the order of the annotation.
+        source: The file's name; "stdin".
+        line: The line it begins on, from 1.
+        left_out: Links that the annotation has and this text cannot show: relation -> reason -> how many.
+    """
+
+    text: str
+    words: tuple[Span, ...]
+    links: tuple[Link, ...]
+    source: str
+    line: int
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def digest(self) -> bytes:
+        """What hashes of annotated texts are made of; the place does not enter."""
+        held = repr((self.text, self.words, [(link.relation, link.source, link.targets) for link in self.links]))
+        return hashlib.sha256(held.encode("utf-8", "surrogatepass")).digest()
+
+    def word(self, number: int) -> str:
+        """The characters of a word."""
+        start, stop = self.words[number]
+        return self.text[start:stop]
+
+
+class AnnotationError(Exception):
+    """An annotation is malformed.
+
+    Args:
+        reason: Why, in one line.
+        line: Where, from 1; None = not known.
+    """
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.line = reason, line
+
+
+def joined(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> AnnotatedText:
+    """Several texts as one, with a space between two; `links` are further ones, by the numbers of all words."""
+    words: list[Span] = []
+    moved: list[Link] = []
+    left_out: dict[str, dict[str, int]] = {}
+    start = 0
+    for text in texts:
+        first = len(words)
+        words += [(a + start, b + start) for a, b in text.words]
+        moved += [
+            Link(link.relation, tuple(w + first for w in link.source), tuple(w + first for w in link.targets))
+            for link in text.links
+        ]
+        for relation, reasons in text.left_out.items():
+            held = left_out.setdefault(relation, {})
+            for reason, n in reasons.items():
+                held[reason] = held.get(reason, 0) + n
+        start += len(text.text) + 1
+    whole = " ".join(text.text for text in texts)
+    return AnnotatedText(whole, tuple(words), (*moved, *links), texts[0].source, texts[0].line, left_out)

@@ -1,0 +1,114 @@
+"""`attnscope compare`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.records.comparison import Comparison
+
+
+def compare(
+    text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None,
+    file: options.Files = None,
+    split: options.Split = "line",
+    field: options.Field = "text",
+    pick: Annotated[
+        str | None, typer.Option("--pick", help="Put single heads side by side instead, such as L3H1,L5H11.")
+    ] = None,
+    other_text: Annotated[
+        str | None, typer.Option("--with", help="A second text that differs in little: which heads change most?")
+    ] = None,
+    other_model: Annotated[
+        str | None, typer.Option("--with-model", help="A second model or checkpoint with the same tokens.")
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option(help="With --with: rank heads at this token, a word, or a place such as @3.")
+    ] = None,
+    measures: Annotated[
+        str, typer.Option("--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or both.")
+    ] = "hellinger",
+    hide_special: Annotated[
+        bool, typer.Option("--hide-special", help="Show what is left without special tokens, rows renormalised.")
+    ] = False,
+    heads_record: Annotated[
+        Path | None, typer.Option(help="A heads.npz of the same model: colours the map by role too.")
+    ] = None,
+    model: options.Model = "minilm",
+    layers: options.Layers = None,
+    heads: options.Heads = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
+        ),
+    ] = None,
+    engine: options.Engine = "auto",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    no_check: options.NoCheck = False,
+    allow_pickle: options.AllowPickle = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Compare heads: with each other, side by side, on a minimal pair, or between two models.
+
+    - `attnscope compare --file sample_texts/alice.txt --split paragraph -o out`
+
+    - `attnscope compare "…" --pick L3H1,L5H11 -o out`
+
+    - `attnscope compare "… it was too tired." --with "… it was too wide." --query it`
+
+    - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
+    """
+    from attnscope.records.comparison import HeadComparison, ModelComparison
+    from attnscope.studies.compare_files import CompareOrder, study
+    from attnscope.studies.heatmap import Choice
+    from attnscope.studies.inputs import LoadOptions, TextsWanted
+
+    order = CompareOrder(
+        texts=TextsWanted(text, tuple(file or ()), split, field),
+        choice=Choice(options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick)),
+        other_text=other_text, other_model=other_model, query=query, measures=measures, hide_special=hide_special,
+        heads_record=heads_record, out=out, formats=formats,
+    )  # fmt: skip
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
+    with options.progress(quiet) as report:
+        found, paths = study(model, order, loading, report)
+    options.say(found.run.get("notes", ()), quiet)
+    print_comparison(found, paths, json)
+    if isinstance(found, HeadComparison | ModelComparison):
+        options.fail_if_not_whole(found.corpus)
+
+
+def print_comparison(found: "Comparison", paths: list[Path], json: bool) -> None:
+    """The result on stdout: one JSON document; else tables and the paths."""
+    if json:
+        from json import dumps
+
+        options.print_json(dumps(found.as_json() | {"files": [str(path) for path in paths]}, ensure_ascii=False))
+    else:
+        from rich.console import Console
+
+        from attnscope.views.compare_terminal import tables
+
+        console = Console()
+        console.print(tables(found, console))
+        for path in paths:
+            print(path)
+
+
+def show_saved(saved: options.Saved) -> None:
+    """Shows a comparison again."""
+    from attnscope.records.comparison import load
+    from attnscope.studies.compare_files import drawn_again
+
+    loaded = load(saved.record)
+    paths = drawn_again(loaded, saved.out, saved.formats)
+    options.say(loaded.run.get("notes", ()), saved.quiet)
+    print_comparison(loaded, paths, saved.json)

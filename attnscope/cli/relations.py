@@ -1,0 +1,92 @@
+"""`attnscope relations`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.records.relations import Relations
+
+
+def relations(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Annotated files or patterns: .conllu, .jsonl with links, .py; also .gz and .zst; - is stdin."
+        ),
+    ],
+    kind: Annotated[
+        str, typer.Option(help="How the files are annotated: conllu, jsonl, python; auto: by their names.")
+    ] = "auto",
+    unit: Annotated[
+        str, typer.Option(help="What of CoNLL-U is one text: sentence, or document (coreference across sentences).")
+    ] = "sentence",
+    only: Annotated[str | None, typer.Option(help="These relations alone, such as nsubj,obj.  [default: all]")] = None,
+    model: options.Model = "minilm",
+    chunk: Annotated[int | None, typer.Option(help="Cut long texts into chunks of so many tokens.")] = None,
+    stride: Annotated[int | None, typer.Option(help="How many tokens further the next chunk begins.")] = None,
+    examples: Annotated[
+        int, typer.Option(min=0, max=100, help="Show so many texts of each relation that a head expresses.")
+    ] = 0,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
+    formats: options.RecordFormats = None,
+    engine: options.Engine = "auto",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "float32",
+    no_check: options.NoCheck = False,
+    allow_pickle: options.AllowPickle = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
+
+    - `attnscope relations sample_texts/relations.conllu --examples 3`
+
+    - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`
+
+    - `attnscope relations attnscope/text.py`
+    """
+    from attnscope.studies.inputs import LoadOptions
+    from attnscope.studies.relation_files import RelationsOrder, study
+
+    order = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples, out, formats)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code)
+    with options.progress(quiet) as report:
+        found, paths = study(model, order, loading, report)
+    options.say(found.run.get("notes", ()), quiet)
+    print_relations(found, paths, json)
+    options.fail_if_not_whole(found.corpus)
+
+
+def print_relations(found: "Relations", paths: list[Path], json: bool) -> None:
+    """The result on stdout: one JSON document; else the table, the examples, and the paths."""
+    if json:
+        from json import dumps
+
+        options.print_json(dumps(found.as_json() | {"files": [str(path) for path in paths]}, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from attnscope.views.relations_terminal import examples, table
+
+    console = Console()
+    console.print(table(found, console))
+    if found.examples:
+        console.print(examples(found))
+    for path in paths:
+        print(path)
+
+
+def show_saved(saved: options.Saved) -> None:
+    """Shows a record of relations again."""
+    from attnscope.records.relations import load
+    from attnscope.studies.relation_files import drawn_again
+
+    loaded = load(saved.record)
+    paths = drawn_again(loaded, saved.out, saved.formats)
+    options.say(loaded.run.get("notes", ()), saved.quiet)
+    print_relations(loaded, paths, saved.json)

@@ -1,0 +1,23 @@
+"""The worked example: five tokens and four columns, small enough to follow with pen and paper.
+
+No projections: head h of H takes columns h · 4 / H up to (h + 1) · 4 / H of Q, K and V as they stand, and the joined
+heads are the output. NumPy only, so that it can be computed without torch.
+
+Source:
+    Ours; the arithmetic is Vaswani et al. 2017, sections 3.2.1 and 3.2.2.
+"""
+
+import numpy as np
+
+TOKENS = ("The", "cat", "sat", "on", "mat")
+N_HEADS = 2
+
+Q = np.array([[1, 0, 1, 0], [0, 2, 0, 1], [1, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]], np.float64)
+"""Projected queries, (token, d_model). Read-only, as are K and V."""
+K = np.array([[0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0.5, 0.5]], np.float64)
+"""Projected keys, (token, d_model)."""
+V = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5]], np.float64)
+"""Projected values, (token, d_model)."""
+
+for _array in (Q, K, V):
+    _array.setflags(write=False)

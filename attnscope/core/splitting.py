@@ -1,0 +1,141 @@
+"""The same queries, keys and values cut into more or fewer heads. NumPy only."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Attention with one number of heads.
+
+    Attributes:
+        columns: First column and one past the last of each head, (head, 2).
+        weights: (head, query, key), each row summing to 1.
+        heads_out: What each head puts out, (head, query, d_head).
+        entropy_nats: Mean entropy of the rows of each head, (head,); 0 to ln(key).
+        uniform: How many rows of each head are uniform over the keys that they may attend to, (head,): scores that
+            do not differ say nothing.
+        rank: Rank of each head's dot products, (head,); at most d_head.
+        disagreement_nats: How much the heads disagree about each query, (query,): the Jensen-Shannon divergence of
+            their rows, entropy of the mean less mean of the entropies; 0 (all the same) to ln(head).
+    """
+
+    columns: NDArray[np.int64]
+    weights: Array
+    heads_out: Array
+    entropy_nats: Array
+    uniform: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    disagreement_nats: Array
+
+    @property
+    def joined(self) -> Array:
+        """The heads side by side, (query, d_model)."""
+        return self.heads_out.transpose(1, 0, 2).reshape(self.heads_out.shape[1], -1)
+
+
+def cut(
+    query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np.bool_] | None = None, twins: bool = False
+) -> Cut:
+    """Cuts queries, keys and values into heads by columns, and lets each attend.
+
+        head_h = softmax(Q_h K_hᵀ / sqrt(d_head)) V_h,  d_head = d_model / n_heads
+
+    Args:
+        query: (query, d_model).
+        key: (key, d_model).
+        value: (key, d_model).
+        n_heads: Into how many.
+        may: (query, key), True = may attend; None = all. Every query must have a key.
+        twins: Whether head 1 gets the columns of head 0 instead of its own.
+
+    Returns:
+        What each head attends to and puts out.
+
+    Raises:
+        ValueError: d_model is no multiple of n_heads, or shapes do not fit.
+
+    Source:
+        Vaswani et al. 2017, section 3.2.2. Jensen-Shannon divergence of several distributions: Lin 1991, equation 5.1.
+    """
+    d_model = query.shape[1]
+    if n_heads < 1 or d_model % n_heads or key.shape[1] != d_model or value.shape != key.shape:
+        raise ValueError(
+            f"{n_heads} heads do not fit query {query.shape}, key {key.shape}, value {value.shape}: all share a width "
+            "that is a multiple of the number of heads"
+        )
+    d_head = d_model // n_heads
+    first = np.arange(n_heads) * d_head
+    if twins and n_heads > 1:
+        first[1] = 0
+    columns = np.stack([first, first + d_head], 1)
+    q, k, v = (np.stack([rows[:, a:b] for a, b in columns]) for rows in (query, key, value))
+    dots = q @ k.transpose(0, 2, 1)
+    scores = dots / math.sqrt(d_head)
+    if may is not None:
+        scores = np.where(may, scores, -np.inf)
+    exps = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = exps / exps.sum(-1, keepdims=True)
+    entropy = _entropy(weights)
+    flattest = np.full(weights.shape[1], key.shape[0]) if may is None else may.sum(-1)
+    # Of one key that may be attended to, nothing can be said: its row counts as uniform only beside others.
+    uniform = (weights.max(-1) <= (1 + 1e-9) / flattest) & (flattest > 1)
+    return Cut(
+        columns=columns,
+        weights=weights,
+        heads_out=weights @ v,
+        entropy_nats=entropy.mean(-1),
+        uniform=uniform.sum(-1),
+        rank=np.array([_rank_of_product(*pair) for pair in zip(q, k, strict=True)]),
+        disagreement_nats=np.maximum(0.0, _entropy(weights.mean(0)) - entropy.mean(0)),
+    )
+
+
+def orthogonal(width: int, seed: int) -> Array:
+    """A random rotation or reflection, uniform over all of them (Mezzadri 2007): (width, width)."""
+    q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
+    turned: Array = q * np.sign(np.diag(r))
+    return turned
+
+
+def permutation(width: int, seed: int) -> Array:
+    """A random permutation of columns, as a matrix of zeros and ones: (width, width)."""
+    mixed: Array = np.eye(width)[np.random.default_rng(seed).permutation(width)]
+    return mixed
+
+
+def mixing(w_o: Array, columns: NDArray[np.int64]) -> Array:
+    """From which head each output column comes.
+
+        share_hj = Σ over columns i of head h of W_O[j, i]² / Σ over all i of W_O[j, i]²
+
+    Args:
+        w_o: (output, joined), as torch.nn.Linear stores it.
+        columns: First column and one past the last of each head among the joined ones, (head, 2).
+
+    Returns:
+        (head, output); each column sums to 1, but is 0 where W_O has only zeros.
+    """
+    squares = w_o**2
+    total = squares.sum(1)
+    shares = np.stack([squares[:, a:b].sum(1) for a, b in columns])
+    return np.asarray(np.divide(shares, total, out=np.zeros_like(shares), where=total > 0))
+
+
+def _rank_of_product(query: Array, key: Array) -> int:
+    """The rank of query @ key.T, by way of the triangles of both: they are as small as a head is narrow."""
+    (_, left), (_, right) = np.linalg.qr(query), np.linalg.qr(key)
+    return int(np.linalg.matrix_rank(left @ right.T))
+
+
+def _entropy(rows: Array) -> Array:
+    """Entropy of rows in nats; 0 · ln 0 counts as 0."""
+    logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
+    entropy: Array = -(rows * logs).sum(-1)
+    nonnegative: Array = np.maximum(0.0, entropy)
+    return nonnegative

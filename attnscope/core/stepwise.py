@@ -1,0 +1,300 @@
+"""One head's attention as a person computes it: a line of NumPy a step.
+
+The lines are what is run: a step's value is what its own line leaves, so that what is read is what was computed. They
+share no code with core.attention (the kernels) nor with core.reference (loops), which check them. NumPy only.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Rotary positions: how queries and keys are turned, two columns at a time.
+
+        rotated_i = x_i * cos_i + x_partner(i) * sin_i      (sin carries the sign of the formula)
+
+    Attributes:
+        cos: (token, d_head); 1 where a column is not turned.
+        sin: (token, d_head), with its sign; 0 where a column is not turned.
+        partner: Which column each one is turned with, (d_head,); itself where it is not turned.
+        pairs: The columns of each pair, (pair, 2), by first column.
+        radians_per_token: How far each pair turns from one token to the next, (pair,), 0 to pi; NaN with one token.
+
+    Source:
+        Su et al. 2021, section 3.4.2.
+    """
+
+    cos: Array
+    sin: Array
+    partner: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    radians_per_token: Array
+
+    @property
+    def unpaired(self) -> NDArray[np.int64]:
+        """The columns that are not turned (partial rotary)."""
+        return np.setdiff1d(np.arange(len(self.partner)), self.pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """All that the steps start from, float64.
+
+    Attributes:
+        Q: Projected queries, heads side by side, (query, n_heads * d_head); before rotation where there is one.
+        K: Projected keys, (key, n_kv_heads * d_head); likewise.
+        V: Projected values, (key, n_kv_heads * d_value).
+        n_heads: Query heads.
+        n_kv_heads: Key/value heads; query head h reads h // (n_heads // n_kv_heads).
+        scale: Factor on the dot products.
+        may: Boolean, (1 or n_heads, query, key), True = may attend; None = all may.
+        bias: Added to the scores, (1 or n_heads, query, key); None = none.
+        softcap: Bound of the scores; None = none.
+        sinks: Each head's extra score, (n_heads,); None = none.
+        rotation: Rotary positions; None = none, or they lie in Q and K already.
+        H: What the heads put out that are not traced, (n_heads, query, d_value); None = zeros.
+        W_O: Output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value); None = not known.
+        b_O: Its bias, (d_model,); None = none.
+    """
+
+    Q: Array
+    K: Array
+    V: Array
+    n_heads: int
+    n_kv_heads: int
+    scale: float
+    may: NDArray[np.bool_] | None = None
+    bias: Array | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
+    rotation: Rotation | None = None
+    H: Array | None = None
+    W_O: Array | None = None
+    b_O: Array | None = None
+
+    @property
+    def d_head(self) -> int:
+        """Width of a query or key."""
+        width: int = self.Q.shape[1]
+        return width // self.n_heads
+
+    @property
+    def d_value(self) -> int:
+        """Width of a value."""
+        width: int = self.V.shape[1]
+        return width // self.n_kv_heads
+
+    def names(self) -> dict[str, Any]:
+        """The names that the lines use, and what they stand for; arrays that lines write to are copies."""
+        n_queries = self.Q.shape[0]
+        empty = np.zeros((self.n_heads, n_queries, self.d_value))
+        given: dict[str, Any] = {
+            "Q": self.Q, "K": self.K, "V": self.V, "scale": self.scale, "may": self.may, "bias": self.bias,
+            "softcap": self.softcap, "sinks": self.sinks, "W_O": self.W_O, "b_O": self.b_O,
+            "H": empty if self.H is None else self.H.copy(),
+        }  # fmt: skip
+        if self.rotation is not None:
+            turn = self.rotation
+            given |= {"cos": turn.cos, "sin": turn.sin, "partner": turn.partner, "first": turn.pairs[:, 0],
+                      "second": turn.pairs[:, 1], "unpaired": turn.unpaired}  # fmt: skip
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One step: what it is, and the line of NumPy that computes it.
+
+    Attributes:
+        name: Such as "dot_products".
+        title: For people.
+        formula: The mathematics, with numbers put in where that helps.
+        code: The line; it uses np, the names of Inputs and those of earlier lines.
+        variable: The expression that then holds the step's value, such as "dots" or "H[1]".
+        axes: What the axes of the value are: "query", "key", "column" (of a head), "joined" (columns of all heads),
+            "output" (columns after W_O), "pair" (of rotary positions).
+        head: Which head it belongs to; None = all of them.
+    """
+
+    name: str
+    title: str
+    formula: str
+    code: str
+    variable: str
+    axes: tuple[str, ...]
+    head: int | None = None
+
+
+@dataclass
+class _Lines:
+    """Collects the lines of a head."""
+
+    head: int | None
+    found: list[Line] = field(default_factory=list)
+
+    def add(self, name: str, title: str, formula: str, code: str, axes: tuple[str, ...], variable: str = "") -> None:
+        self.found.append(Line(name, title, formula, code, variable or code.split(" = ")[0], axes, self.head))
+
+
+def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
+    """The steps of one head, from its query to its output.
+
+    Args:
+        inputs: What they start from.
+        head: Which head.
+        query: Which query alone; None = all of them.
+
+    Returns:
+        Lines in the order in which they run. For one query, vectors over keys; for all, (query, key) matrices.
+    """
+    lines = _Lines(head)
+    row = ":" if query is None else str(query)
+    at, more = ("", "") if query is None else (f"[{query}]", f", {query}")
+    queries = ("query",) if query is None else ()
+    d, d_value, read = inputs.d_head, inputs.d_value, head // (inputs.n_heads // inputs.n_kv_heads)
+    lines.add(
+        "query", "Queries" if query is None else "The query", f"head {head} takes columns {_span(head, d)} of Q",
+        f"q = Q[{row}, {_columns(head, d)}]", (*queries, "column"),
+    )  # fmt: skip
+    shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {read} serves it"
+    lines.add(
+        "keys", "Every key", f"columns {_span(read, d)} of K{shared}", f"k = K[:, {_columns(read, d)}]",
+        ("key", "column"),
+    )  # fmt: skip
+    if inputs.rotation is not None:
+        turned = "turned by its place: x_i cos_i + x_partner(i) sin_i"
+        lines.add(
+            "rotated_query", "Rotary positions: the query" if queries == () else "Rotary positions: queries",
+            f"q {turned}", f"q = q * cos{at} + q[..., partner] * sin{at}", (*queries, "column"),
+        )  # fmt: skip
+        lines.add(
+            "rotated_keys", "Rotary positions: every key", f"k {turned}", "k = k * cos + k[..., partner] * sin",
+            ("key", "column"),
+        )  # fmt: skip
+    lines.add(
+        "values", "Every value", f"columns {_span(read, d_value)} of V{shared}",
+        f"v = V[:, {_columns(read, d_value)}]", ("key", "column"),
+    )  # fmt: skip
+    scores = (*queries, "key")
+    lines.add("dot_products", "Dot products", f"q · k, over {d} columns", "dots = q @ k.T", scores)
+    lines.add("scores", "Scaling", _scaling(inputs.scale, d), "scores = dots * scale", scores)
+    if inputs.softcap is not None:
+        cap = f"{inputs.softcap:g}"
+        lines.add(
+            "capped_scores", "Soft cap", f"{cap} · tanh(scores / {cap})",
+            "scores = softcap * np.tanh(scores / softcap)", scores,
+        )  # fmt: skip
+    if inputs.bias is not None:
+        own = head if inputs.bias.shape[0] > 1 else 0
+        lines.add(
+            "biased_scores", "Position bias", "scores + the bias that the model has for this distance",
+            f"scores = scores + bias[{own}{more}]", scores,
+        )  # fmt: skip
+    if inputs.may is not None:
+        own = head if inputs.may.shape[0] > 1 else 0
+        lines.add(
+            "masked_scores", "Mask", "-inf where the query may not attend",
+            f"scores = np.where(may[{own}{more}], scores, -np.inf)", scores,
+        )  # fmt: skip
+    lines.add(
+        "exponentials", "Softmax, above", "exp(score - the row's largest): the same result, and nothing overflows",
+        "exps = np.exp(scores - scores.max(-1, keepdims=True))", scores,
+    )  # fmt: skip
+    if inputs.sinks is None:
+        code = "weights = exps / exps.sum(-1, keepdims=True)"
+        lines.add("weights", "Softmax, below: the weights", "exp / Σ exp; each row sums to 1", code, scores)
+    else:
+        lines.add(
+            "sink", "The sink's share, above", "exp(sink - the row's largest): takes weight, gives no value",
+            f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))", (*queries, "sink"),
+        )  # fmt: skip
+        lines.add(
+            "weights", "Softmax, below: the weights", "exp / (Σ exp + sink); each row sums to less than 1",
+            "weights = exps / (exps.sum(-1, keepdims=True) + sink)", scores,
+        )  # fmt: skip
+    if query is not None:
+        lines.add(
+            "weighted_values", "Weighted values", "each value times its weight", "weighted = weights[:, None] * v",
+            ("key", "column"),
+        )  # fmt: skip
+        lines.add(
+            "head_output", f"What head {head} puts out", "Σ over keys of weight · value",
+            f"H[{head}, {query}] = weighted.sum(0)", ("column",),
+        )  # fmt: skip
+    else:
+        lines.add(
+            "head_output", f"What head {head} puts out", "Σ over keys of weight · value",
+            f"H[{head}] = weights @ v", ("query", "column"),
+        )  # fmt: skip
+    if inputs.rotation is not None and query is not None:
+        lines.add(
+            "scores_by_pair", "The score by frequency pair", "scale · (q_a k_a + q_b k_b) for each pair (a, b)",
+            "by_pair = scale * ((q * k)[:, first] + (q * k)[:, second])", ("key", "pair"),
+        )  # fmt: skip
+        if len(inputs.rotation.unpaired):
+            lines.add(
+                "scores_unrotated", "The score by columns that are not turned", "scale · Σ q_i k_i",
+                "by_rest = scale * (q * k)[:, unpaired].sum(-1)", ("key",),
+            )  # fmt: skip
+    return lines.found
+
+
+def joining_lines(inputs: Inputs, query: int | None) -> list[Line]:
+    """The steps after the heads: concatenation, and the output projection where it is known."""
+    lines = _Lines(None)
+    queries = ("query",) if query is None else ()
+    width = inputs.n_heads * inputs.d_value
+    lines.add(
+        "joined", "Concatenation", f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = "
+        f"{width} columns",
+        "joined = np.concatenate(H, axis=-1)" if query is None else f"joined = np.concatenate(H[:, {query}])",
+        (*queries, "joined"),
+    )  # fmt: skip
+    if inputs.W_O is not None:
+        shape = f"{inputs.W_O.shape[0]} × {inputs.W_O.shape[1]}"
+        formula, code = f"W_O ({shape}) times joined", "output = joined @ W_O.T"
+        if inputs.b_O is not None:
+            formula, code = f"{formula}, + b_O", f"{code} + b_O"
+        lines.add("output", "Output projection", formula, code, (*queries, "output"))
+    return lines.found
+
+
+def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
+    """Runs lines one after the other.
+
+    Args:
+        lines: As `head_lines` and `joining_lines` give them, in order.
+        inputs: What they start from; unchanged.
+
+    Returns:
+        The value of each step, right after its line.
+    """
+    names = {"np": np} | inputs.names()
+    values = []
+    for line in lines:
+        exec(line.code, names)
+        values.append(np.array(eval(line.variable, names), np.float64))
+    return values
+
+
+def _columns(head: int, width: int) -> str:
+    return f"{head * width}:{(head + 1) * width}"
+
+
+def _span(head: int, width: int) -> str:
+    first, last = head * width, (head + 1) * width - 1
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _scaling(scale: float, d_head: int) -> str:
+    if math.isclose(scale, 1 / math.sqrt(d_head), rel_tol=1e-6):
+        return f"dots / √d_head = dots / √{d_head} = dots × {scale:.4f}"
+    if scale == 1.0:
+        return "dots × 1: this model does not scale"
+    return f"dots × {scale:.6g}, the model's own scale (1/√d_head = 1/√{d_head} = {1 / math.sqrt(d_head):.6g})"

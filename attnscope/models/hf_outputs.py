@@ -1,0 +1,131 @@
+"""What Hugging Face models predict: their language-model head on top of the seam, and reruns from a layer on.
+
+Nothing is known of an architecture but its blocks, which are the members of lists of modules that hold its attention;
+whether it can be resumed at them is tried, and where it cannot it is computed whole.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from attnscope.core.attention import Probe
+from attnscope.core.probes import Gate, Place
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf_check import hidden_states, tolerance
+from attnscope.models.hf_examples import standing_arguments
+from attnscope.models.hf_seam import Plan, perform
+from attnscope.models.model import Loss
+from attnscope.models.rerun import Outputs, Rerun
+from attnscope.models.tape import blocks_of
+
+_LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
+    ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    ("causal", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    ("target", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+)
+
+
+def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
+    """What a model's head predicts, by its class and by what its attention hides; None without such a head.
+
+    A head that was trained to write but whose attention looks both ways (BERT's, without `is_decoder`) predicts
+    nothing.
+    """
+    suits: dict[Loss, bool] = {
+        "masked": kinds == ("encoder",),
+        "causal": kinds == ("decoder",),
+        "target": "cross" in kinds,
+    }
+    name = type(model).__name__
+    untyped: Any = model
+    for loss, names in _LOSSES:
+        if suits[loss] and name in names.values() and untyped.get_output_embeddings() is not None:
+            return loss
+    return None
+
+
+def run_with_logits(
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    plan: Plan,
+    probe: Probe,
+    skipped: Mapping[nn.Module, int] | None = None,
+) -> Outputs:
+    """Runs a model with its head on top.
+
+    Raises:
+        AttnscopeError: The head does not run on what the base model puts out.
+    """
+    held: list[Any] = []
+
+    def whole(**given: Any) -> Any:
+        handle = base.register_forward_hook(lambda module, arguments, output: held.append(output))
+        try:
+            return model(**given)
+        finally:
+            handle.remove()
+
+    output = perform(base, {**standing_arguments(model), **inputs}, plan, probe, through=whole, skipped=skipped)
+    hidden = hidden_states(held[-1]) if held else None
+    logits = getattr(output, "logits", None)
+    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != hidden.shape[:2]:
+        raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")
+    return Outputs(hidden, logits)
+
+
+def blocks_of_plan(base: PreTrainedModel, plan: Plan) -> list[nn.Module]:
+    """The blocks that a model's attention is in."""
+    return blocks_of(base, plan)
+
+
+def skipped_calls(plan: Plan, block_of: Mapping[Place, int], first: int) -> dict[nn.Module, int]:
+    """How many of its calls each module does not make where blocks before `first` are not computed."""
+    held: Counter[nn.Module] = Counter()
+    for module, places in plan.items():
+        held[module] = sum(block_of.get((place.kind, place.layer), first) < first for place in places)
+    return dict(held)
+
+
+def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:
+    """Whether a rerun from each block on is what a whole forward with the same change gives.
+
+    Tried with the first head of each attention taken out, on the texts twice over.
+    """
+    places = [(place.kind, place.layer) for of_module in plan.values() for place in of_module]
+    allowed = tolerance(base, len(places))
+    try:
+        for place in places:
+            batch, n_heads = _shape(rerun, place)
+            factors = torch.ones(2 * batch, n_heads)
+            factors[batch:, 0] = 0
+            gate = Gate({place: factors})
+            short, long = (rerun.again(gate, first, 2) for first in (rerun.block([place]), 0))
+            for ours, theirs in ((short.hidden, long.hidden), (short.logits, long.logits)):
+                if ours is None or theirs is None:
+                    continue
+                size = max(float(theirs.abs().max()), 1e-30)
+                if ours.shape != theirs.shape or not float((ours - theirs).abs().max()) <= allowed * size:
+                    return False
+    except Exception:  # a model may fail in any way where part of it is set aside
+        return False
+    return True
+
+
+def _shape(rerun: Rerun, place: Place) -> tuple[int, int]:
+    """Texts and heads of an attention."""
+    from attnscope.core.attention import AttentionCall, attend
+
+    found: dict[Place, tuple[int, int]] = {}
+
+    def observed(call: AttentionCall) -> Tensor:
+        found[call.kind, call.layer] = (call.query.shape[0], call.n_heads)
+        return attend(call)
+
+    rerun.again(observed)
+    return found[place]

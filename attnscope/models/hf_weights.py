@@ -1,0 +1,237 @@
+"""Which numbers of a model's weights are one head's: found by running it, not by the names of its parts.
+
+A projection's output feature belongs to a head where the head's queries, keys or values depend on it and no other
+head's do; that is read off derivatives at the seam, so that fused, interleaved and rotated projections need no table.
+The output projection is the first one whose input is what the seam gave out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.probes import Place
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf_examples import examples
+from attnscope.models.hf_seam import perform
+from attnscope.models.hf_survey import Survey
+
+Role = Literal["query", "key", "value"]
+_ROLES: tuple[Role, ...] = ("query", "key", "value")
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Numbers of one weight that are picked heads' alone.
+
+    Attributes:
+        name: The weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight".
+        axis: Along which axis they are chosen.
+        indices: Which.
+        role: "query", "key", "value" or "output".
+        weight: The whole weight, as the model holds it.
+    """
+
+    name: str
+    axis: int
+    indices: tuple[int, ...]
+    role: str
+    weight: Tensor
+
+
+@dataclass(eq=False)
+class _Attention:
+    """What was seen of one attention: which features each of its heads depends on, and its output projection."""
+
+    n_heads: int
+    n_kv_heads: int
+    features: dict[tuple[Role, int], dict[nn.Module, Tensor]]
+    out: nn.Module | None = None
+
+
+def head_slices(
+    model: PreTrainedModel, base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]
+) -> list[Slice]:
+    """The weights of heads: rows of W_Q, W_K and W_V with their biases, and what of W_O reads the heads' outputs.
+
+    Where queries are grouped, rows of W_K and W_V only of groups that are given whole.
+
+    Args:
+        model: The model with its head, in whose names weights are named.
+        base: The part that attends.
+        found: What its attention is.
+        heads: The heads by place.
+
+    Raises:
+        AttnscopeError: Layers share weights, or a head has no weights of its own; says which and why.
+    """
+    seen = _observed(base, found, heads)
+    names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+    shared = _shared_weights(model)
+    slices = []
+    for place, numbers in heads.items():
+        attention = seen[place]
+        chosen: list[tuple[Role, int, list[int]]] = [("query", head, [head]) for head in numbers]
+        group = attention.n_heads // attention.n_kv_heads
+        for kv_head in range(attention.n_kv_heads):
+            members = list(range(kv_head * group, (kv_head + 1) * group))
+            if set(members) <= set(numbers):
+                chosen += [("key", kv_head, members), ("value", kv_head, members)]
+        for role, head, members in chosen:
+            for module, features in _own_features(attention, place, role, head, members).items():
+                slices += _rows(module, features, role, names[module])
+        slices.append(_columns(attention, place, numbers, names))
+    for one in slices:
+        if one.weight.data_ptr() in shared:
+            raise _shares(base)
+    return slices
+
+
+def _observed(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
+    """Runs a model on a small input, and finds out what the heads of the places depend on."""
+    projections = [module for module in base.modules() if isinstance(module, (nn.Linear, Conv1D))]
+    given: dict[nn.Module, Tensor] = {}
+    called: dict[nn.Module, int] = {}
+    seen: dict[Place, _Attention] = {}
+    last: list[tuple[Place, Tensor]] = []
+
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        # The first projection of what the seam gave out, as it is, is the output projection.
+        if last and inputs and isinstance(inputs[0], Tensor):
+            place, output = last[0]
+            if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
+                seen[place].out = module
+                last.clear()
+
+    def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        called[module] = called.get(module, 0) + 1
+        given[module] = output.detach().requires_grad_()
+        # A copy, for some models write into what a projection gave them.
+        return given[module].clone()
+
+    def observed(call: AttentionCall) -> Tensor:
+        output = attend(call).detach()
+        place = (call.kind, call.layer)
+        if place in heads:
+            seen[place] = _Attention(call.n_heads, call.n_kv_heads, _dependencies(call, given))
+            last[:] = [(place, output.transpose(1, 2))]
+        return output
+
+    handles = [module.register_forward_pre_hook(before) for module in projections]
+    handles += [module.register_forward_hook(after) for module in projections]
+    try:
+        with torch.enable_grad():
+            perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observed)
+    finally:
+        for handle in handles:
+            handle.remove()
+    used = {module for one in seen.values() for of_head in one.features.values() for module in of_head}
+    used |= {one.out for one in seen.values() if one.out is not None}
+    if any(called[module] > 1 for module in used) or any(len(places) > 1 for places in found.plan.values()):
+        raise _shares(base)
+    return seen
+
+
+def _dependencies(
+    call: AttentionCall, given: Mapping[nn.Module, Tensor]
+) -> dict[tuple[Role, int], dict[nn.Module, Tensor]]:
+    """For queries, keys and values of each head: the projections they depend on, and on which of their features."""
+    modules, outputs = list(given), list(given.values())
+    found: dict[tuple[Role, int], dict[nn.Module, Tensor]] = {}
+    chance = torch.Generator().manual_seed(0)
+    for role in _ROLES:
+        tensor: Tensor = getattr(call, role)
+        for head in range(tensor.shape[1]):
+            one = tensor[:, head]
+            if not one.requires_grad:
+                found[role, head] = {}
+                continue
+            target = (one * torch.randn(one.shape, generator=chance).to(one)).sum()
+            slopes = torch.autograd.grad(target, outputs, retain_graph=True, allow_unused=True)
+            found[role, head] = {
+                module: slope.flatten(0, -2).abs().amax(0) > 0
+                for module, slope in zip(modules, slopes, strict=True)
+                if slope is not None and bool(slope.any())
+            }
+    return found
+
+
+def _own_features(
+    attention: _Attention, place: Place, role: Role, head: int, members: Sequence[int]
+) -> dict[nn.Module, list[int]]:
+    """The features that a head (of keys and values: a group) alone depends on, by projection."""
+    own: dict[nn.Module, list[int]] = {}
+    group = attention.n_heads // attention.n_kv_heads
+    for module, features in attention.features[role, head].items():
+        alone = features.clone()
+        for (other_role, other), by_module in attention.features.items():
+            same = other in members if other_role == "query" else set(_members(other, group)) <= set(members)
+            if not same and module in by_module:
+                alone &= ~by_module[module]
+        if bool(alone.any()):
+            own[module] = torch.nonzero(alone).flatten().tolist()
+    if not own:
+        kind, layer = place
+        what = {"query": "queries", "key": "keys", "value": "values"}[role]
+        raise AttnscopeError(
+            f"{kind} L{layer}H{members[0]} has no weights of its own for its {what}: they are mixed with other heads'",
+            "its effect can still be seen: attnscope ablate",
+        )
+    return own
+
+
+def _members(kv_head: int, group: int) -> range:
+    return range(kv_head * group, (kv_head + 1) * group)
+
+
+def _rows(module: nn.Module, features: Sequence[int], role: str, name: str) -> list[Slice]:
+    """What makes these features: rows of a Linear's weight, columns of a Conv1D's, and of the bias."""
+    weight, bias = _weight(module), getattr(module, "bias", None)
+    found = [Slice(f"{name}.weight", 1 if isinstance(module, Conv1D) else 0, tuple(features), role, weight)]
+    if isinstance(bias, Tensor):
+        found.append(Slice(f"{name}.bias", 0, tuple(features), role, bias))
+    return found
+
+
+def _columns(attention: _Attention, place: Place, heads: Sequence[int], names: Mapping[nn.Module, str]) -> Slice:
+    """What of the output projection reads the heads; its bias is not theirs."""
+    module = attention.out
+    if module is None:
+        kind, layer = place
+        raise AttnscopeError(
+            f"what the heads of {kind} layer {layer} put out is changed before it is projected, so that no weights "
+            "are one head's",
+            "its effect can still be seen: attnscope ablate",
+        )
+    weight = _weight(module)
+    axis = 0 if isinstance(module, Conv1D) else 1
+    width = weight.shape[axis] // attention.n_heads
+    indices = tuple(i for head in sorted(heads) for i in range(head * width, (head + 1) * width))
+    return Slice(f"{names[module]}.weight", axis, indices, "output", weight)
+
+
+def _weight(module: nn.Module) -> Tensor:
+    weight: Any = module.weight
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        raise AttnscopeError("its weights are quantised", "prune the model that it was made of")
+    return weight
+
+
+def _shared_weights(model: PreTrainedModel) -> set[int]:
+    """Where weights begin that several modules have."""
+    held: dict[int, set[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        held.setdefault(weight.data_ptr(), set()).add(name)
+    return {start for start, of_weight in held.items() if len(of_weight) > 1}
+
+
+def _shares(base: PreTrainedModel) -> AttnscopeError:
+    return AttnscopeError(
+        f"layers of {base.config.model_type} share their weights: a head of one cannot be taken out of the file",
+        "its effect can still be seen: attnscope ablate",
+    )

@@ -1,0 +1,333 @@
+"""How large a model is, from its configuration alone: no weights, and for the common families no torch either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnscope.errors import AttnscopeError, first_line
+from attnscope.models.layouts import LAYOUTS, Encoder
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a transformer that its costs follow from.
+
+    Attributes:
+        name: What to call it.
+        source: Where the numbers come from.
+        kind: "encoder", "decoder" or "encoder-decoder".
+        d_model: Width of the hidden states.
+        n_layers: Layers; of an encoder-decoder, the encoder's.
+        n_heads: Query heads a layer.
+        n_kv_heads: Key/value heads a layer.
+        d_head: Width of a head.
+        d_ff: Width within the feed-forward network.
+        ff_matrices: 2 (up and down), or 3 (gated).
+        vocab_size: Tokens in the vocabulary; 0 = not known, and left out of all sums.
+        max_tokens: The longest text; None = no limit.
+        n_decoder_layers: An encoder-decoder's, else 0.
+        qkv_bias: Whether W_Q, W_K and W_V have biases.
+        o_bias: Whether W_O has one.
+        ff_bias: Whether the feed-forward matrices have.
+        d_embedding: Width of the embeddings.
+        n_positions: Rows of a table of learned positions; 0 = there is none.
+        n_segments: Rows of a table of segments.
+        norm_vectors: Vectors of d_model that a layer's norms have; a decoder's layer beside an encoder has one more
+            norm.
+        norm_vectors_outside: The same outside of the layers.
+        relative_buckets: Position biases a head, by distance, once a stack (T5).
+        unembedding: "tied" (with the embeddings), "own", or "" (none).
+        pooler: Whether a d_model x d_model map follows the last layer.
+        counted: All parameters as the model's own modules have them, where its family is not known here in closed form.
+        notes: What a reader must know of it, one sentence each.
+    """
+
+    name: str
+    source: str
+    kind: str
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_ff: int
+    ff_matrices: int = 2
+    vocab_size: int = 0
+    max_tokens: int | None = None
+    n_decoder_layers: int = 0
+    qkv_bias: bool = False
+    o_bias: bool = False
+    ff_bias: bool = False
+    d_embedding: int = 0
+    n_positions: int = 0
+    n_segments: int = 0
+    norm_vectors: int = 0
+    norm_vectors_outside: int = 0
+    relative_buckets: int = 0
+    unembedding: str = ""
+    pooler: bool = False
+    counted: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        named = {
+            "d_model": self.d_model, "n_layers": self.n_layers, "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads, "d_head": self.d_head, "d_ff": self.d_ff,
+        }  # fmt: skip
+        for name, value in named.items():
+            if value < 1:
+                raise AttnscopeError(f"{name} is {value}, but must be at least 1", "give another number")
+        if self.n_heads % self.n_kv_heads:
+            raise AttnscopeError(
+                f"{self.n_heads} query heads are not a multiple of {self.n_kv_heads} key/value heads",
+                "give numbers that divide",
+            )
+
+    @property
+    def n_attentions(self) -> int:
+        """How many attentions there are in all: a decoder's layer beside an encoder has two."""
+        return self.n_layers + 2 * self.n_decoder_layers
+
+    @property
+    def caching_layers(self) -> int:
+        """How many attentions keep keys and values while a text is written: none in an encoder."""
+        return {"encoder": 0, "decoder": self.n_layers}.get(self.kind, 2 * self.n_decoder_layers)
+
+
+def sizes_of(config: Config, name: str, source: str) -> Sizes:
+    """The sizes of a model, from what its config.json holds.
+
+    Families that are not known here in closed form are built without weights (on torch's meta device) and counted.
+
+    Raises:
+        AttnscopeError: The configuration lacks a size, or transformers does not know it.
+    """
+    family = config.get("model_type")
+    try:
+        if family in LAYOUTS:
+            return _bert(config, name, source)
+        reader = _FAMILIES.get(str(family))
+        return _built(config, name, source) if reader is None else reader(config, name, source)
+    except KeyError as error:
+        raise AttnscopeError(
+            f"the configuration of {name} does not say {error.args[0]}", "give its sizes as options, such as --d-model"
+        ) from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise AttnscopeError(f"the configuration of {name} has sizes that make no sense: {error}") from None
+
+
+def by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
+    """Sizes that a user gives: a decoder without biases, feed-forward of 4 · d_model, if not said otherwise."""
+    given = {name: value for name, value in others.items() if value is not None}
+    if "d_head" not in given and d_model % n_heads:
+        raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
+    return Sizes(
+        name=f"{n_layers} layers of {n_heads} heads, d_model {d_model}", source="the options given", kind="decoder",
+        d_model=d_model, n_layers=n_layers, n_heads=n_heads,
+        **({"n_kv_heads": n_heads, "d_head": d_model // n_heads, "d_ff": 4 * d_model, "d_embedding": d_model,
+            "unembedding": "tied" if given.get("vocab_size") else ""} | given),
+    )  # fmt: skip
+
+
+def changed(sizes: Sizes, **others: Any) -> Sizes:
+    """Sizes with some of them replaced, where they are not None: what would be, if.
+
+    d_head follows d_model / n_heads where only one of these two is given, and key/value heads follow query heads where
+    every query head had its own.
+    """
+    given = {name: value for name, value in others.items() if value is not None and value != getattr(sizes, name)}
+    if not given:
+        return sizes
+    d_model, n_heads = given.get("d_model", sizes.d_model), given.get("n_heads", sizes.n_heads)
+    if "d_head" not in given and ("d_model" in given or "n_heads" in given):
+        if d_model % n_heads:
+            raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
+        given["d_head"] = d_model // n_heads
+    if "n_heads" in given and sizes.n_kv_heads == sizes.n_heads:
+        given.setdefault("n_kv_heads", n_heads)
+    if "d_model" in given and sizes.d_embedding == sizes.d_model:
+        given["d_embedding"] = d_model
+    told = ", ".join(f"{name} {value}" for name, value in given.items())
+    note = f"{sizes.name} with {told}"
+    if sizes.counted is not None:
+        note += "; what is no attention is left as it was"
+    return replace(sizes, **given, counted=None, notes=(*sizes.notes, note))
+
+
+def attention_weights(sizes: Sizes) -> int:
+    """Weights of W_Q, W_K, W_V and W_O of one attention, without biases."""
+    return 2 * sizes.d_model * sizes.d_head * (sizes.n_heads + sizes.n_kv_heads)
+
+
+def attention_biases(sizes: Sizes) -> int:
+    """Biases of the same."""
+    return sizes.qkv_bias * sizes.d_head * (sizes.n_heads + 2 * sizes.n_kv_heads) + sizes.o_bias * sizes.d_model
+
+
+# Families ---------------------------------------------------------------------------------------------------------
+
+
+def _bert(config: Config, name: str, source: str) -> Sizes:
+    encoder = Encoder.of(dict(config))
+    width, heads = encoder.hidden_size, encoder.num_attention_heads
+    return Sizes(
+        name=name, source=source, kind="encoder", d_model=width, n_layers=encoder.num_hidden_layers, n_heads=heads,
+        n_kv_heads=heads, d_head=width // heads, d_ff=encoder.intermediate_size, vocab_size=encoder.vocab_size,
+        max_tokens=encoder.max_tokens, qkv_bias=True, o_bias=True, ff_bias=True, d_embedding=encoder.embedding_size,
+        n_positions=encoder.max_position_embeddings,
+        n_segments=encoder.type_vocab_size if encoder.layout.segment else 0, norm_vectors=4, norm_vectors_outside=2,
+        pooler=config["model_type"] not in ("distilbert", "electra"),
+    )  # fmt: skip
+
+
+def _gpt2(config: Config, name: str, source: str) -> Sizes:
+    width, heads = int(config.get("n_embd", 768)), int(config.get("n_head", 12))
+    positions = int(config.get("n_positions", 1024))
+    return Sizes(
+        name=name, source=source, kind="decoder", d_model=width, n_layers=int(config.get("n_layer", 12)),
+        n_heads=heads, n_kv_heads=heads, d_head=width // heads, d_ff=int(config.get("n_inner") or 4 * width),
+        vocab_size=int(config.get("vocab_size", 50257)), max_tokens=positions, qkv_bias=True, o_bias=True,
+        ff_bias=True, d_embedding=width, n_positions=positions, norm_vectors=4, norm_vectors_outside=2,
+        unembedding="tied" if config.get("tie_word_embeddings", True) else "own",
+    )  # fmt: skip
+
+
+def _llama(config: Config, name: str, source: str) -> Sizes:
+    width, heads, family = int(config["hidden_size"]), int(config["num_attention_heads"]), config["model_type"]
+    with_bias = bool(config.get("attention_bias", False)) if family == "llama" else family == "qwen2"
+    return Sizes(
+        name=name, source=source, kind="decoder", d_model=width, n_layers=int(config["num_hidden_layers"]),
+        n_heads=heads, n_kv_heads=int(config.get("num_key_value_heads") or heads),
+        d_head=int(config.get("head_dim") or width // heads), d_ff=int(config["intermediate_size"]), ff_matrices=3,
+        vocab_size=int(config["vocab_size"]), max_tokens=config.get("max_position_embeddings"), qkv_bias=with_bias,
+        o_bias=with_bias and family == "llama",
+        ff_bias=bool(config.get("mlp_bias", False)) and family == "llama", d_embedding=width, norm_vectors=2,
+        norm_vectors_outside=1, unembedding="tied" if config.get("tie_word_embeddings", False) else "own",
+    )  # fmt: skip
+
+
+def _t5(config: Config, name: str, source: str) -> Sizes:
+    heads = int(config.get("num_heads", 8))
+    layers = int(config.get("num_layers", 6))
+    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
+    return Sizes(
+        name=name, source=source, kind="encoder-decoder", d_model=int(config.get("d_model", 512)), n_layers=layers,
+        n_decoder_layers=int(config.get("num_decoder_layers") or layers), n_heads=heads, n_kv_heads=heads,
+        d_head=int(config.get("d_kv", 64)), d_ff=int(config.get("d_ff", 2048)), ff_matrices=3 if gated else 2,
+        vocab_size=int(config.get("vocab_size", 32128)), d_embedding=int(config.get("d_model", 512)), norm_vectors=2,
+        norm_vectors_outside=2, relative_buckets=int(config.get("relative_attention_num_buckets", 32)),
+        unembedding="tied" if config.get("tie_word_embeddings", True) else "own",
+    )  # fmt: skip
+
+
+_FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "t5": _t5,
+}
+
+
+def _built(config: Config, name: str, source: str) -> Sizes:
+    """The sizes of any other model: by the names that transformers gives them, its parameters counted."""
+    import warnings
+
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    settings = dict(config)
+    family = settings.pop("model_type", None)
+    if not isinstance(family, str):
+        raise AttnscopeError(f"the configuration of {name} names no model_type", "give its sizes as options")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            known = AutoConfig.for_model(family, **settings)
+            with torch.device("meta"):
+                model: Any = AutoModel.from_config(known)  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever a stranger's configuration makes transformers raise
+        raise AttnscopeError(
+            f"transformers cannot build {name} ({family}): {first_line(error)[:160]}",
+            "give its sizes as options, such as --d-model",
+        ) from None
+    text = known.get_text_config()
+    heads, width = int(text.num_attention_heads), int(text.hidden_size)
+    modules = [(path, module) for path, module in model.named_modules() if type(module).__name__.endswith("Attention")]
+    outer = [(p, m) for p, m in modules if not any(p != q and p.startswith(f"{q}.") for q, _ in modules)]
+    held = sum(parameter.numel() for _, module in outer for parameter in module.parameters() if parameter.ndim == 2)
+    looks_back = any(getattr(module, "is_causal", False) for _, module in outer)
+    writes = looks_back or any("CausalLM" in str(one) for one in config.get("architectures") or ())
+    sizes = Sizes(
+        name=name, source=source,
+        kind="encoder-decoder" if known.is_encoder_decoder else "decoder" if writes else "encoder", d_model=width,
+        n_layers=int(text.num_hidden_layers), n_heads=heads,
+        n_kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
+        d_head=int(getattr(text, "head_dim", None) or width // heads),
+        d_ff=int(getattr(text, "intermediate_size", None) or 4 * width), ff_matrices=_ff_matrices(model),
+        n_decoder_layers=int(getattr(text, "decoder_layers", 0) or 0) if known.is_encoder_decoder else 0,
+        max_tokens=getattr(text, "max_position_embeddings", None), d_embedding=width,
+        counted=sum(parameter.numel() for parameter in model.parameters()),
+    )  # fmt: skip
+    if outer and held != attention_weights(sizes) * sizes.n_attentions:
+        note = (
+            f"its modules named Attention hold {held:,} weights: this architecture ({family}) is not just W_Q, W_K, "
+            "W_V and W_O in every layer"
+        )
+        sizes = replace(sizes, notes=(note,))
+    return sizes
+
+
+def _ff_matrices(model: Any) -> int:
+    """3 where the feed-forward network is gated, by the name that all such models of transformers have for it."""
+    return 3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2
+
+
+# Presets ----------------------------------------------------------------------------------------------------------
+
+PRESETS: dict[str, Sizes] = {
+    "bert-base": _bert(
+        {"model_type": "bert"},
+        "bert-base",
+        "Devlin et al. 2019, section 3; config.json of google-bert/bert-base-uncased",
+    ),
+    "gpt2": _gpt2(
+        {}, "gpt2", "Radford et al. 2019, table 2 (124 M; there as 117 M); config.json of openai-community/gpt2"
+    ),
+    "gpt3": replace(
+        _gpt2(
+            {"n_embd": 12288, "n_head": 96, "n_layer": 96, "n_positions": 2048},
+            "gpt3",
+            "Brown et al. 2020, table 2.1 (175 B) and section 2.1; vocabulary of GPT-2",
+        ),
+        notes=("GPT-3 alternates dense with locally banded sparse attention; dense attention is counted",),
+    ),
+    "llama-2-7b": _llama(
+        {
+            "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+            "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
+        },
+        "llama-2-7b",
+        "Touvron et al. 2023 (Llama 2), table 1; config.json of meta-llama/Llama-2-7b-hf",
+    ),
+    "llama-2-70b": _llama(
+        {
+            "model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8,
+            "num_hidden_layers": 80, "intermediate_size": 28672, "vocab_size": 32000, "max_position_embeddings": 4096,
+        },
+        "llama-2-70b",
+        "Touvron et al. 2023 (Llama 2), table 1 and section 2.2; config.json of meta-llama/Llama-2-70b-hf",
+    ),
+}  # fmt: skip
+"""Published models by a short name."""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a number, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

@@ -1,0 +1,135 @@
+"""What the blocks of a network returned in a forward pass, and the same pass again from one block on.
+
+Where only a late layer changes, the blocks before it need not be computed again: they return what they returned. The
+rest of the network runs as it is, so that nothing must be known of it but which modules its blocks are.
+
+Knows torch and nothing else: no models, no probes.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Tape:
+    """The blocks' outputs in one forward pass, in the order in which they were called.
+
+    Not for two threads at a time: while it records or plays, the blocks' own forwards are set aside.
+
+    Args:
+        blocks: Modules that are not inside of each other. One may be called several times in a pass.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._blocks = tuple(dict.fromkeys(blocks))
+        self._outputs: list[Any] = []
+        self._depth = 0
+        self._batch = 0
+
+    @property
+    def current(self) -> int | None:
+        """While recording: the number of the block that runs; None between blocks."""
+        return len(self._outputs) if self._depth else None
+
+    @contextlib.contextmanager
+    def recording(self, batch: int) -> Iterator[None]:
+        """Keeps what the blocks return.
+
+        Args:
+            batch: How many texts are in the batch.
+        """
+        self._outputs.clear()
+        self._batch = batch
+
+        def kept(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            self._depth += 1
+            try:
+                output = forward(*given, **named)
+            finally:
+                self._depth -= 1
+            # A copy, for some networks add to what they were given in place.
+            self._outputs.append(_each(output, Tensor.clone))
+            return output
+
+        with self._replaced(kept):
+            yield
+
+    @contextlib.contextmanager
+    def playing(self, first: int, times: int = 1) -> Iterator[None]:
+        """Lets blocks before number `first` return what they returned, each text `times` times over.
+
+        Args:
+            first: The first block that is computed.
+            times: The batch that is run has all texts, then all of them again, and so on.
+        """
+        number = 0
+
+        def repeated(tensor: Tensor) -> Tensor:
+            if tensor.ndim and tensor.shape[0] == self._batch and times > 1:
+                return tensor.repeat(times, *(1 for _ in tensor.shape[1:]))
+            return tensor.clone()
+
+        def played(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            nonlocal number
+            number += 1
+            if number > first:
+                return forward(*given, **named)
+            return _each(self._outputs[number - 1], repeated)
+
+        with self._replaced(played):
+            yield
+
+    @contextlib.contextmanager
+    def _replaced(self, function: Callable[..., Any]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for block in self._blocks:
+                stack.enter_context(_forward_of(block, function))
+            yield
+
+
+@contextlib.contextmanager
+def _forward_of(block: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """Calls function(forward, …) wherever the block's forward is called."""
+    forward = block.forward
+    own = "forward" in vars(block)
+    block.forward = lambda *given, **named: function(forward, *given, **named)
+    try:
+        yield
+    finally:
+        if own:
+            block.forward = forward
+        else:
+            del block.forward
+
+
+def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
+    """The blocks that hold parts: of each, the outermost module around it that is one of a list of modules.
+
+    A part that is in no list has no block.
+    """
+    wanted = set(parts)
+    found: list[nn.Module] = []
+
+    def search(module: nn.Module, block: nn.Module | None) -> None:
+        if module in wanted and block is not None:
+            found.append(block)
+        for child in module.children():
+            search(child, block or (child if isinstance(module, nn.ModuleList) else None))
+
+    search(network, None)
+    return list(dict.fromkeys(found))
+
+
+def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with the function applied to each tensor in tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_each(item, function) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_each(item, function) for item in value)
+    if isinstance(value, dict):
+        return type(value)((name, _each(item, function)) for name, item in value.items())
+    return value

@@ -1,0 +1,613 @@
+"""Heads compared: with each other, side by side, on two texts, and between two models. NumPy only."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.maps import Tokens, tokens_from_json
+from attnscope.records.storage import DAMAGED, digits, finite, plain, write_whole
+
+COMPARE_SCHEMA = "attnscope.compare/1"
+
+Floats = NDArray[np.float64]
+HeadPlace = tuple[int, int]
+"""Layer and head."""
+
+
+def head_name(place: HeadPlace) -> str:
+    """Such as L3H1."""
+    return f"L{place[0]}H{place[1]}"
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """One divergence of all pairs of heads, over texts; the rows are heads of one side, the columns of the other.
+
+    Attributes:
+        measure: "hellinger": the squared Hellinger distance h² = 1/2 Σ_k (√p_k - √q_k)², 0 to 1; or "jensen_shannon":
+            the divergence in nats, 0 to ln 2.
+        special: Whether special tokens take part. Without them their rows and columns are taken out, and each row is
+            divided by what is left of it; a row of which less than 1% is left takes no part.
+        mean: Σ divergence / Σ queries over all queries of all texts, (head, head); NaN where never compared.
+        low: Lower end of the 95% interval of the mean over texts, at least 0; NaN with fewer than 2 texts.
+        high: Upper end.
+        count: Over how many queries.
+    """
+
+    measure: str
+    special: bool
+    mean: Floats
+    low: Floats
+    high: Floats
+    count: Floats
+
+    @property
+    def name(self) -> str:
+        """Such as "hellinger", or "hellinger_without_special"."""
+        return self.measure + ("" if self.special else "_without_special")
+
+    @property
+    def distances(self) -> Floats:
+        """The metric √mean: the root mean square Hellinger distance, or the root of the mean divergence."""
+        found: Floats = np.sqrt(self.mean)
+        return found
+
+    def distance_interval(self, a: int, b: int) -> tuple[float, float, float]:
+        """The distance of a pair, and the ends of its 95% interval."""
+        return math.sqrt(self.mean[a, b]), math.sqrt(self.low[a, b]), math.sqrt(self.high[a, b])
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """Heads put in order by their distances.
+
+    Attributes:
+        merges: The clusters, (heads - 1, 4), as scipy's linkage has them: average linkage of the distances.
+        order: The heads in the order of the leaves, (head,), int64.
+        places: The plane of classical multidimensional scaling, (head, 2), in the unit of the distances.
+        explained: The share of the variance along each of its axes, (2,).
+        layers: The distance between the heads of two layers, (layer, layer): the root of the mean divergence over all
+            pairs of heads and all queries; on the diagonal over the pairs within, NaN where there are none.
+        layers_low: Lower end of its 95% interval over texts.
+        layers_high: Upper end.
+    """
+
+    merges: Floats
+    order: NDArray[np.int64]
+    places: Floats
+    explained: Floats
+    layers: Floats
+    layers_low: Floats
+    layers_high: Floats
+
+
+class Comparison:
+    """What every comparison can do: save itself, and say what it holds.
+
+    Attributes:
+        shape: Which comparison: "heads", "pick", "texts" or "models".
+        run: What made it. Plain JSON values.
+    """
+
+    shape: ClassVar[str]
+    run: Mapping[str, Any]
+
+    def facts(self) -> dict[str, Any]:
+        """All but the arrays and the run, as plain JSON values."""
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        raise NotImplementedError
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """What stands in the CSV, its header first."""
+        raise NotImplementedError
+
+    def as_json(self) -> dict[str, Any]:
+        """One JSON document; NaN and infinities become null."""
+        document: dict[str, Any] = plain({**self._described(), **self.arrays()}, finite)
+        return document
+
+    def to_csv(self) -> str:
+        """A row a pair of heads, or a head; numbers with as many digits as they need, what is undefined empty."""
+        held = io.StringIO()
+        writer = csv.writer(held, lineterminator="\n")
+        for row in self.rows():
+            writer.writerow([digits(value) if isinstance(value, float) else value for value in row])
+        return held.getvalue()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""
+        path = Path(path)
+        if path.suffix == ".json":
+            return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
+        if path.suffix == ".csv":
+            return write_whole(path, self.to_csv().encode("utf-8", "backslashreplace"))
+        if path.suffix != ".npz":
+            raise AttnscopeError(f"comparisons are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
+        held = io.BytesIO()
+        described = np.frombuffer(json.dumps(plain(self._described())).encode(), np.uint8)
+        np.savez(held, allow_pickle=False, record=described, **self.arrays())
+        return write_whole(path, held.getvalue())
+
+    def _described(self) -> dict[str, Any]:
+        return {"schema": COMPARE_SCHEMA, "shape": self.shape, "run": self.run, **self.facts()}
+
+
+@dataclass(frozen=True, eq=False)
+class HeadComparison(Comparison):
+    """All heads of a model against each other.
+
+    Attributes:
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256`, `problems`, `complete`, and `text` if
+            it was one text. Plain JSON values.
+        kind: "encoder" or "decoder".
+        heads: Layer and number of each head, in the order of rows and columns.
+        tables: The divergences, that to look at first at the front.
+        arrangements: Order, clusters and map by each of them.
+        roles: The strongest role of each head ("" = unclassified), from a record of heads; None = not known.
+        roles_source: Where the roles came from: model and texts, in a few words.
+    """
+
+    shape: ClassVar[str] = "heads"
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    kind: str
+    heads: tuple[HeadPlace, ...]
+    tables: tuple[PairTable, ...]
+    arrangements: tuple[Arrangement, ...]
+    roles: tuple[str, ...] | None = None
+    roles_source: str = ""
+
+    def table(self, name: str) -> PairTable:
+        """The table of a name such as "hellinger" or "hellinger_without_special"."""
+        return _table(self.tables, name)
+
+    def most_alike(self, table: PairTable, most: int = 10) -> list[tuple[int, int]]:
+        """The pairs of heads with the least distance, as places in `heads`."""
+        rows, columns = np.triu_indices(len(self.heads), 1)
+        found = np.argsort(table.mean[rows, columns], kind="stable")  # NaN last
+        pairs = [(int(rows[i]), int(columns[i])) for i in found[:most]]
+        return [pair for pair in pairs if not math.isnan(table.mean[pair])]
+
+    def most_alone(self, table: PairTable, most: int = 10) -> list[tuple[int, int]]:
+        """The heads whose most alike other head is farthest away, each with that other head."""
+        means = table.mean.copy()
+        np.fill_diagonal(means, np.nan)
+        known = np.flatnonzero(~np.isnan(means).all(1))
+        nearest = {int(head): int(np.nanargmin(means[head])) for head in known}
+        ordered = sorted(nearest, key=lambda head: (-means[head, nearest[head]], head))
+        return [(head, nearest[head]) for head in ordered[:most]]
+
+    def facts(self) -> dict[str, Any]:
+        """All but the arrays and the run, as plain JSON values."""
+        return {
+            "corpus": self.corpus,
+            "kind": self.kind,
+            "heads": [head_name(place) for place in self.heads],
+            "tables": [_table_facts(table) for table in self.tables],
+            "roles": self.roles,
+            "roles_source": self.roles_source,
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        found: dict[str, NDArray[Any]] = {}
+        for table, arrangement in zip(self.tables, self.arrangements, strict=True):
+            found |= _table_arrays(table) | {f"{table.name}.{k}": v for k, v in vars(arrangement).items()}
+        return found
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row a pair of heads and table."""
+        yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
+        for table in self.tables:
+            for a, b in zip(*np.triu_indices(len(self.heads), 1), strict=True):
+                yield _pair_row(table, self.heads[a], self.heads[b], int(a), int(b))
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> HeadComparison:
+        tables = _tables_from(data, arrays)
+        fields = Arrangement.__dataclass_fields__
+        arranged = tuple(Arrangement(**{name: arrays[f"{t.name}.{name}"] for name in fields}) for t in tables)
+        heads, n = tuple(map(_place, data["heads"])), len(data["heads"])
+        layers = len({layer for layer, _ in heads})
+        shapes = {
+            "merges": (max(0, n - 1), 4), "order": (n,), "places": (n, 2), "explained": (2,),
+            "layers": (layers,) * 2, "layers_low": (layers,) * 2, "layers_high": (layers,) * 2,
+        }  # fmt: skip
+        if any(t.mean.shape != (n, n) for t in tables) or any(
+            getattr(a, name).shape != shape for a in arranged for name, shape in shapes.items()
+        ):
+            raise ValueError("its tables do not fit its heads")
+        if any(sorted(a.order.tolist()) != list(range(n)) for a in arranged):
+            raise ValueError("its order is not one of its heads")
+        roles = None if data["roles"] is None else tuple(map(str, data["roles"]))
+        if roles is not None and len(roles) != n:
+            raise ValueError("its roles do not fit its heads")
+        return cls(data["run"], data["corpus"], data["kind"], heads, tables, arranged, roles, data["roles_source"])
+
+
+@dataclass(frozen=True, eq=False)
+class PickedHeads(Comparison):
+    """A few heads side by side on one text, their mean, and the single head that they would make.
+
+    Attributes:
+        run: What made it. Plain JSON values.
+        tokens: The text, token by token.
+        kind: "encoder" or "decoder".
+        heads: Layer and number of each head.
+        weights: Their attention weights, (head, query, key), float32.
+        mean: The mean of the heads, (query, key), float32.
+        single: The single head: softmax over the heads' queries and keys laid side by side, scores divided by the root
+            of heads x d_head, (query, key), float32; None where there is none.
+        single_note: What the single head means here, or why there is none.
+        tables: Both divergences between the heads on this text, as `weights` are.
+        changes: What was done to the weights after the model gave them: "hide_special".
+    """
+
+    shape: ClassVar[str] = "pick"
+    run: Mapping[str, Any]
+    tokens: Tokens
+    kind: str
+    heads: tuple[HeadPlace, ...]
+    weights: NDArray[np.float32]
+    mean: NDArray[np.float32]
+    single: NDArray[np.float32] | None
+    single_note: str
+    tables: tuple[PairTable, ...]
+    changes: tuple[str, ...] = ()
+
+    def maps(self) -> list[tuple[str, NDArray[np.float32]]]:
+        """What stands side by side: the heads, their mean, the single head."""
+        shown = [(head_name(place), w) for place, w in zip(self.heads, self.weights, strict=True)]
+        shown.append(("mean", self.mean))
+        return [*shown, ("single head", self.single)] if self.single is not None else shown
+
+    def differences(self) -> list[tuple[str, NDArray[np.float32]]]:
+        """Two heads: the first minus the second; more: each minus their mean; and the single head minus the mean.
+
+        NaN in rows of which one is empty.
+        """
+        names = [head_name(place) for place in self.heads]
+        if len(names) == 2:
+            found = [(f"{names[0]} − {names[1]}", _difference(self.weights[0], self.weights[1]))]
+        else:
+            found = [(f"{name} − mean", _difference(w, self.mean)) for name, w in zip(names, self.weights, strict=True)]
+        if self.single is not None:
+            found.append(("single head − mean", _difference(self.single, self.mean)))
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """All but the arrays and the run, as plain JSON values."""
+        return {
+            "tokens": self.tokens.as_json(),
+            "kind": self.kind,
+            "heads": [head_name(place) for place in self.heads],
+            "single_note": self.single_note,
+            "tables": [_table_facts(table) for table in self.tables],
+            "changes": self.changes,
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        found: dict[str, NDArray[Any]] = {"weights": self.weights, "mean": self.mean}
+        if self.single is not None:
+            found["single"] = self.single
+        for table in self.tables:
+            found |= _table_arrays(table)
+        return found
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row a pair of heads and measure."""
+        yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
+        for table in self.tables:
+            for a, b in zip(*np.triu_indices(len(self.heads), 1), strict=True):
+                yield _pair_row(table, self.heads[a], self.heads[b], int(a), int(b))
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PickedHeads:
+        tokens, heads = tokens_from_json(data["tokens"]), tuple(map(_place, data["heads"]))
+        n = len(tokens)
+        maps = [arrays["weights"], arrays["mean"], *([arrays["single"]] if "single" in arrays else [])]
+        if any(m.shape[-2:] != (n, n) for m in maps) or len(maps[0]) != len(heads):
+            raise ValueError("its weights do not fit its tokens")
+        weights, mean, *single = (np.asarray(m, np.float32) for m in maps)
+        return cls(
+            data["run"], tokens, data["kind"], heads, weights, mean, single[0] if single else None,
+            data["single_note"], _tables_from(data, arrays), tuple(data["changes"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class MinimalPair(Comparison):
+    """How the rows of every head change from one text to another that differs from it in little.
+
+    Tokens are aligned: equal ones, and replaced ones where as many stand in one text as in the other. A row is compared
+    over aligned keys, and over those of one text alone, which weigh 0 in the other.
+
+    Attributes:
+        run: What made it. Plain JSON values.
+        tokens: The two texts, token by token.
+        kind: "encoder" or "decoder".
+        heads: Layer and number of each head.
+        weights: Attention weights on the first text, (head, query, key), float32.
+        other_weights: Those on the second.
+        aligned: Places of aligned tokens in the first and in the second text, (pair, 2), int64, ascending.
+        equal: Which of them are equal; the others are replaced, (pair,), bool.
+        divergences: Of each aligned query by measure ("hellinger": squared; "jensen_shannon": nats), (head, pair); NaN
+            where a row is empty.
+        measure: That by which heads are ranked.
+        query: The token that heads were asked about; None = none.
+        queries: Which of the aligned pairs it names.
+        changes: What was done to the weights after the model gave them: "hide_special".
+    """
+
+    shape: ClassVar[str] = "texts"
+    run: Mapping[str, Any]
+    tokens: tuple[Tokens, Tokens]
+    kind: str
+    heads: tuple[HeadPlace, ...]
+    weights: NDArray[np.float32]
+    other_weights: NDArray[np.float32]
+    aligned: NDArray[np.int64]
+    equal: NDArray[np.bool_]
+    divergences: Mapping[str, Floats]
+    measure: str = "hellinger"
+    query: str | None = None
+    queries: tuple[int, ...] = ()
+    changes: tuple[str, ...] = ()
+
+    def unmatched(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Places of the tokens that the other text has nothing for, in the first and in the second text."""
+        return tuple(  # type: ignore[return-value]  # two of them
+            tuple(sorted(set(range(len(tokens))) - set(self.aligned[:, side].tolist())))
+            for side, tokens in enumerate(self.tokens)
+        )
+
+    def overall(self, measure: str | None = None) -> Floats:
+        """How much each head's rows change, (head,): the root of the mean divergence over queries equal in both texts.
+
+        NaN where there are none.
+        """
+        return _root_mean(self.divergences[measure or self.measure][:, self.equal])
+
+    def at_query(self, measure: str | None = None) -> Floats:
+        """The same at the tokens that `query` names, (head,); NaN without one."""
+        return _root_mean(self.divergences[measure or self.measure][:, list(self.queries)])
+
+    def ranked(self) -> list[int]:
+        """The heads by how much they change, most first: at the query if there is one, else overall."""
+        change = self.at_query() if self.queries else self.overall()
+        return [int(head) for head in np.argsort(-change, kind="stable") if not math.isnan(change[head])]
+
+    def facts(self) -> dict[str, Any]:
+        """All but the arrays and the run, as plain JSON values."""
+        return {
+            "tokens": [tokens.as_json() for tokens in self.tokens],
+            "kind": self.kind,
+            "heads": [head_name(place) for place in self.heads],
+            "unmatched": self.unmatched(),
+            "measure": self.measure,
+            "query": self.query,
+            "queries": self.queries,
+            "ranked": [head_name(self.heads[head]) for head in self.ranked()],
+            "changes": self.changes,
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        return {
+            "weights": self.weights,
+            "other_weights": self.other_weights,
+            "aligned": self.aligned,
+            "equal": self.equal,
+            **{f"divergence.{name}": values for name, values in self.divergences.items()},
+        }
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row a head: its change overall and at the query, by each measure."""
+        names = list(self.divergences)
+        yield "head", *(f"{name}_{where}" for name in names for where in ("overall", "at_query"))
+        changes = [change(name).tolist() for name in names for change in (self.overall, self.at_query)]
+        for place, *values in zip(self.heads, *changes, strict=True):
+            yield head_name(place), *values
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> MinimalPair:
+        first, second = (tokens_from_json(tokens) for tokens in data["tokens"])
+        heads = tuple(map(_place, data["heads"]))
+        weights, others = (np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights"))
+        aligned = np.asarray(arrays["aligned"], np.int64).reshape(-1, 2)
+        mark = "divergence."
+        held = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
+        shapes = ((weights.shape, len(first)), (others.shape, len(second)))
+        if any(shape != (len(heads), n, n) for shape, n in shapes) or (
+            data["measure"] not in held
+            or any(d.shape != (len(heads), len(aligned)) for d in held.values())
+            or any(not 0 <= place < len(aligned) for place in data["queries"])
+            or arrays["equal"].shape != (len(aligned),)
+            or (len(aligned) and (aligned.min() < 0 or (aligned.max(0) >= (len(first), len(second))).any()))
+        ):
+            raise ValueError("its weights do not fit its tokens")
+        return cls(
+            data["run"], (first, second), data["kind"], heads, weights, others, aligned,
+            np.asarray(arrays["equal"], np.bool_), held, data["measure"], data["query"], tuple(data["queries"]),
+            tuple(data["changes"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ModelComparison(Comparison):
+    """The heads of one model against those of another that reads the same tokens.
+
+    Attributes:
+        run: What made it, the first model. Plain JSON values.
+        other_run: The second model.
+        corpus: What it was made on, as in HeadComparison.
+        kind: "encoder" or "decoder".
+        heads: Layer and number of each head of the first model, in the order of rows.
+        other_heads: Those of the second model, in the order of columns.
+        tables: The divergences, that to look at first at the front.
+        matchings: By each table the one-to-one matching with the least sum of distances, (pair, 2), int64: heads of
+            the first model, ascending, each with its head of the second.
+    """
+
+    shape: ClassVar[str] = "models"
+    run: Mapping[str, Any]
+    other_run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    kind: str
+    heads: tuple[HeadPlace, ...]
+    other_heads: tuple[HeadPlace, ...]
+    tables: tuple[PairTable, ...]
+    matchings: tuple[NDArray[np.int64], ...]
+
+    def table(self, name: str) -> PairTable:
+        """The table of a name such as "hellinger" or "hellinger_without_special"."""
+        return _table(self.tables, name)
+
+    def same(self) -> list[tuple[int, int]]:
+        """The heads that both models have by number: places in `heads` and in `other_heads`."""
+        places = {place: number for number, place in enumerate(self.other_heads)}
+        return [(number, places[place]) for number, place in enumerate(self.heads) if place in places]
+
+    def moved(self) -> int:
+        """How many heads of the first model are matched with one of another number, by the first table."""
+        return sum(self.heads[a] != self.other_heads[b] for a, b in self.matchings[0])
+
+    def facts(self) -> dict[str, Any]:
+        """All but the arrays and the run, as plain JSON values."""
+        return {
+            "other_run": self.other_run,
+            "corpus": self.corpus,
+            "kind": self.kind,
+            "heads": [head_name(place) for place in self.heads],
+            "other_heads": [head_name(place) for place in self.other_heads],
+            "tables": [_table_facts(table) for table in self.tables],
+            "matched": {
+                table.name: [[head_name(self.heads[a]), head_name(self.other_heads[b])] for a, b in matching]
+                for table, matching in zip(self.tables, self.matchings, strict=True)
+            },
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        found: dict[str, NDArray[Any]] = {}
+        for table, matching in zip(self.tables, self.matchings, strict=True):
+            found |= _table_arrays(table) | {f"{table.name}.matching": matching}
+        return found
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row a pair of heads and table."""
+        yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries", "matched"
+        for table, matching in zip(self.tables, self.matchings, strict=True):
+            matched = set(map(tuple, matching.tolist()))
+            for a, place in enumerate(self.heads):
+                for b, other in enumerate(self.other_heads):
+                    yield *_pair_row(table, place, other, a, b), (a, b) in matched
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> ModelComparison:
+        heads, others = tuple(map(_place, data["heads"])), tuple(map(_place, data["other_heads"]))
+        tables = _tables_from(data, arrays)
+        matchings = tuple(np.asarray(arrays[f"{t.name}.matching"], np.int64).reshape(-1, 2) for t in tables)
+        shape = (len(heads), len(others))
+        if any(t.mean.shape != shape for t in tables) or any(
+            m.size and (m.min() < 0 or (m.max(0) >= shape).any()) for m in matchings
+        ):
+            raise ValueError("its tables do not fit its heads")
+        return cls(data["run"], data["other_run"], data["corpus"], data["kind"], heads, others, tables, matchings)
+
+
+_SHAPES: dict[str, type[HeadComparison | PickedHeads | MinimalPair | ModelComparison]] = {
+    kind.shape: kind for kind in (HeadComparison, PickedHeads, MinimalPair, ModelComparison)
+}
+
+
+def load(path: str | Path) -> HeadComparison | PickedHeads | MinimalPair | ModelComparison:
+    """Reads a comparison that `save` wrote as npz, without loss.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no such record.
+    """
+    path = Path(path)
+    try:
+        # Opened here, as NumPy leaves a file open that it finds damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            data = json.loads(archive["record"].tobytes())
+            arrays = {name: archive[name] for name in archive.files if name != "record"}
+        if data["schema"] != COMPARE_SCHEMA:
+            raise AttnscopeError(f"{path} holds {data['schema']!r}, not {COMPARE_SCHEMA!r}")
+        return _SHAPES[data["shape"]]._from(data, arrays)
+    except FileNotFoundError:
+        raise AttnscopeError(f"there is no file {path}") from None
+    except DAMAGED as error:
+        raise AttnscopeError(
+            f"{path} is no comparison of heads: {error}", "give the compare.npz that `compare` wrote"
+        ) from None
+
+
+def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    there = a.any(-1, keepdims=True) & b.any(-1, keepdims=True)
+    return np.where(there, a - b, np.float32(np.nan))
+
+
+def _root_mean(divergences: Floats) -> Floats:
+    known = ~np.isnan(divergences)
+    counts = known.sum(1)
+    sums = np.where(known, divergences, 0.0).sum(1)
+    change: Floats = np.sqrt(np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0))
+    return change
+
+
+def _table(tables: Sequence[PairTable], name: str) -> PairTable:
+    for table in tables:
+        if table.name == name:
+            return table
+    raise AttnscopeError(f"there is no {name!r} in this record", f"it has {', '.join(t.name for t in tables)}")
+
+
+def _table_facts(table: PairTable) -> dict[str, Any]:
+    return {"name": table.name, "measure": table.measure, "special_tokens": table.special}
+
+
+def _table_arrays(table: PairTable) -> dict[str, NDArray[Any]]:
+    return {f"{table.name}.{part}": getattr(table, part) for part in ("mean", "low", "high", "count")}
+
+
+def _tables_from(data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> tuple[PairTable, ...]:
+    tables = []
+    for facts in data["tables"]:
+        parts = [arrays[f"{facts['name']}.{part}"] for part in ("mean", "low", "high", "count")]
+        if {part.shape for part in parts} != {parts[0].shape} or parts[0].ndim != 2:
+            raise ValueError("its tables are not of one shape")
+        tables.append(PairTable(str(facts["measure"]), bool(facts["special_tokens"]), *parts))
+    if not tables:
+        raise ValueError("it holds no table")
+    return tuple(tables)
+
+
+def _pair_row(table: PairTable, first: HeadPlace, second: HeadPlace, a: int, b: int) -> tuple[Any, ...]:
+    mean = float(table.mean[a, b])
+    return (
+        table.measure, "with" if table.special else "without", head_name(first), head_name(second), math.sqrt(mean),
+        mean, float(table.low[a, b]), float(table.high[a, b]), int(table.count[a, b]),
+    )  # fmt: skip
+
+
+def _place(name: str) -> HeadPlace:
+    layer, head = name.removeprefix("L").split("H")
+    return int(layer), int(head)

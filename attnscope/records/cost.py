@@ -1,0 +1,150 @@
+"""What attention costs: parameters, multiply-adds and memory, each as a formula with its numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.storage import finite, plain, write_whole
+
+COST_SCHEMA = "attnscope.cost/1"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number, and how it comes about.
+
+    Attributes:
+        name: Such as "attention_weights_per_layer".
+        what: For people.
+        formula: Such as "2 · d_model · d_head · (n_heads + n_kv_heads)".
+        numbers: The same with numbers put in.
+        value: The result; whole, but for shares.
+        unit: "parameters", "multiply-adds", "exponentials", "bytes" or "share".
+    """
+
+    name: str
+    what: str
+    formula: str
+    numbers: str
+    value: int | float
+    unit: str
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """What a number of heads changes at one d_model, and what it does not.
+
+    Attributes:
+        n_heads: How many heads.
+        d_head: d_model / n_heads.
+        scale: 1 / sqrt(d_head).
+        weights_mha: Attention weights a layer with a key/value head for each query head: 4 · d_model², always.
+        weights_mqa: The same with one key/value head.
+        scores_bytes: Memory of one layer's scores.
+        chosen: Whether the model has so many.
+    """
+
+    n_heads: int
+    d_head: int
+    scale: float
+    weights_mha: int
+    weights_mqa: int
+    scores_bytes: int
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity against the length of the text.
+
+    Attributes:
+        panel: "multiply-adds" (for a whole text) or "bytes".
+        what: For people.
+        values: One for each of the record's `lengths`.
+    """
+
+    panel: str
+    what: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model's attention costs.
+
+    Attributes:
+        name: The model.
+        source: Where its sizes come from.
+        sizes: The sizes, as plain JSON values.
+        n_tokens: For texts of this length.
+        dtype: Precision of scores.
+        groups: Quantities by group: "parameters", "per_token", "per_text", "memory", "kv_cache".
+        heads: What another number of heads would change.
+        lengths: Lengths of text that the curves are for.
+        curves: Multiply-adds and memory against the length.
+        notes: What a reader must know, one sentence each.
+    """
+
+    name: str
+    source: str
+    sizes: Mapping[str, Any]
+    n_tokens: int
+    dtype: str
+    groups: Mapping[str, tuple[Quantity, ...]]
+    heads: tuple[HeadRow, ...]
+    lengths: tuple[int, ...]
+    curves: tuple[Curve, ...]
+    notes: tuple[str, ...]
+
+    def value(self, name: str) -> int | float:
+        """A quantity's value by its name."""
+        for quantities in self.groups.values():
+            for quantity in quantities:
+                if quantity.name == name:
+                    return quantity.value
+        known = ", ".join(q.name for quantities in self.groups.values() for q in quantities)
+        raise AttnscopeError(f"there is no quantity {name!r}", f"there are: {known}")
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        document: dict[str, Any] = plain({"schema": COST_SCHEMA} | asdict(self), finite)
+        return document
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record as JSON, whole or not at all."""
+        return write_whole(Path(path), json.dumps(self.as_json(), allow_nan=False, ensure_ascii=False).encode())
+
+    def draw(self, folder: str | Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
+        """Draws multiply-adds and memory against the length of the text into a folder, as `cost.png` and so on."""
+        from attnscope.records.storage import view
+
+        paths: list[Path] = view("cost_figure:draw")(self, Path(folder), formats)
+        return paths
+
+
+def load(path: str | Path) -> Cost:
+    """Reads a cost that `Cost.save` wrote.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no such record.
+    """
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if data.pop("schema") != COST_SCHEMA:
+            raise AttnscopeError(f"{path} is no cost", "give the cost.json that `cost -o` wrote")
+        data.pop("files", None)
+        groups = {name: tuple(Quantity(**one) for one in found) for name, found in data.pop("groups").items()}
+        heads = tuple(HeadRow(**row) for row in data.pop("heads"))
+        curves = tuple(Curve(**one | {"values": tuple(one["values"])}) for one in data.pop("curves"))
+        tuples = {name: tuple(data[name]) for name in ("lengths", "notes")}
+        return Cost(**data | tuples, groups=groups, heads=heads, curves=curves)
+    except FileNotFoundError:
+        raise AttnscopeError(f"there is no file {path}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AttnscopeError(f"{path} is no cost: {error}", "give the cost.json that `cost -o` wrote") from None

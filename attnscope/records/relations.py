@@ -1,0 +1,364 @@
+"""Which heads express which relations between words: accuracies with intervals, baselines, verdicts. NumPy only."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.findings import Findings, Role
+from attnscope.records.storage import finite, plain, write_whole
+
+RELATIONS_SCHEMA = "attnscope.relations/1"
+
+Array = NDArray[np.float64]
+
+ARRAYS = ("choice", "accuracy", "low", "high", "mass", "p", "q")
+
+# All that NumPy, zipfile and json raise on files that are no such record, or no longer.
+_DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """One relation: how well each head expresses it, and what a simple rule reaches.
+
+    Of every two texts that hold it, one goes to each of two halves, by lot. The head is chosen by its accuracy on the
+    one; all else that has to do with accuracy is of the other, on which nothing was chosen but the rule, in the rule's
+    favour.
+
+    Attributes:
+        name: Such as "nsubj→head": from the dependent to its head.
+        n: Links that were measured, in both halves.
+        n_texts: Texts that hold them.
+        n_scored: Links of the half that is scored.
+        n_texts_scored: Texts of that half.
+        left_out: Links that could not be measured: reason -> how many.
+        rule: The simple rule that does best, such as "offset +1" or "same word before".
+        baseline: Its accuracy; NaN without links.
+        why_no_verdict: Why there is none, such as "fewer than 20 examples"; empty where there is one.
+        choice: Accuracy on the half that the head is chosen by, (layer, head). Here and below NaN where there is no
+            such head, or no link.
+        accuracy: Share of links whose source's largest weight is on a target, (layer, head).
+        low: Lower end of its 95% interval; NaN with fewer than 2 texts.
+        high: Upper end.
+        mass: Mean weight on the targets.
+        p: One-sided p-value against the baseline; NaN without a verdict.
+        q: The same after Benjamini-Hochberg over heads x relations.
+        found: Which heads express the relation, (layer, head), bool.
+    """
+
+    name: str
+    n: int
+    n_texts: int
+    n_scored: int
+    n_texts_scored: int
+    left_out: Mapping[str, int]
+    rule: str
+    baseline: float
+    why_no_verdict: str
+    choice: Array
+    accuracy: Array
+    low: Array
+    high: Array
+    mass: Array
+    p: Array
+    q: Array
+    found: NDArray[np.bool_]
+
+    @property
+    def best(self) -> tuple[int, int] | None:
+        """The head that does best on the half that it is chosen by; None where no half has enough to choose by."""
+        if np.isnan(self.choice).all():
+            return None
+        layer, head = np.unravel_index(int(np.nanargmax(self.choice)), self.choice.shape)
+        return int(layer), int(head)
+
+    @property
+    def best_found(self) -> bool:
+        """Whether the chosen head expresses the relation."""
+        return self.best is not None and bool(self.found[self.best])
+
+    def others_found(self) -> list[tuple[int, int]]:
+        """Further heads that express it, the largest accuracy first."""
+        places = [(int(layer), int(head)) for layer, head in np.argwhere(self.found)]
+        return sorted((place for place in places if place != self.best), key=lambda place: -self.accuracy[place])
+
+
+@dataclass(frozen=True)
+class ExampleLink:
+    """One link of an example.
+
+    Attributes:
+        source: Words that look.
+        targets: Words of which any is right.
+        looked: The word that gets the largest weight; -1 = one outside of what is shown.
+        right: Whether it is a target.
+        weight: How much it gets.
+    """
+
+    source: tuple[int, ...]
+    targets: tuple[int, ...]
+    looked: int
+    right: bool
+    weight: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """What the best head of a relation does on one text, or on the part of a long one around a link.
+
+    Attributes:
+        relation: The relation's name.
+        layer: The head's layer.
+        head: The head.
+        source: The file.
+        line: The line in it that the text begins on.
+        words: The words, in order.
+        spaced: Whether a space stands before each word.
+        links: Links of this relation alone.
+        cut_before: Whether the text has words before these.
+        cut_after: Whether it has words after these.
+    """
+
+    relation: str
+    layer: int
+    head: int
+    source: str
+    line: int
+    words: tuple[str, ...]
+    spaced: tuple[bool, ...]
+    links: tuple[ExampleLink, ...]
+    cut_before: bool = False
+    cut_after: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Relations:
+    """Which heads of a model express which relations.
+
+    Attributes:
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the annotated texts, `n_chunked`,
+            `problems` (source, line, reason), `complete` (False after an interruption). Plain JSON values.
+        options: What was chosen, as plain JSON values: `level` (of the false discovery rate), `margin` (how far the
+            lower end of the interval must be above the baseline), `fewest_links`, `fewest_texts` ...
+        kind: The kind of attention: "encoder" or "decoder".
+        relations: The relations, the most frequent first.
+        examples: Texts with what the best heads do on them, if asked for.
+    """
+
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    options: Mapping[str, Any]
+    kind: str
+    relations: tuple[Relation, ...]
+    examples: tuple[Example, ...] = ()
+
+    def __getitem__(self, name: str) -> Relation:
+        for relation in self.relations:
+            if relation.name == name:
+                return relation
+        raise KeyError(name)
+
+    @property
+    def ranked(self) -> tuple[Relation, ...]:
+        """Those with a head that expresses them first, by how far its interval is above the baseline; then the rest."""
+
+        def rank(relation: Relation) -> tuple[int, float]:
+            above = math.nan if relation.best is None else float(relation.low[relation.best]) - relation.baseline
+            group = 0 if relation.best_found else 1 if relation.found.any() else 3 if relation.why_no_verdict else 2
+            return group, -above if math.isfinite(above) else math.inf
+
+        return tuple(sorted(self.relations, key=rank))
+
+    def roles(self) -> dict[tuple[int, int], list[Role]]:
+        """The relations that heads express, as roles: (layer, head) -> roles, the furthest above its baseline first."""
+        margin = float(self.options.get("margin", 0.0))
+        held: dict[tuple[int, int], list[Role]] = {}
+        for one in self.relations:
+            for place in ((int(layer), int(head)) for layer, head in np.argwhere(one.found)):
+                held.setdefault(place, []).append(
+                    Role(
+                        name=one.name,
+                        measure=f"accuracy on {one.name}",
+                        value=float(one.accuracy[place]),
+                        low=float(one.low[place]),
+                        high=float(one.high[place]),
+                        baseline=one.baseline,
+                        threshold=one.baseline + margin,
+                        p=float(one.p[place]),
+                        q=float(one.q[place]),
+                        tentative=False,
+                    )
+                )
+        for roles in held.values():
+            roles.sort(key=lambda role: role.baseline - role.value)
+        return held
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values; NaN becomes null."""
+        document = self._document()
+        for row, relation in zip(document["relations"], self.relations, strict=True):
+            row |= {name: getattr(relation, name) for name in (*ARRAYS, "found")}
+        whole: dict[str, Any] = plain(document, finite)
+        return whole
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "schema": RELATIONS_SCHEMA,
+            "run": self.run,
+            "corpus": self.corpus,
+            "options": self.options,
+            "kind": self.kind,
+            "relations": [
+                {name: getattr(one, name) for name in _PLAIN} | {"best": one.best, "best_found": one.best_found}
+                for one in self.relations
+            ],
+            "examples": [asdict(example) for example in self.examples],
+        }
+
+    def to_csv(self) -> str:
+        """One row for each relation and head. Numbers can be read back unchanged; what is undefined is empty."""
+        held = io.StringIO()
+        writer = csv.writer(held, lineterminator="\n")
+        writer.writerow(
+            ["relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict"]
+        )
+        for one in self.relations:
+            for place in np.ndindex(*one.accuracy.shape):
+                numbers = [_digits(getattr(one, name)[place]) for name in ARRAYS]
+                writer.writerow([
+                    one.name, *place, place == one.best, bool(one.found[place]), *numbers, _digits(one.baseline),
+                    one.rule, one.n, one.n_scored, one.why_no_verdict,
+                ])  # fmt: skip
+        return held.getvalue()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""
+        path = Path(path)
+        if path.suffix == ".json":
+            return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
+        if path.suffix == ".csv":
+            return write_whole(path, self.to_csv().encode())
+        if path.suffix != ".npz":
+            raise AttnscopeError(f"relations are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
+        held = io.BytesIO()
+        described = np.frombuffer(json.dumps(plain(self._document())).encode(), np.uint8)
+        arrays: dict[str, NDArray[Any]] = {
+            name: np.stack([getattr(one, name) for one in self.relations]) if self.relations else np.zeros((0, 0, 0))
+            for name in (*ARRAYS, "found")
+        }
+        np.savez(held, allow_pickle=False, record=described, **arrays)
+        return write_whole(path, held.getvalue())
+
+
+_PLAIN = (
+    "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict",
+)  # fmt: skip
+
+
+def load(path: str | Path) -> Relations:
+    """Reads relations that `Relations.save` wrote as npz, without loss.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no such record.
+    """
+    path = Path(path)
+    try:
+        # Opened here, as NumPy leaves a file open that it finds damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            data = json.loads(archive["record"].tobytes())
+            if data["schema"] != RELATIONS_SCHEMA:
+                raise AttnscopeError(f"{path} holds {data['schema']!r}, not {RELATIONS_SCHEMA!r}")
+            arrays = {name: archive[name] for name in (*ARRAYS, "found")}
+        relations = tuple(
+            Relation(**{name: row[name] for name in _PLAIN}, **{name: arrays[name][i] for name in arrays})
+            for i, row in enumerate(data["relations"])
+        )
+        examples = tuple(_example(item) for item in data["examples"])
+        return Relations(data["run"], data["corpus"], data["options"], data["kind"], relations, examples)
+    except FileNotFoundError:
+        raise AttnscopeError(f"there is no file {path}") from None
+    except _DAMAGED as error:
+        raise AttnscopeError(
+            f"{path} is no record of relations: {error}", "give the relations.npz that `relations` wrote"
+        ) from None
+
+
+def with_relations(findings: Findings, relations: Relations) -> Findings:
+    """Findings whose heads have the relations that they express as roles too, after those that they have.
+
+    Raises:
+        AttnscopeError: They are of different models.
+    """
+    for what in ("sha256", "model"):
+        mine, theirs = findings.run.get(what), relations.run.get(what)
+        if mine and theirs and mine != theirs:
+            raise AttnscopeError(
+                f"the relations are of another model: {relations.run.get('model')}, not {findings.run.get('model')}",
+                "make them with the same --model",
+            )
+        if mine and theirs:
+            break
+    roles = relations.roles()
+    told = {
+        one.name: {
+            "what": f"{explained(one.name)}; the best simple rule ({one.rule}) reaches {one.baseline:.2f}",
+            "measure": f"accuracy on {one.name}",
+            "threshold": one.baseline + float(relations.options.get("margin", 0.0)),
+        }
+        for one in relations.relations
+        if one.found.any()
+    }
+    heads = tuple(
+        replace(head, roles=(*head.roles, *roles.get((head.layer, head.head), ())))
+        if head.kind == relations.kind
+        else head
+        for head in findings.heads
+    )
+    known = dict(findings.options.get("roles") or {})
+    described = {"sources": relations.corpus.get("sources"), "sha256": relations.corpus.get("sha256")}
+    options = dict(findings.options) | {"roles": known | told, "relations": described}
+    corpus = dict(findings.corpus) | {
+        "problems": [*findings.corpus.get("problems", ()), *relations.corpus.get("problems", ())],
+        "complete": findings.corpus.get("complete", True) and relations.corpus.get("complete", True),
+    }
+    run = dict(findings.run) | {"notes": [*findings.run.get("notes", ()), *relations.run.get("notes", ())]}
+    return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
+
+
+def explained(name: str) -> str:
+    """A relation in words."""
+    origin, arrow, goal = name.partition("→")
+    if not arrow:
+        return f"attends along {name!r}"
+    if goal == "head":
+        return f"attends from the {origin} to what it depends on"
+    return f"attends from the head to its {goal}" if origin == "head" else f"attends from {origin} to {goal}"
+
+
+def _example(data: Mapping[str, Any]) -> Example:
+    links = tuple(
+        ExampleLink(tuple(one["source"]), tuple(one["targets"]), one["looked"], one["right"], one["weight"])
+        for one in data["links"]
+    )
+    listed = {name: tuple(data[name]) for name in ("words", "spaced")}
+    return Example(**(dict(data) | listed | {"links": links}))
+
+
+def _digits(value: Any) -> str:
+    return repr(float(value)) if math.isfinite(value) else ""

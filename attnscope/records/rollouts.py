@@ -1,0 +1,151 @@
+"""What is left of the input tokens after several layers, by attention alone: rollout and flow. NumPy only."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.maps import Tokens, tokens_from_json
+from attnscope.records.storage import finite, plain, write_whole
+
+ROLLOUT_SCHEMA = "attnscope.rollout/1"
+METHODS = ("mean", "rollout", "flow")
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """Attention rollout and attention flow of one model on one text (Abnar & Zuidema 2020).
+
+    Attributes:
+        text: The text as given.
+        tokens: Its tokens.
+        kind: Whose attention it is: "encoder" or "decoder".
+        residual: The share of the identity in each layer, for the residual connection.
+        mean: What the heads of each layer attend to on average, (layer, query, key), float64; nothing added.
+        rollout: How much of each input token is in each place after each layer, (layer, query, token), float64; rows
+            sum to 1.
+        flow: The most that can flow from each place of each layer to each input token, by itself,
+            (layer, query, token), float64, 0 to 1; NaN in rows that were not asked for.
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+    """
+
+    text: str
+    tokens: Tokens
+    kind: str
+    residual: float
+    mean: NDArray[np.float64]
+    rollout: NDArray[np.float64]
+    flow: NDArray[np.float64]
+    run: Mapping[str, Any]
+
+    @property
+    def flowing(self) -> tuple[int, ...]:
+        """The tokens whose flow is known."""
+        return tuple(np.flatnonzero(~np.isnan(self.flow[0, :, 0])).tolist())
+
+    @property
+    def flow_shares(self) -> NDArray[np.float64]:
+        """The flow with each row divided by its sum, as the paper's own figures have it."""
+        total = self.flow.sum(-1, keepdims=True)
+        shares: NDArray[np.float64] = np.divide(self.flow, total, out=np.zeros_like(self.flow), where=total != 0)
+        return shares
+
+    def of(self, method: str) -> NDArray[np.float64]:
+        """Shares that can be compared, (layer, query, token): "mean", "rollout", or "flow" (each row by its sum)."""
+        return {"mean": self.mean, "rollout": self.rollout, "flow": self.flow_shares}[method]
+
+    def require(self, query: str) -> tuple[int, ...]:
+        """The places of the tokens that `query` names.
+
+        Raises:
+            AttnscopeError: There are none.
+        """
+        if found := self.tokens.find(query):
+            return found
+        labels = " ".join(dict.fromkeys(self.tokens.labels))
+        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
+
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, as plain JSON values."""
+        return {
+            "schema": ROLLOUT_SCHEMA,
+            "text": self.text,
+            "tokens": self.tokens.as_json(),
+            "kind": self.kind,
+            "residual": self.residual,
+            "run": plain(self.run),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values; NaN becomes null."""
+        described = self.describe()
+        arrays = {method: plain(getattr(self, method), finite) for method in METHODS}
+        return {
+            "schema": ROLLOUT_SCHEMA,
+            "run": described["run"],
+            **described,
+            "tokens": list(self.tokens.labels),
+            **arrays,
+            "record": {"tokens": described["tokens"]},
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record, whole or not at all: `.npz` (`load` reads it back without loss) or `.json`."""
+        path = Path(path)
+        if path.suffix == ".json":
+            content = json.dumps(self.as_json(), ensure_ascii=False, allow_nan=False)
+            return write_whole(path, content.encode("utf-8", "backslashreplace"))
+        if path.suffix != ".npz":
+            raise AttnscopeError(f"a rollout is saved as .npz or .json, not {path.suffix or path.name!r}")
+        held = io.BytesIO()
+        described = np.frombuffer(json.dumps(self.describe()).encode(), np.uint8)
+        np.savez(held, allow_pickle=False, record=described, **{method: getattr(self, method) for method in METHODS})
+        return write_whole(path, held.getvalue())
+
+
+def load(path: str | Path) -> Rollout:
+    """Reads a rollout that `Rollout.save` wrote, npz or json, without loss.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no such record.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            if zipfile.is_zipfile(file):
+                file.seek(0)
+                with np.load(file, allow_pickle=False) as archive:
+                    data = json.loads(archive["record"].tobytes())
+                    arrays = {method: archive[method] for method in METHODS}
+            else:
+                file.seek(0)
+                data = json.load(file)
+                arrays = {method: np.array(data[method], np.float64) for method in METHODS}
+                data["tokens"] = data["record"]["tokens"]
+        if data["schema"] != ROLLOUT_SCHEMA:
+            raise AttnscopeError(f"{path} holds {data['schema']!r}, not {ROLLOUT_SCHEMA!r}")
+        tokens = tokens_from_json(data["tokens"])
+        n = len(tokens)
+        if any(a.ndim != 3 or a.shape != (len(arrays["mean"]), n, n) or not a.size for a in arrays.values()):
+            raise ValueError("its arrays do not fit its tokens")
+        return Rollout(
+            str(data["text"]), tokens, str(data["kind"]), float(data["residual"]), run=dict(data["run"]), **arrays
+        )
+    except FileNotFoundError:
+        raise AttnscopeError(f"there is no file {path}") from None
+    except AttnscopeError:
+        raise
+    except Exception as error:  # zipfile, numpy and json let nearly anything through for a damaged file
+        raise AttnscopeError(
+            f"{path} is no record of rollout: {str(error) or type(error).__name__}",
+            "give the rollout.npz that `attnscope rollout` wrote",
+        ) from None

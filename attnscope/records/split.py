@@ -1,0 +1,155 @@
+"""The same queries, keys and values seen with different numbers of heads. NumPy only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.storage import finite, plain, write_whole
+
+SPLIT_SCHEMA = "attnscope.split/1"
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Drop:
+    """What changes when a head puts out zeros.
+
+    Attributes:
+        head: Which head.
+        l2: The L2 (Frobenius) norm of the change of the output, over all queries and columns.
+        share: The same divided by the norm of the output.
+        l2_by_query: The norm of the change of each query's output, (query,).
+    """
+
+    head: int
+    l2: float
+    share: float
+    l2_by_query: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Attention with one number of heads.
+
+    Attributes:
+        n_heads: How many heads.
+        d_head: Columns of each.
+        scale: 1 / sqrt(d_head).
+        columns: First column and one past the last of each head, (head, 2).
+        weights: (head, query, key).
+        mean_weights: Mean over the heads, (query, key): what is often drawn, and no head's own.
+        output: The heads side by side, after W_O if there is one, (query, d_model).
+        entropy_nats: Mean entropy of each head's rows, (head,); 0 to ln(key).
+        uniform: How many rows of each head are uniform, (head,).
+        rank: Rank of each head's dot products, (head,); at most d_head.
+        disagreement_nats: Jensen-Shannon divergence of the heads' rows for each query, (query,); 0 to ln(n_heads).
+        mixing: From which head each output column comes, (head, output), shares; None without W_O.
+        drops: The heads that were dropped, one by one.
+    """
+
+    n_heads: int
+    d_head: int
+    scale: float
+    columns: NDArray[np.int64]
+    weights: Array
+    mean_weights: Array
+    output: Array
+    entropy_nats: Array
+    uniform: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    disagreement_nats: Array
+    mixing: Array | None
+    drops: tuple[Drop, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The same queries, keys and values with different numbers of heads.
+
+    Attributes:
+        run: What made it; plain JSON values.
+        text: The text; the worked example's tokens joined by blanks.
+        queries: Labels of the tokens that attend.
+        keys: Labels of the tokens that are attended to.
+        d_model: Columns of queries, keys and values.
+        same_columns: Whether head 1 got the columns of head 0.
+        project: What W_O is: "" (none), "orthogonal", "permute", or a file's name.
+        w_o: W_O as torch.nn.Linear stores it, (output, d_model); None = none.
+        seen: One entry a number of heads, in the order asked for.
+    """
+
+    run: Mapping[str, Any]
+    text: str
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    d_model: int
+    same_columns: bool
+    project: str
+    w_o: Array | None
+    seen: tuple[Seen, ...]
+
+    def of(self, n_heads: int) -> Seen:
+        """What was seen with that many heads."""
+        for one in self.seen:
+            if one.n_heads == n_heads:
+                return one
+        counts = ", ".join(str(one.n_heads) for one in self.seen)
+        raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {counts}")
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        document: dict[str, Any] = plain({"schema": SPLIT_SCHEMA} | asdict(self), finite)
+        return document
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record as JSON, whole or not at all; numbers have all their digits."""
+        return write_whole(Path(path), json.dumps(self.as_json(), allow_nan=False, ensure_ascii=False).encode())
+
+    def draw(self, folder: str | Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
+        """Draws the heads of each number of heads into a folder as `split.png` and so on."""
+        from attnscope.records.storage import view
+
+        paths: list[Path] = view("split_figure:draw")(self, Path(folder), formats)
+        return paths
+
+
+def load(path: str | Path) -> Split:
+    """Reads a split that `Split.save` wrote.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no such record.
+    """
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if data.pop("schema") != SPLIT_SCHEMA:
+            raise AttnscopeError(f"{path} is no split", "give the split.json that `split -o` wrote")
+        data.pop("files", None)
+        seen = tuple(_seen_from(one) for one in data.pop("seen"))
+        w_o = None if data["w_o"] is None else np.array(data["w_o"], np.float64)
+        named = {name: tuple(data[name]) for name in ("queries", "keys")}
+        return Split(**data | named | {"w_o": w_o}, seen=seen)
+    except FileNotFoundError:
+        raise AttnscopeError(f"there is no file {path}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AttnscopeError(f"{path} is no split: {error}", "give the split.json that `split -o` wrote") from None
+
+
+def _seen_from(data: dict[str, Any]) -> Seen:
+    drops = tuple(Drop(**d | {"l2_by_query": np.array(d["l2_by_query"])}) for d in data.pop("drops"))
+    whole = {"columns", "uniform", "rank"}
+    arrays = {
+        name: np.array(value, np.int64 if name in whole else np.float64)
+        for name, value in data.items()
+        if isinstance(value, list)
+    }
+    return Seen(**data | arrays, drops=drops)

@@ -1,0 +1,289 @@
+"""Many texts in, a folder of figures out: as `heatmap` draws each, by several processes, and never twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from attnscope import models
+from attnscope.corpus import Corpus, CorpusText
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.catalog import hashes, verify
+from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.studies.batch_folder import BatchFolder, folder_name
+from attnscope.studies.batch_worker import Done, Setup, Task, Worker
+from attnscope.studies.heatmap import Choice, versions
+from attnscope.studies.heatmap_files import Wanted
+from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.texts import Progress, Report
+from attnscope.views.figures import Style
+from attnscope.views.gallery import page
+
+# What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
+_PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How texts are drawn.
+
+    Attributes:
+        layers: Numbers of layers; None = all.
+        heads: Numbers of heads in those layers; None = all.
+        pick: Single heads as (layer, head), instead of the other two.
+        formats: Some of "png", "svg", "pdf", "npz", "json".
+        style: How figures are coloured.
+        query: A token whose attention is drawn as bars too, in the texts that have it.
+        words: Whether word pieces are merged.
+        hide_special: Whether special tokens are hidden.
+        chat: Whether each text is put into the model's chat template.
+        generate: How many tokens a decoder writes after each text.
+        workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
+        threads: How many threads each of them computes with. By one thread results cannot depend on the workers.
+        force: Whether what is done already is drawn again.
+        loading: How the model is loaded.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    pick: tuple[tuple[int, int], ...] | None = None
+    formats: tuple[str, ...] = ("png",)
+    style: Style = Style()
+    query: str | None = None
+    words: bool = False
+    hide_special: bool = False
+    chat: bool = False
+    generate: int = 0
+    workers: int | None = None
+    threads: int = 1
+    force: bool = False
+    loading: LoadOptions = LoadOptions()
+
+    def __post_init__(self) -> None:
+        for what, number in (("workers", self.workers), ("threads", self.threads)):
+            if number is not None and number < 1:
+                raise UsageError(f"{number} {what} draw nothing", f"choose at least 1, or leave out --{what}")
+
+    def wanted(self) -> Wanted:
+        """What is made of each text."""
+        return Wanted(
+            choice=Choice(self.layers, self.heads, self.pick),
+            formats=self.formats,
+            style=self.style,
+            query=self.query,
+            words=self.words,
+            hide_special=self.hide_special,
+        )
+
+
+def batch(
+    spec: str,
+    texts: Corpus | Iterable[str],
+    out: str | Path,
+    options: BatchOptions | None = None,
+    report: Report | None = None,
+) -> Batch:
+    """Draws every text into a folder of its own, with a manifest and an index.html of all.
+
+    What is done already, of the same text, model, options and versions, is not drawn again. So a run that was
+    interrupted or killed is finished by the same call. The same texts give the same files, byte for byte, whatever the
+    number of workers; `log.jsonl`, which says when what was done and how long it took, is the only one that differs.
+
+    Args:
+        spec: The model, as `attnscope.load` takes it by name: each worker loads it.
+        texts: The texts. They are all held in memory.
+        out: The folder, which no other run may be writing into.
+        options: How they are drawn.
+        report: Is told how far it is, after each text that was drawn.
+
+    Returns:
+        What became of each text. A text that fails does not end the run, nor does Ctrl-C lose what is done:
+        `complete` is False then.
+
+    Raises:
+        AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written or
+            that another run is writing into.
+    """
+    options, out = options or BatchOptions(), Path(out)
+    wanted = options.wanted()
+    if not isinstance(spec, str):
+        raise AttnscopeError("a batch takes a model by its name", "each of its processes loads it")
+    if isinstance(texts, str):
+        raise AttnscopeError("a batch takes many texts, not one", "give a list, or a Corpus")
+    given = list(texts) if isinstance(texts, Corpus) else _as_corpus(texts)
+    unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
+    require_writable(out)
+    loading = options.loading
+    source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+    common = _common(source, options)
+    tasks = [_task(text, out, common) for text in given]
+    setup = Setup(source, loading, wanted, options.chat, options.generate, options.threads, hashes())
+    with BatchFolder(out) as folder:
+        folder.sweep()
+        kept = {} if options.force else {t.index: d for t in tasks if (d := _done(folder, t)) is not None}
+        todo = [task for task in tasks if task.index not in kept]
+        folder.log("plan", model=source.name, n_texts=len(tasks), n_done=len(kept))
+        failed: dict[int, str] = {}
+        if todo:
+            folder.withdraw()
+            failed = _Run(folder, setup, todo, report).draw(_n_workers(options.workers, len(todo), source))
+        drawn, missing = [], []
+        for task in tasks:
+            if task.index in failed:
+                missing.append(FailedText(task.source, task.line, failed[task.index], task.index, task.text or ""))
+            elif (one := kept.get(task.index) or _done(folder, task)) is not None:
+                drawn.append(one)
+        result = Batch(source.name, len(tasks), tuple(drawn), (*missing, *unread), len(drawn) - len(kept))
+        folder.publish(result, page(result))
+        folder.log("end", complete=result.complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
+    return result
+
+
+class _Run:
+    """The drawing of what is to be drawn, by several processes."""
+
+    def __init__(self, folder: BatchFolder, setup: Setup, todo: Sequence[Task], report: Report | None) -> None:
+        self._folder, self._setup, self._todo, self._report = folder, setup, todo, report
+        self._tasks = _Shared(iter(todo))
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._workers: list[Worker] = []
+        self._failed: dict[int, str] = {}
+        self._n_done = self._n_tokens = 0
+
+    def draw(self, n: int) -> dict[int, str]:
+        """Draws with n processes, and waits; Ctrl-C ends it.
+
+        Returns:
+            Why texts failed, by index.
+
+        Raises:
+            AttnscopeError: No process could begin.
+        """
+        try:
+            for _ in range(n):
+                self._start()
+            while self._workers:
+                self._take(self._results.get())
+        except KeyboardInterrupt:
+            self._folder.log("interrupted")
+        finally:
+            for worker in self._workers:
+                worker.child.terminate()
+            for worker in self._workers:
+                worker.stop()
+        return self._failed
+
+    def _start(self) -> None:
+        try:
+            worker = Worker(self._setup, self._tasks, self._results, self._folder.handle)
+        except OSError as error:
+            raise AttnscopeError(
+                f"cannot start a process: {error.strerror or error}", "choose fewer --workers"
+            ) from None
+        worker.start()
+        self._workers.append(worker)
+
+    def _take(self, result: Done | AttnscopeError | Worker) -> None:
+        if isinstance(result, AttnscopeError):
+            raise result
+        if isinstance(result, Done):
+            self._note(result)
+            return
+        self._workers.remove(result)
+        result.end()
+        if result.lost is not None:
+            self._note(Done(result.lost, 0, 0.0, result.how_it_died))
+            if len(self._todo) - self._n_done > len(self._workers):  # more than those that the others are at
+                self._start()
+        elif not result.ready and not self._workers:
+            raise AttnscopeError(
+                f"no model could be loaded: {result.how_it_died}", "with fewer --workers more memory is left for each"
+            )
+
+    def _note(self, done: Done) -> None:
+        self._n_done += 1
+        self._n_tokens += done.n_tokens
+        if done.reason:
+            self._failed[done.task.index] = done.reason
+        told = {"error": done.reason} if done.reason else {"n_tokens": done.n_tokens}
+        self._folder.log("text", index=done.task.index, elapsed_s=round(done.elapsed_s, 4), **told)
+        if self._report is not None:
+            self._report(Progress(self._n_done, self._n_tokens, self._n_done / len(self._todo)))
+
+
+class _Shared(Generic[_T]):
+    """An iterator that several threads may take from."""
+
+    def __init__(self, items: Iterator[_T]) -> None:
+        self._items, self._lock = items, threading.Lock()
+
+    def __iter__(self) -> Iterator[_T]:
+        return self
+
+    def __next__(self) -> _T:
+        with self._lock:
+            return next(self._items)
+
+
+def _as_corpus(texts: Iterable[str]) -> list[CorpusText]:
+    given = list(texts)
+    for text in given:
+        if not isinstance(text, str):
+            raise AttnscopeError(f"a text is a string, not {type(text).__name__}")
+    if not given:
+        raise AttnscopeError("there is no text to draw", "give at least one")
+    return [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(given)]
+
+
+def _task(text: CorpusText, out: Path, common: bytes) -> Task:
+    fingerprint = hashlib.sha256(common + text.digested()).hexdigest()
+    named = "tokens" if text.text is None else text.text
+    folder = out / folder_name(text.index, named)
+    return Task(text.index, text.source, text.line, text.text, text.ids, folder, fingerprint)
+
+
+def _done(folder: BatchFolder, task: Task) -> DrawnText | None:
+    name = task.folder.name
+    return folder.done(name, task.fingerprint, index=task.index, source=task.source, line=task.line)
+
+
+def _common(source: models.Source, options: BatchOptions) -> bytes:
+    """All that files depend on besides the text, hashed: the model, the options, the versions."""
+    # Who draws, and how often, makes no difference to what is drawn.
+    plain = replace(options, workers=None, threads=1, force=False)
+    libraries = {**dict(versions()), **{name: version(name) for name in ("matplotlib", "pillow")}}
+    told = [source.name, _model_files(source), repr(plain), libraries]
+    return hashlib.sha256(json.dumps(told).encode("utf-8", "backslashreplace")).digest()
+
+
+def _model_files(source: models.Source) -> dict[str, str]:
+    """Hashes of the files that make a model: weights, configuration, tokenizer. A built-in one goes by version."""
+    if source.folder is None:
+        return {}
+    found = {"weights": verify(source)}
+    for path in sorted(source.folder.iterdir()):
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja", ".py", ".gguf", ".tiktoken"):
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _n_workers(asked: int | None, n_texts: int, source: models.Source) -> int:
+    if asked is not None:
+        return min(asked, n_texts)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return min(cores, n_texts)
+    weights = sum(path.stat().st_size for path in source.folder.glob("*") if path.is_file()) if source.folder else 0
+    return max(1, min(cores, n_texts, int(memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights))))

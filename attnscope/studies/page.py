@@ -1,0 +1,242 @@
+"""From texts and saved records to one page: a model runs on each text, and what the page shows is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import Corpus, Split
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records import AttentionMap, Heatmap, load
+from attnscope.records.findings import Findings
+from attnscope.records.findings import load as load_findings
+from attnscope.records.storage import file_of
+from attnscope.studies.heatmap import Choice, Prompt, fingerprint, observed, outline, read
+from attnscope.studies.heatmap_files import DEFAULT_HOME
+from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.text import read_text, slug
+from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALES = ("fixed", "head", "figure")
+
+
+@dataclass(frozen=True)
+class PageWanted:
+    """What a page is to be made of, and how it opens.
+
+    Attributes:
+        texts: Texts to run the model on; "-" reads one from stdin.
+        files: Files and patterns with more of them; see `attnscope.Corpus`.
+        split: What of a text file is one text: "line", "paragraph" or "file".
+        field: The field of jsonl or csv that holds the text.
+        pair: A second text beside each, for models that read pairs.
+        target: What an encoder-decoder is to write.
+        chat: Whether texts are put into the model's chat template.
+        generate: How many tokens a decoder is to write after each text.
+        records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
+        heads_record: A saved record of heads (heads.npz, or its folder), which names roles.
+        choice: Which heads.
+        out: The file; None = one under `attnscope-out/`, named after model, text and heads.
+        words: Whether the page opens with word pieces merged.
+        hide_special: Whether it opens with special tokens hidden.
+        scale: What the darkest colour means as it opens: "fixed", "head" or "figure".
+    """
+
+    texts: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    split: str = "file"
+    field: str = "text"
+    pair: str | None = None
+    target: str | None = None
+    chat: bool = False
+    generate: int = 0
+    records: tuple[Path, ...] = ()
+    heads_record: Path | None = None
+    choice: Choice = Choice()
+    out: Path | None = None
+    words: bool = False
+    hide_special: bool = False
+    scale: str = "fixed"
+
+    def __post_init__(self) -> None:
+        if not (self.texts or self.files or self.records):
+            raise UsageError("there is nothing to show", "give TEXT, --file, or --record")
+        if self.split not in get_args(Split):
+            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+        if self.scale not in SCALES:
+            raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+        if self.out is not None and self.out.is_dir():
+            raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
+
+    def prompts(self) -> Iterator[Prompt]:
+        """The texts as the model is to read them.
+
+        Raises:
+            AttnscopeError: A file or a part of it cannot be read.
+        """
+        for text in self.texts:
+            yield self._prompt(read_text(text))
+        if self.files:
+            corpus = Corpus(self.files, split=self.split, field=self.field)  # type: ignore[arg-type]  # checked above
+            for one in corpus:
+                if one.text is None:
+                    raise AttnscopeError(f"{one.source} holds token numbers, no text", "name the --field with the text")
+                yield self._prompt(one.text)
+            if corpus.problems:
+                raise AttnscopeError(f"cannot read {corpus.problems[0]}")
+
+    def start(self) -> Mapping[str, str]:
+        """How the page opens, as its address says it."""
+        opened = {"words": "1" if self.words else "", "hide": "1" if self.hide_special else ""}
+        opened["scale"] = "" if self.scale == "fixed" else self.scale
+        picked = self.choice.pick or ()
+        if len(picked) == 1:
+            opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
+        return {name: value for name, value in opened.items() if value}
+
+    def _prompt(self, text: str) -> Prompt:
+        return Prompt(text, self.pair, self.target, self.chat, self.generate)
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenPage:
+    """A page that was written, and what is on it."""
+
+    path: Path
+    n_bytes: int
+    records: tuple[Heatmap, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its reader must know, each sentence once."""
+        return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "schema": PAGE_SCHEMA,
+            "run": dict(self.records[0].run),
+            "texts": [record.text for record in self.records],
+            "files": [str(self.path)],
+            "bytes": self.n_bytes,
+        }
+
+
+def write_page(spec: str, wanted: PageWanted, loading: LoadOptions) -> WrittenPage:
+    """Loads what a page is to show, a model where there are texts, and writes the page.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend; no file is half-written then.
+    """
+    require_writable(wanted.out.parent if wanted.out is not None else DEFAULT_HOME)
+    # What is at hand first: a record that cannot be read is said before a model runs.
+    findings = None if wanted.heads_record is None else load_findings(file_of(wanted.heads_record))
+    shown = [PageText(_chosen(load(file_of(path)), wanted.choice)) for path in wanted.records]
+    if wanted.texts or wanted.files:
+        model = loading.load(spec)
+        for prompt in wanted.prompts():
+            shown.append(page_text(model, prompt, wanted.choice))
+            require_room(shown)
+    if findings is not None:
+        for one in shown:
+            _require_same_model(findings, one.record)
+    page = page_of(shown, findings=findings, start=wanted.start())
+    path = page.save(wanted.out or _default_path(shown, wanted))
+    return WrittenPage(path, path.stat().st_size, tuple(one.record for one in shown))
+
+
+def page(model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **options: Any) -> Page:
+    """Runs a model on texts and makes one page of them, with the full-width head of each layer to compare with.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        texts: One text or several.
+        findings: What `attnscope.heads` found about the model's heads: names their roles.
+        options: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
+
+    Returns:
+        The page: `save(path)` writes it, a notebook shows it.
+
+    Raises:
+        AttnscopeError: As `attnscope.heatmap`; or the weights are more than a browser would hold.
+    """
+    shown = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        shown.append(page_text(model, Prompt(text, **options), Choice()))
+        require_room(shown)
+        if findings is not None:
+            _require_same_model(findings, shown[-1].record)
+    return page_of(shown, findings=findings)
+
+
+def page_text(model: Model, prompt: Prompt, choice: Choice) -> PageText:
+    """Runs a model on a prompt and keeps what a page shows of it.
+
+    Raises:
+        AttnscopeError: As `attnscope.heatmap`.
+    """
+    from attnscope.core.full_width import WeightsBesideFullWidth
+
+    reading, chosen = read(model, prompt), choice.within(model.info)
+    full: Mapping[Any, Mapping[int, Tensor]] = {}
+
+    def probe(**wanted: Any) -> WeightsBesideFullWidth:
+        nonlocal full
+        made = WeightsBesideFullWidth(**wanted)
+        full = made.full
+        return made
+
+    record = observed(model, outline(model.info, reading, chosen, prompt.text), reading, probe)
+    return PageText(record, {m.kind: _by_layer(m, full.get(m.kind, {})) for m in record.maps})
+
+
+def _by_layer(attention: AttentionMap, full: Mapping[int, Tensor]) -> NDArray[np.float32]:
+    """The full-width maps in the order of a map's layers; NaN where there is none."""
+    whole = np.full((len(attention.layers), len(attention.queries), len(attention.keys)), np.nan, np.float32)
+    for place, layer in enumerate(attention.layers):
+        if layer in full:
+            whole[place] = full[layer].numpy()
+    return whole
+
+
+def _chosen(record: Heatmap, choice: Choice) -> Heatmap:
+    """A saved record with the heads that are asked for.
+
+    Raises:
+        AttnscopeError: It does not hold them.
+    """
+    if choice.pick is not None:
+        return record.only(choice.pick)
+    if choice.layers is None and choice.heads is None:
+        return record
+    first = record.maps[0]
+    return record.only(
+        [(layer, head) for layer in choice.layers or first.layers for head in choice.heads or first.heads]
+    )
+
+
+def _require_same_model(findings: Findings, record: Heatmap) -> None:
+    of_heads, of_text = findings.run.get("sha256"), record.run.get("sha256")
+    if of_heads and of_text and of_heads != of_text:
+        raise AttnscopeError(
+            f"the record of heads is of another model ({findings.run.get('model')}) than the attention "
+            f"({record.run.get('model')}): their weights differ",
+            "make one with `attnscope heads` on the same model",
+        )
+
+
+def _default_path(shown: Sequence[PageText], wanted: PageWanted) -> Path:
+    """`<model>-<slug of the first text>-<8 hex of what is on the page>.html`."""
+    first = shown[0].record
+    marks = "".join(fingerprint(one.record) for one in shown)
+    mark = fingerprint(first, page=marks, start=sorted(wanted.start().items()))
+    return DEFAULT_HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"

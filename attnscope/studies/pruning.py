@@ -1,0 +1,289 @@
+"""A model without some heads, as files that any user of transformers can load: their weights are zero.
+
+Nothing else of the files changes: names, precisions, shards, tokenizer and configuration are the model's own. Before
+the folder appears its model is loaded and compared with the whole model whose heads are gated at the seam.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope import models
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.catalog import weight_files
+from attnscope.models.model import Batch, Model, Sliced
+from attnscope.records.ablation import Ablation
+from attnscope.records.storage import finite, plain
+from attnscope.studies.ablation import AblateOptions, ablate
+from attnscope.studies.ablation_sweep import rerunnable
+from attnscope.studies.heatmap import Choice
+from attnscope.studies.inputs import LoadOptions, TextsWanted, require_writable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention import AttentionCall, Probe
+    from attnscope.core.probes import Place
+    from attnscope.models.hf_weights import Slice
+    from attnscope.models.rerun import Outputs
+
+PRUNE_SCHEMA = "attnscope.prune/1"
+ABOUT = "prune.json"
+EXAMPLE = "The animal didn't cross the street because it was too tired."
+"""What the change is measured on where no text is given."""
+
+_OTHER_WEIGHTS = frozenset(
+    {".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".safetensors", ".pkl", ".ckpt"}
+)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A folder with a pruned model.
+
+    Attributes:
+        folder: The folder.
+        effect: What changes without the heads, on the texts.
+        zeroed: How many numbers are zero now, by "query", "key", "value" and "output".
+        difference: The largest difference between the folder's model and the gated one, relative to the largest
+            hidden state or logit.
+        sha256: Hash of the weights.
+    """
+
+    folder: Path
+    effect: Ablation
+    zeroed: Mapping[str, int]
+    difference: float
+    sha256: str
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads' names."""
+        return tuple(self.effect.named(head) for head in self.effect.heads)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        effects = self.effect.as_json()
+        together = effects["sets"][0]["effects"] if effects["sets"] else effects["heads"][0]["effects"]
+        document: dict[str, Any] = plain(
+            {
+                "schema": PRUNE_SCHEMA,
+                "run": effects["run"],
+                "heads": list(self.heads),
+                "zeroed": dict(self.zeroed),
+                "difference_to_gated": self.difference,
+                "sha256": self.sha256,
+                "corpus": effects["corpus"],
+                "effects": together,
+            },
+            finite,
+        )
+        return document
+
+
+@dataclass(frozen=True)
+class PruneOrder:
+    """What the command line asks for; see `attnscope prune --help`."""
+
+    pick: tuple[tuple[int, int], ...] | None
+    out: Path
+    kind: str | None = None
+    texts: TextsWanted | None = None
+    target: str | None = None
+
+
+def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> Pruned:
+    """Writes a model without some heads into a folder, whole or not at all.
+
+    Zero are then: the heads' rows of W_Q, W_K and W_V with their biases, and their slice of W_O. Where queries are
+    grouped W_Q and W_O alone; W_K and W_V of a group only if all its heads go.
+
+    Args:
+        spec: A catalogue name, a folder, or a Hub id.
+        order: Which heads, and where to.
+        loading: How the model is loaded; always on transformers.
+
+    Raises:
+        AttnscopeError: There are no such heads or they have no weights of their own, the files are none that can be
+            rewritten, the folder is there already, or what was written is not the gated model.
+    """
+    loading = loading or LoadOptions()
+    if loading.engine == "native":
+        raise UsageError("pruned models are those of transformers", "leave out --engine")
+    if order.pick is None:
+        raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
+    _require_free(order.out)
+    loading = replace(loading, engine="hf")
+    source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+    if source.folder is None:
+        raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
+    files = weight_files(source.folder)
+    model = loading.load(source)
+    options = AblateOptions(modes=("zero",), choice=Choice(pick=order.pick), kind=order.kind, target=order.target)
+    texts = [EXAMPLE] if order.texts is None else order.texts.corpus()
+    effect = ablate(model, texts, options)
+    heads: dict[Place, list[int]] = {}
+    for head in effect.heads:
+        heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]
+    if not isinstance(model, Sliced):
+        raise AttnscopeError(f"the weights of {model.info.name} are not those of transformers")
+    slices = model.head_slices(heads)
+    held = order.out.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        _copy(source.folder, held)
+        _write_weights(files, held, slices)
+        sha256, difference = _compare(model, heads, held, loading)
+        pruned = Pruned(order.out, effect, _numbers(slices), difference, sha256)
+        (held / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        held.replace(order.out)
+    except OSError as error:
+        raise AttnscopeError(
+            f"cannot write {order.out}: {error.strerror or error}", "choose another folder with --out, or make room"
+        ) from None
+    finally:
+        shutil.rmtree(held, ignore_errors=True)
+    return pruned
+
+
+def _require_free(out: Path) -> None:
+    """Refuses a folder with anything in it: what is there must not be lost, nor mix with what is written."""
+    if out.is_dir() and any(out.iterdir()):
+        raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --out")
+    require_writable(out)
+
+
+def _copy(folder: Path, held: Path) -> None:
+    """Everything but weights: configuration, tokenizer, what belongs to them."""
+
+    def weights(_: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(name).suffix in _OTHER_WEIGHTS or name in ("__pycache__", ".git")]
+
+    shutil.copytree(folder, held, ignore=weights)
+
+
+def _write_weights(files: Sequence[Path], held: Path, slices: Sequence[Slice]) -> None:
+    """The weights with slices set to zero, in the same files under the same names."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    waiting = {one.name: [other for other in slices if other.name == one.name] for one in slices}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            keys, metadata = list(file.keys()), file.metadata()
+            matched = {name: key for name in waiting if (key := _key_of(waiting[name][0], keys, file)) is not None}
+            if not matched:
+                shutil.copyfile(path, held / path.name)
+                continue
+            tensors = {key: file.get_tensor(key) for key in keys}
+        for name, key in matched.items():
+            tensors[key] = tensors[key].clone()
+            for one in waiting.pop(name):
+                _zero(tensors[key], one)
+        save_file(tensors, held / path.name, metadata=metadata)
+        shutil.copymode(path, held / path.name)  # safetensors lets the owner alone read it
+    if waiting:
+        name = next(iter(waiting))
+        raise AttnscopeError(
+            f"the files do not hold {name} as the model has it: transformers converts it as it loads",
+            "save it first: AutoModel.from_pretrained(…).save_pretrained(…)",
+        )
+
+
+def _key_of(one: Slice, keys: Sequence[str], file: Any) -> str | None:
+    """What a weight is called in a file: as in the model, or with or without a prefix; None if it is not there."""
+    import torch
+
+    for key in keys:
+        if key == one.name or key.endswith(f".{one.name}") or one.name.endswith(f".{key}"):
+            stored: Tensor = file.get_tensor(key)
+            if stored.shape == one.weight.shape and torch.equal(stored.to(one.weight.dtype), one.weight.cpu()):
+                return key
+    return None
+
+
+def _zero(tensor: Tensor, one: Slice) -> None:
+    import torch
+
+    tensor.index_fill_(one.axis, torch.tensor(one.indices), 0)
+
+
+def _numbers(slices: Sequence[Slice]) -> dict[str, int]:
+    """How many numbers are set to zero, by role."""
+    found: Counter[str] = Counter()
+    for one in slices:
+        found[one.role] += one.weight.numel() // one.weight.shape[one.axis] * len(one.indices)
+    return dict(found)
+
+
+def _compare(model: Model, heads: Mapping[Place, Sequence[int]], held: Path, loading: LoadOptions) -> tuple[str, float]:
+    """Loads what was written, and compares it with the model whose heads are gated.
+
+    Returns:
+        The hash of the written weights, and the largest difference.
+
+    Raises:
+        AttnscopeError: They differ beyond rounding.
+    """
+    import torch
+
+    from attnscope.core.attention import attend
+
+    written = replace(loading, check=False).load(str(held.absolute()))
+    batch = _batch(model)
+    with torch.no_grad():
+        gated = rerunnable(model).outputs(batch, _without(heads))
+        plain_one = rerunnable(written).outputs(batch, attend)
+    difference = max(_difference(a, b) for a, b in _parts(gated, plain_one))
+    allowed = 64 * torch.finfo(gated.hidden.dtype).eps * sum(model.info.n_layers) ** 0.5
+    if not difference <= allowed:
+        raise AttnscopeError(
+            f"what was written differs from the model without these heads by {difference:.2g}, rounding is "
+            f"{allowed:.2g}: nothing is kept",
+            "please report the model",
+        )
+    return written.info.sha256, difference
+
+
+def _without(heads: Mapping[Place, Sequence[int]]) -> Probe:
+    """What takes heads out, however many there are."""
+    import torch
+
+    from attnscope.core.probes import Gate
+
+    def gated(call: AttentionCall) -> Tensor:
+        factors = torch.ones(call.n_heads)
+        factors[list(heads.get((call.kind, call.layer), ()))] = 0
+        return Gate({(call.kind, call.layer): factors})(call)
+
+    return gated
+
+
+def _batch(model: Model) -> Batch:
+    """A text that every tokenizer can read, and for an encoder-decoder a target."""
+    import torch
+
+    from attnscope.models.model import Writer
+
+    tokens = model.tokenizer.encode(EXAMPLE)
+    target = None
+    if "cross" in model.info.kinds and isinstance(model, Writer):
+        target = torch.from_numpy(model.encode_target(EXAMPLE).ids.astype("int64"))[None]
+    return Batch(torch.from_numpy(tokens.ids.astype("int64"))[None], target_ids=target)
+
+
+def _parts(ours: Outputs, theirs: Outputs) -> list[tuple[Tensor, Tensor]]:
+    found = [(ours.hidden, theirs.hidden)]
+    if ours.logits is not None and theirs.logits is not None:
+        found.append((ours.logits, theirs.logits))
+    return found
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max()) / max(float(ours.abs().max()), 1e-30)

@@ -1,0 +1,99 @@
+"""How much of the input tokens is left in a place after several layers? A model and a text in, a Rollout out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from attnscope.core import flow as core
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records import Heatmap
+from attnscope.records.rollouts import Rollout
+from attnscope.studies.heatmap import Choice, Prompt, Reading, fitted, observed, outline, read
+
+MOST_FLOWS = 60_000
+"""So many maximum flows are found unasked; they take about a minute."""
+
+Report = Callable[[int, int], None]
+
+
+def rollout(
+    model: Model,
+    text: str,
+    *,
+    residual: float = 0.5,
+    query: str | None = None,
+    flow: bool | None = None,
+    report: Report | None = None,
+) -> Rollout:
+    """Attention rollout and attention flow of a model on a text (Abnar & Zuidema 2020); see `attnscope.core.flow`.
+
+    The heads of a layer are averaged. Of an encoder-decoder this is the encoder's: the paper defines neither for two
+    stacks that meet.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: What to run it on.
+        residual: The share of the identity in each layer, which stands for the residual connection; 0 to 1.
+        query: Finds the flow of the tokens of this name only; a token, a word, or a place such as `@3`.
+        flow: Whether to find the flow; None = where that takes no more than a minute.
+        report: Is told how many tokens' flows are found, and of how many.
+
+    Raises:
+        AttnscopeError: An empty text, no such token, or a model with layers that have no attention.
+    """
+    if not 0 <= residual <= 1:
+        raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
+    record = _whole_maps(model, text)
+    attention = record.maps[0]
+    with np.errstate(invalid="ignore"):
+        # Heads that a layer lacks are NaN; they are none to average.
+        mean = np.nanmean(attention.weights.astype(np.float64), axis=1)
+    layers = core.mixed(mean, residual)
+    made = Rollout(
+        text=record.text,
+        tokens=attention.queries,
+        kind=attention.kind,
+        residual=residual,
+        mean=mean,
+        rollout=core.rollout(layers),
+        flow=np.full_like(mean, np.nan),
+        run=record.run,
+    )
+    places = made.require(query) if query is not None else tuple(range(len(made.tokens)))
+    n_flows = len(layers) * len(places) * len(made.tokens)
+    if flow or (flow is None and n_flows <= MOST_FLOWS):
+        return replace(made, flow=core.flow(layers, places, report))
+    if flow is None:
+        note = (
+            f"attention flow is left out: it takes {n_flows:,} maximum flows (--flow finds them; --query those of one)"
+        )
+        return replace(made, run={**made.run, "notes": [*made.run["notes"], note]})
+    return made
+
+
+def _whole_maps(model: Model, text: str) -> Heatmap:
+    """The maps of all layers and heads of the model's first stack."""
+    prompt, two_stacks = Prompt(text), "encoder" in model.info.kinds and "decoder" in model.info.kinds
+    if two_stacks:
+        # What a decoder reads changes nothing in the encoder, so it may read the same.
+        tokens, cut = fitted(model.tokenizer.encode(prompt.text), model.info.max_tokens)
+        reading = Reading(tokens, tokens, (cut,) if cut else ())
+    else:
+        reading = read(model, prompt)
+    record = outline(model.info, reading, Choice().within(model.info), text)
+    notes = list(record.run["notes"])
+    if two_stacks:
+        notes.append("rollout and flow are the encoder's: neither is defined through a decoder that reads it")
+        record = replace(record, maps=record.maps[:1])
+    record = observed(model, record, reading)
+    attention = record.maps[0]
+    if len(attention.layers) < attention.n_layers:
+        raise AttnscopeError(
+            f"only {len(attention.layers)} of the {attention.n_layers} layers of {model.info.name} have attention",
+            "rollout and flow follow tokens through attention alone, so they would tell nothing of the others",
+        )
+    return replace(record, run={**record.run, "notes": notes})

@@ -1,0 +1,97 @@
+"""What every study over many texts does: lists them, says how far it is, and what was wrong with them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import Corpus, CorpusText
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Model
+
+Texts = Corpus | Sequence[CorpusText]
+
+Report = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is: texts and tokens done, and the share of the corpus that was read (None = unknown)."""
+
+    n_texts: int
+    n_tokens: int
+    share: float | None
+
+
+def scaled(report: Report | None, number: int, of: int) -> Report | None:
+    """What reports the share of one of several equal parts as that of all of them."""
+    if report is None or of == 1:
+        return report
+
+    def within(done: Progress) -> None:
+        report(replace(done, share=None if done.share is None else (number + done.share) / of))
+
+    return within
+
+
+def texts_of(given: Corpus | str | Sequence[str] | Sequence[CorpusText]) -> Texts:
+    """A corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as of files.
+
+    Raises:
+        AttnscopeError: There is no text.
+    """
+    if isinstance(given, Corpus):
+        return given
+    texts = [given] if isinstance(given, str) else given
+    kept = [text for text in texts if not isinstance(text, str) or text.strip()]
+    found = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
+    if not found:
+        raise AttnscopeError("there is no text to study", "give at least one text with words in it")
+    return found
+
+
+def sha256_of(texts: Texts) -> str:
+    """Hash of the texts; empty where a Corpus has not been read to its end."""
+    if isinstance(texts, Corpus):
+        return texts.sha256
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.digested())
+    return digest.hexdigest()
+
+
+def problems_of(texts: Texts) -> list[dict[str, Any]]:
+    """What could not be read, as plain JSON values."""
+    return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
+
+
+def share_read(texts: Texts) -> float | None:
+    """How much of a corpus has been read, in bytes; None where that is not known."""
+    if isinstance(texts, Corpus):
+        return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
+    return None
+
+
+def special_ids(model: Model) -> frozenset[int]:
+    """The numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers.
+
+    None of a model in memory without a tokenizer.
+    """
+    try:
+        example = model.tokenizer.encode("a")
+    except AttnscopeError:
+        return frozenset()
+    return frozenset(example.ids[example.special].tolist())
+
+
+def padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Rows of different lengths as one array, filled up with zeros."""
+    filled = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
+    for place, row in enumerate(rows):
+        filled[place, : len(row)] = row
+    return filled

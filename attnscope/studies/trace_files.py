@@ -1,0 +1,87 @@
+"""From what was asked for on the command line to a trace and its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnscope import models
+from attnscope.errors import UsageError
+from attnscope.models.catalog import read_config
+from attnscope.models.layouts import supports
+from attnscope.records.trace import Trace
+from attnscope.studies.heatmap import Prompt
+from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.trace import trace, trace_example, trace_plain
+from attnscope.text import read_text
+
+RECORDS = ("trace.npz", "trace.json")
+
+
+@dataclass(frozen=True)
+class TraceOrder:
+    """What is to be traced.
+
+    Attributes:
+        text: The text; "-" reads stdin; None, and no file: the worked example.
+        file: A file with the text.
+        target: What an encoder-decoder is to write.
+        layer: Which layer.
+        heads: Which heads of it; None = all of the worked example's.
+        token: The query to follow; None = all.
+        kind: Which attention of an encoder-decoder.
+        loops: Whether the steps are computed in plain loops.
+        out: A folder for the record; None = no files.
+    """
+
+    text: str | None = None
+    file: Path | None = None
+    target: str | None = None
+    layer: int | None = None
+    heads: tuple[int, ...] | None = None
+    token: str | None = None
+    kind: str | None = None
+    loops: bool = False
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        has_text = self.text is not None or self.file is not None
+        if has_text and (self.layer is None or self.heads is None):
+            raise UsageError("the trace of a text shows single heads", "give a layer and heads, such as -L 3 -H 1")
+        if not has_text and (self.layer or self.target is not None or self.kind is not None):
+            raise UsageError("without a text the worked example is traced, which has one layer", "give a TEXT")
+
+
+def traced(spec: str, order: TraceOrder, loading: LoadOptions) -> tuple[Trace, list[Path]]:
+    """Traces what is asked for, and writes the files that are wanted.
+
+    Returns:
+        The record, and the files.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend.
+    """
+    if order.out is not None:
+        require_writable(order.out)
+    if order.text is None and order.file is None:
+        engine = "reference" if order.loops else loading.engine
+        record = trace_example(order.token, order.heads, engine=engine)
+    else:
+        prompt = Prompt(read_text(order.text, order.file), target=order.target)
+        source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+        assert order.layer is not None
+        if order.loops and source.folder is not None and supports(read_config(source)) is None:
+            from attnscope.models.plain import load_plain
+
+            record = trace_plain(load_plain(source), prompt, order.layer, order.heads, token=order.token)
+        else:
+            record = trace(
+                loading.load(source), prompt, order.layer, order.heads, token=order.token, kind=order.kind,
+                loops=order.loops,
+            )  # fmt: skip
+    return record, [] if order.out is None else saved(record, order.out)
+
+
+def saved(record: Trace, out: Path, names: tuple[str, ...] = (*RECORDS, "trace.py")) -> list[Path]:
+    """Writes the files of a trace. The script is not made of a record from elsewhere: its lines are code."""
+    return [record.save(out / name) for name in names]

@@ -1,0 +1,112 @@
+"""What every view of an ablation says: labels of quantities, numbers, lines on what was done. Plain values."""
+
+from __future__ import annotations
+
+import math
+
+from attnscope.records.ablation import Ablation, Effect
+from attnscope.views.heads_summary import UNDEFINED, printable
+
+_LABELS = {
+    "l2": "change of hidden states",
+    "loss": "rise of the loss",
+    "kl": "KL of the predictions",
+    "importance": "importance E |dL/dξ|",
+    "sensitivity": "sensitivity",
+}
+_SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity"}
+
+
+def label(name: str) -> str:
+    """A quantity's name as people read it, such as "zero ablation: rise of the loss"."""
+    mode, _, rest = name.rpartition("_")
+    told = _LABELS.get(rest, printable(rest))
+    return f"{printable(mode)} ablation: {told}" if mode else told
+
+
+def short_label(name: str) -> str:
+    """The same in a few letters, such as "zero Δ loss"."""
+    mode, _, rest = name.rpartition("_")
+    told = _SHORT.get(rest, printable(rest))
+    return f"{printable(mode)} {told}" if mode else told
+
+
+def number(value: float) -> str:
+    """A number with two or three digits that tell: effects of single heads are small; `–` where it is undefined."""
+    if not math.isfinite(value):
+        return UNDEFINED
+    size = abs(value)
+    if size >= 0.9995:
+        text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    elif size >= 0.0095:
+        text = f"{value:.3f}"
+    elif size >= 0.00095:
+        text = f"{value:.4f}"
+    else:
+        mantissa, _, exponent = f"{value:.0e}".partition("e")
+        text = f"{mantissa}e{int(exponent)}" if size else "0"
+    return text.replace("-", "−")
+
+
+def interval(effect: Effect) -> str:
+    """Such as [0.012, 0.034]; `–` where it is undefined."""
+    if not (math.isfinite(effect.low) and math.isfinite(effect.high)):
+        return UNDEFINED
+    return f"[{number(effect.low)}, {number(effect.high)}]"
+
+
+def corpus_line(found: Ablation) -> str:
+    """Such as "26 texts, 435 tokens, 409 predictions: sentences.txt"."""
+    counts = []
+    for name, what in (("n_texts", "texts"), ("n_tokens", "tokens"), ("n_predictions", "predictions")):
+        n = found.corpus.get(name)
+        if isinstance(n, int) and (n or name != "n_predictions"):
+            counts.append(f"{n:,} {what if n != 1 else what[:-1]}")
+    given = found.corpus.get("sources")
+    sources = [printable(source, 60) for source in given[:3]] if isinstance(given, list | tuple) else []
+    more = len(given) - len(sources) if isinstance(given, list | tuple) else 0
+    named = ", ".join([*sources, *([f"and {more} more"] if more else [])])
+    return ", ".join(counts) + (f": {named}" if counts and named else "")
+
+
+def predicted_line(found: Ablation) -> str:
+    """What is predicted and how well, such as "predicted: each next token; loss of the whole model 3.20 nats"."""
+    told = found.options.get("predicted")
+    if not told:
+        return ""
+    loss = found.whole.get("loss")
+    value = f"; loss of the whole model {number(loss.value)} nats {interval(loss)}" if loss else ""
+    return f"predicted: {printable(told)}{value}"
+
+
+def notes(found: Ablation) -> list[str]:
+    """What a reader must know: one sentence each."""
+    said = []
+    if "mean" in (found.options.get("modes") or ()):
+        said.append("mean ablation: the mean of a head's outputs over all real tokens of all texts takes their place")
+    if "sensitivity" in found.names:
+        said.append(
+            "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
+            "how far they move, not whether it matters"
+        )
+    if any("l2" in name for one in found.sets for name in one.interaction):
+        said.append(
+            "changes of hidden states in different directions add up to less than their sum: a pair below it need not "
+            "share a task, one above it does"
+        )
+    if found.options.get("normalized") == "layer":
+        said.append("importances are divided by the Euclidean norm of those of their layer")
+    if found.corpus.get("n_texts") == 1:
+        said.append("one text gives no interval")
+    if found.corpus.get("complete") is False:
+        said.append("it was stopped early: these are the texts up to there")
+    problems = found.corpus.get("problems")
+    if isinstance(problems, list | tuple) and problems:
+        said.append(f"left out: {len(problems)} {'source' if len(problems) == 1 else 'sources'} that could not be read")
+    return said
+
+
+def order_label(order: str) -> str:
+    """How heads of a curve are ordered, in words."""
+    told = {"random": "at random", "effect": "smallest effect first"}
+    return told.get(order, f"least {printable(order)} first")

@@ -1,0 +1,180 @@
+"""An ablation drawn in the terminal, with rich: a grid of effects, the heads that matter, sets, pairs, curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
+from attnscope.views.ablation_summary import (
+    corpus_line,
+    interval,
+    label,
+    notes,
+    number,
+    order_label,
+    predicted_line,
+    short_label,
+)
+from attnscope.views.heads_summary import printable
+from attnscope.views.inks import ink_on
+
+_MOST = 15
+_FEW = 3
+_MOST_PAIRS = 10
+_CURVE_ROWS = 9
+_CELL = 8
+
+
+def drawing(found: Ablation, console: Console) -> RenderableType:
+    """All that a record says, from the grid of the main quantity to the notes.
+
+    Args:
+        found: What to draw.
+        console: Tells the width.
+    """
+    parts: list[RenderableType] = []
+    main = found.main
+    if main:
+        parts.append(Text(f"{label(main)}{_unit(found, main)}", style="bold"))
+        for kind in found.kinds:
+            if len(found.kinds) > 1:
+                parts.append(Text(f"\n{printable(kind)} attention", style="bold"))
+            if len(found.heads) > _FEW:
+                parts.append(_grid([head for head in found.heads if head.kind == kind], main, console.width))
+        parts += [*([Text()] if len(found.heads) > _FEW else []), _ranking(found, main, console.width)]
+    several = [one for one in found.sets if not one.interaction]
+    pairs = [one for one in found.sets if one.interaction]
+    if several:
+        parts += [renderable for one in several for renderable in (Text(), _together(one))]
+    if pairs:
+        name = next((name for name in pairs[0].interaction if name.endswith("_loss")), next(iter(pairs[0].interaction)))
+        pairs = sorted(pairs, key=lambda one: -abs(one.interaction[name].value))
+        rows = [(" ".join(one.heads), {name: one.effects[name]}, one.interaction[name]) for one in pairs[:_MOST_PAIRS]]
+        parts += [Text(), _pairs(name, rows, len(pairs))]
+    if found.curves:
+        parts += [Text(), _curves(found.curves)]
+    said = [corpus_line(found), predicted_line(found), *notes(found)]
+    parts += [Text(), *(Text(line, style="dim") for line in said if line)]
+    return Group(*parts)
+
+
+def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
+    """Values, shaded; where a layer has more heads than the terminal has room for, tenths of the largest one."""
+    by_place = {(head.layer, head.head): head.effects[name].value for head in heads if name in head.effects}
+    layers, numbers = sorted({head.layer for head in heads}), sorted({head.head for head in heads})
+    largest = max((abs(value) for value in by_place.values() if math.isfinite(value)), default=0.0) or 1.0
+    margin = len(f"L{layers[-1]} ")
+    fits = margin + len(numbers) * _CELL <= width
+    cell = _CELL if fits else 2
+    text = Text(no_wrap=True, overflow="crop")
+    if fits:
+        text.append(" " * margin + "".join(f"H{head}".rjust(cell - 1) + " " for head in numbers) + "\n", style="dim")
+    for layer in layers:
+        text.append(f"L{layer}".rjust(margin - 1) + " ", style="dim")
+        for head in numbers:
+            value = by_place.get((layer, head), math.nan)
+            share = abs(value) / largest if math.isfinite(value) else 0.0
+            shown = number(value) if fits else f"{min(9, int(share * 10))}" if math.isfinite(value) else " "
+            text.append(f"{shown:>{cell - 1}}", style=_shade(share, value < 0) if math.isfinite(value) else "dim")
+            text.append(" ")
+        text.append("\n")
+    if not fits:
+        text.append(f"tenths of the largest, {number(largest)}; columns are heads 0 to {numbers[-1]}", style="dim")
+    text.rstrip()
+    return text
+
+
+def _shade(share: float, negative: bool) -> Style:
+    """From white to blue, red where the value is negative."""
+    end = (0xB2, 0x18, 0x2B) if negative else (0x08, 0x51, 0x9C)
+    color = "#" + "".join(f"{round(255 + (part - 255) * share**0.7):02x}" for part in end)
+    return Style(color=ink_on(color), bgcolor=color)
+
+
+def _ranking(found: Ablation, main: str, width: int) -> Table:
+    """The heads without which most changes."""
+    ranked = sorted(found.heads, key=lambda head: -_sort(head.effects[main].value))
+    names = [main, *(name for name in found.names if name != main)]
+    table = _table(f"head, of {len(ranked)}" if len(ranked) > _MOST else "head")
+    intervals = any(math.isfinite(head.effects[main].low) for head in ranked)
+    shown = names[: max(1, (width - 14) // (28 if intervals else 13))]
+    for name in shown:
+        _add_columns(table, short_label(name), intervals)
+    for head in ranked[:_MOST]:
+        cells = []
+        for name in shown:
+            effect = head.effects.get(name)
+            cells += [number(effect.value), interval(effect)][: 1 + intervals] if effect else [""] * (1 + intervals)
+        table.add_row(Text(printable(found.named(head)), style="bold"), *cells)
+    if len(shown) < len(names):
+        table.caption = f"not shown in {width} columns: {', '.join(short_label(n) for n in names[len(shown) :])}"
+        table.caption_justify = "left"
+    return table
+
+
+def _together(one: SetEffects) -> Table:
+    """What changes without several heads at once, a quantity a row."""
+    heads = [printable(head) for head in one.heads]
+    named = ", ".join(heads[:_MOST]) + (f" and {len(heads) - _MOST} more" if len(heads) > _MOST else "")
+    table = _table(f"without {named}")
+    _add_columns(table, "together", intervals=any(math.isfinite(effect.low) for effect in one.effects.values()))
+    for name, effect in one.effects.items():
+        table.add_row(Text(label(name)), *[number(effect.value), interval(effect)][: len(table.columns) - 1])
+    return table
+
+
+def _pairs(name: str, rows: Sequence[tuple[str, Effects, Effect]], n_pairs: int) -> Table:
+    table = _table(f"pair, of {n_pairs}" if n_pairs > len(rows) else "pair")
+    table.add_column(short_label(name), justify="right", no_wrap=True)
+    table.add_column("beyond the sum of both", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True, style="dim")
+    for heads, effects, interaction in rows:
+        cells = [number(effects[name].value), number(interaction.value), interval(interaction)]
+        table.add_row(Text(printable(heads), style="bold"), *cells)
+    return table
+
+
+def _curves(curves: Sequence[Curve]) -> Table:
+    """What is left of the model with fewer and fewer heads; random orders as the range that they span."""
+    name = "loss" if "loss" in curves[0].points[0] else "l2"
+    table = _table("heads left")
+    orders = list(dict.fromkeys(curve.order for curve in curves))
+    for order in orders:
+        table.add_column(f"{'loss' if name == 'loss' else 'Δ hidden'}, {order_label(order)}", justify="right")
+    n = len(curves[0].n_left)
+    for place in sorted({round(row * (n - 1) / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}):
+        cells = []
+        for order in orders:
+            values = [curve.points[place][name].value for curve in curves if curve.order == order]
+            low, high = number(min(values)), number(max(values))
+            cells.append(low if low == high else f"{low} to {high}")
+        table.add_row(str(curves[0].n_left[place]), *cells)
+    return table
+
+
+def _table(first: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def _add_columns(table: Table, title: str, intervals: bool) -> None:
+    """A column of values, and one of their intervals where there are any."""
+    table.add_column(title, justify="right", no_wrap=True)
+    if intervals:
+        table.add_column("95% interval", justify="right", no_wrap=True, style="dim")
+
+
+def _unit(found: Ablation, name: str) -> str:
+    unit = printable(found.facts(name).unit, 40)
+    return f", {unit}" if unit else ""
+
+
+def _sort(value: float) -> float:
+    return value if math.isfinite(value) else -math.inf

@@ -1,0 +1,132 @@
+"""What every view of a comparison says: titles, notes and numbers. Plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from attnscope.records.comparison import (
+    Comparison,
+    HeadComparison,
+    HeadPlace,
+    MinimalPair,
+    ModelComparison,
+    PairTable,
+    PickedHeads,
+    head_name,
+)
+from attnscope.views.heads_summary import UNDEFINED, printable
+
+_MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
+_MEANINGS = {
+    "hellinger": "distance: root of the mean squared Hellinger distance between two heads' rows, 0 to 1",
+    "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two heads' rows, 0 to 0.83 (√ln 2)",
+}
+HIDDEN = "without special tokens: rows are divided by what is left of them (one with less than 1% left is left out)"
+
+
+def distance_name(measure: str) -> str:
+    """Such as "Hellinger distance"."""
+    return _MEASURES.get(measure, printable(measure, 40))
+
+
+def meaning(measure: str) -> str:
+    """What a distance is, in a line."""
+    return _MEANINGS.get(measure, "")
+
+
+def distance(value: float) -> str:
+    """A distance with three decimals; `–` where it is undefined."""
+    return f"{value:.3f}" if math.isfinite(value) else UNDEFINED
+
+
+def distance_with_interval(table: PairTable, a: int, b: int) -> str:
+    """Such as "0.312 [0.290, 0.331]"; without interval where there is none."""
+    value, low, high = table.distance_interval(a, b)
+    between = f" [{distance(low)}, {distance(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+    return distance(value) + between
+
+
+def model_of(run: Mapping[str, Any]) -> str:
+    """The model's name."""
+    return printable(run.get("model", "model"))
+
+
+def table_line(table: PairTable) -> str:
+    """Such as "Hellinger distance, without special tokens"."""
+    return distance_name(table.measure) + ("" if table.special else ", without special tokens")
+
+
+def texts_line(corpus: Mapping[str, Any]) -> str:
+    """What was read: the text itself if it was one, else how many and from where."""
+    if isinstance(corpus.get("text"), str):
+        return f"“{printable(corpus['text'], 160)}”"
+    n_texts, n_tokens = corpus.get("n_texts"), corpus.get("n_tokens")
+    given = corpus.get("sources")
+    sources = [printable(source, 60) for source in given[:3]] if isinstance(given, list | tuple) else []
+    counts = f"{n_texts:,} texts, {n_tokens:,} tokens" if isinstance(n_texts, int) and isinstance(n_tokens, int) else ""
+    line = ": ".join(part for part in (counts, ", ".join(sources)) if part)
+    return line if corpus.get("complete", True) else f"{line} (stopped early)"
+
+
+def title_of(found: Comparison) -> str:
+    """What a comparison is about, in a line."""
+    model = model_of(found.run)
+    if isinstance(found, HeadComparison):
+        return f"{model} · its {len(found.heads)} heads compared"
+    if isinstance(found, PickedHeads):
+        return f"{model} · {names(found.heads, 6)} side by side"
+    if isinstance(found, MinimalPair):
+        return f"{model} · what changes from one text to the other"
+    if isinstance(found, ModelComparison):
+        return f"{model} and {model_of(found.other_run)} · their heads compared"
+    return model
+
+
+def names(heads: tuple[HeadPlace, ...], most: int) -> str:
+    """Heads by name, the first `most` of them."""
+    named = [head_name(place) for place in heads[:most]]
+    return ", ".join(named) + (f" and {len(heads) - most} more" if len(heads) > most else "")
+
+
+def tokens_changed(found: MinimalPair) -> list[tuple[str, str]]:
+    """What differs between two texts, stretch by stretch: the labels in the first and in the second; "" = nothing."""
+    first, second = found.tokens
+    stretches: list[tuple[str, str]] = []
+    pairs = [(int(a), int(b)) for (a, b), equal in zip(found.aligned, found.equal, strict=True) if equal]
+    before = (-1, -1)
+    for a, b in [*pairs, (len(first), len(second))]:
+        ours, theirs = (
+            " ".join(tokens.labels[start + 1 : stop])
+            for tokens, start, stop in ((first, before[0], a), (second, before[1], b))
+        )
+        if ours or theirs:
+            stretches.append((printable(ours), printable(theirs)))
+        before = (a, b)
+    return stretches
+
+
+def key_name(ours: str, theirs: str) -> str:
+    """A key of two texts: its label, or both where they differ."""
+    return printable(ours if ours == theirs else f"{ours}/{theirs}")
+
+
+def largest_change(found: MinimalPair, head: int, pair: int) -> tuple[str, float, float]:
+    """The key whose weight changes most in a row: its label, and its weight in the first and in the second text.
+
+    Args:
+        found: The comparison.
+        head: Which head, as a place in `found.heads`.
+        pair: Which of the aligned queries.
+    """
+    query, other = found.aligned[pair]
+    rows = found.weights[head, query], found.other_weights[head, other]
+    first, second = found.tokens
+    alone = found.unmatched()
+    keys = [
+        (key_name(first.labels[a], second.labels[b]), float(rows[0][a]), float(rows[1][b])) for a, b in found.aligned
+    ]
+    keys += [(printable(first.labels[a]), float(rows[0][a]), 0.0) for a in alone[0]]
+    keys += [(printable(second.labels[b]), 0.0, float(rows[1][b])) for b in alone[1]]
+    return max(keys, key=lambda key: abs(key[1] - key[2]))

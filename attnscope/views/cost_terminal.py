@@ -1,0 +1,104 @@
+"""Costs in the terminal: each number with its formula, and the formula with its numbers."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.records.cost import Cost, Quantity
+from attnscope.views.plain_text import safe, spelled, written
+from attnscope.views.units import short
+
+_TITLES = {
+    "parameters": "Parameters",
+    "per_token": "Multiply-adds for a token of a text of {n:,} tokens",
+    "per_text": "Multiply-adds for the whole text",
+    "memory": "Memory of the scores",
+    "kv_cache": "Keys and values kept while writing {n:,} tokens (KV cache)",
+}
+
+
+def table(cost: Cost, console: Console) -> RenderableType:
+    """All quantities by group, then what another number of heads would change, then the notes.
+
+    Args:
+        cost: What to show.
+        console: Tells the width, and what its encoding can write.
+    """
+    parts: list[RenderableType] = [written(_heading(cost), console)]
+    for name, quantities in cost.groups.items():
+        if not quantities:
+            continue
+        parts.append(Text(f"\n{_TITLES[name].format(n=cost.n_tokens)}", style="bold"))
+        parts.append(_group(quantities, console))
+    parts += [
+        Text(f"\nThe same d_model of {cost.sizes['d_model']:,} in other heads", style="bold"),
+        _heads(cost, console),
+    ]
+    notes = [
+        *cost.notes,
+        "multiply-adds are those of matrix products (two floating-point operations each); norms, activations and "
+        "adding are left out",
+    ]
+    parts.append(Text())
+    parts += [written(Text(f"note: {safe(note)}", style="dim"), console) for note in notes]
+    return Group(*parts)
+
+
+def _heading(cost: Cost) -> Text:
+    s = cost.sizes
+    layers = f"{s['n_layers']} layers"
+    if s["n_decoder_layers"]:
+        layers = f"{s['n_layers']} encoder and {s['n_decoder_layers']} decoder layers"
+    shared = "" if s["n_kv_heads"] == s["n_heads"] else f" on {s['n_kv_heads']} key/value heads"
+    lines = Text()
+    lines.append(f"{safe(cost.name)}", style="bold")
+    lines.append(f"  {s['kind']}, {layers}, {s['n_heads']} heads of {s['d_head']}{shared}, d_model {s['d_model']}\n")
+    lines.append(f"sizes: {safe(cost.source)}", style="dim")
+    return lines
+
+
+def _group(quantities: tuple[Quantity, ...], console: Console) -> RenderableType:
+    """A line a quantity, with its formula behind it, or below it where the terminal is narrow."""
+    wide = console.width >= 140
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(no_wrap=True)
+    lines.add_column(justify="right", no_wrap=True, style="bold")
+    lines.add_column(no_wrap=True)
+    if wide:
+        lines.add_column(style="dim")
+    parts: list[RenderableType] = []
+    widths = [max(len(q.what) for q in quantities), max(len(_exact(q)) for q in quantities)]
+    for q in quantities:
+        told = spelled(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
+        cells = [spelled(q.what, console), _exact(q), short(q.value, q.unit) if _says_more(q) else ""]
+        if wide:
+            lines.add_row(*cells, told)
+        else:
+            parts.append(Text(f"  {cells[0]:<{widths[0]}}  {cells[1]:>{widths[1]}}  {cells[2]}".rstrip()))
+            parts.append(Padding(Text(told, style="dim"), (0, 0, 0, 6), expand=False))
+    return Padding(lines, (0, 0, 0, 2), expand=False) if wide else Group(*parts)
+
+
+def _exact(q: Quantity) -> str:
+    return "" if q.unit in ("share", "times") else f"{q.value:,}"
+
+
+def _says_more(q: Quantity) -> bool:
+    return q.unit in ("share", "times") or q.value >= 10_000
+
+
+def _heads(cost: Cost, console: Console) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = ("", "heads", "d_head", "scale", "weights a layer", "with 1 kv head", f"scores, {cost.dtype}")
+    for name in columns:
+        table.add_column(spelled(name, console), justify="right", overflow="fold")
+    for row in cost.heads:
+        table.add_row(
+            ">" if row.chosen else "", str(row.n_heads), str(row.d_head), f"{row.scale:.4f}", f"{row.weights_mha:,}",
+            f"{row.weights_mqa:,}", short(row.scores_bytes, "bytes").split(" (")[0],
+            style="bold" if row.chosen else "",
+        )  # fmt: skip
+    return table

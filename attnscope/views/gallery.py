@@ -1,0 +1,83 @@
+"""A batch as one HTML page of thumbnails: no scripts, no other files than the figures, opens from disk."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from urllib.parse import quote
+
+from attnscope.records.batches import Batch, DrawnText, FailedText
+
+_MOST_CHARACTERS = 400
+_SHOWN_IN_IMG = (".png", ".svg")
+
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+_CSS = """
+:root { color-scheme: light dark; --faint: #6f6f6f; --line: #d5d5d5; }
+@media (prefers-color-scheme: dark) { :root { --faint: #a5a5a5; --line: #444; } }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1.5rem; }
+h1 { font-size: 1.35rem; margin: 0 0 .25rem; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p.about, .where { color: var(--faint); margin: 0; }
+main { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); margin-top: 1.5rem; }
+article { border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
+article > a { background: #fff; display: block; height: 15rem; }
+img { display: block; height: 100%; object-fit: contain; object-position: top; width: 100%; }
+.told { padding: .6rem .8rem .8rem; }
+.text { margin: .1rem 0 .4rem; overflow-wrap: anywhere; unicode-bidi: isolate; white-space: pre-wrap; }
+.where, .files { font-size: .85rem; }
+.files a { margin-right: .6em; white-space: nowrap; }
+li { margin-bottom: .4rem; overflow-wrap: anywhere; }
+"""
+
+
+def page(batch: Batch) -> str:
+    """The whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
+    n_failed = len(batch.failed)
+    told = [f"{len(batch.drawn):,} of {batch.n_texts:,} texts" if not batch.complete else f"{batch.n_texts:,} texts"]
+    told += [f"{n_failed:,} could not be drawn"] if n_failed else []
+    told += ["not finished: the same command draws the rest"] if not batch.complete else []
+    parts = [
+        "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
+        '<meta name=viewport content="width=device-width, initial-scale=1">',
+        f"<title>{_shown(batch.model)}: what each head attends to</title>\n<style>{_CSS}</style>",
+        f"<h1>{_shown(batch.model)}: what each head attends to</h1>",
+        f"<p class=about>{_shown(' · '.join(told))} · <a href=manifest.jsonl>manifest.jsonl</a></p>",
+    ]
+    if batch.failed:
+        parts += ["<h2>Could not be drawn</h2>\n<ul>", *map(_failure, batch.failed), "</ul>"]
+    parts += ["<main>", *map(_card, batch.drawn), "</main>\n</html>"]
+    return "\n".join(parts) + "\n"
+
+
+def _card(drawn: DrawnText) -> str:
+    links = {name: quote(f"{drawn.folder}/{name}") for name in drawn.files}
+    first = next((name for name in links if name.endswith(_SHOWN_IN_IMG)), None)
+    figure = ""
+    if first is not None:
+        # No width and height: an overview's depend on the model; the box has its own.
+        image = f'<img src="{links[first]}" loading=lazy decoding=async alt="{_shown(first)} of text {drawn.index}">'
+        figure = f'<a href="{links[first]}">{image}</a>\n'
+    files = "".join(f'<a href="{link}">{_shown(name)}</a> ' for name, link in links.items())
+    notes = "".join(f"<p class=where>{_shown(note)}</p>" for note in drawn.notes)
+    where = f"{drawn.index} · {drawn.source}, line {drawn.line} · {len(drawn.tokens)} tokens"
+    text = drawn.text or " ".join(drawn.tokens)
+    return (
+        f'<article id="text-{drawn.index}">\n{figure}<div class=told>\n<p class=where>{_shown(where)}</p>\n'
+        f"<p class=text dir=auto>{_shown(_cut(text))}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
+    )
+
+
+def _failure(failed: FailedText) -> str:
+    text = f"<div class=text dir=auto>{_shown(_cut(failed.text))}</div>" if failed.text else ""
+    return f"<li>{_shown(str(failed))}{text}</li>"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS].rstrip()}…"
+
+
+def _shown(text: str) -> str:
+    """A text for HTML; what no browser shows (controls) or what would turn the text around, as its code point."""
+    return escape(_UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text))

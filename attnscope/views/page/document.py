@@ -1,0 +1,272 @@
+"""The page itself: what it shows as JSON and packed bytes, its script and style, in one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope import __version__
+from attnscope.errors import AttnscopeError
+from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
+from attnscope.records.findings import Findings
+from attnscope.records.storage import finite, plain
+from attnscope.views.heads_summary import label, marks_of, printable
+from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, STEP, most_pieces, pack
+
+PAGE_SCHEMA = "attnscope.page/1"
+
+MOST_WEIGHTS = 1 << 27
+"""A page of more would be beyond what a browser opens in comfort."""
+
+MODULES = (
+    "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "matrix", "links", "text", "compare",
+    "attention", "headcount", "save", "app",
+)  # fmt: skip
+"""The page's ES modules, each after those that it imports."""
+
+_IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
+_INDENT = re.compile(r"^[ ]+", re.MULTILINE)
+_EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
+
+
+@dataclass(frozen=True, eq=False)
+class PageText:
+    """One text of a page.
+
+    Attributes:
+        record: What every head attends to on it.
+        full_width: By kind, for each layer of the map, what one head over the full width of that layer would attend
+            to, (layer, query, key): softmax of the layer's own queries and keys over all heads together. NaN, or no
+            such kind: not known.
+    """
+
+    record: Heatmap
+    full_width: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+
+class Page:
+    """One HTML file that shows attention; a notebook shows it where it stands.
+
+    Attributes:
+        html: The whole file.
+    """
+
+    def __init__(self, html: str) -> None:
+        self.html = html
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the file, whole or not at all."""
+        return write_whole(Path(path), self.html.encode())
+
+    def _repr_html_(self) -> str:
+        whole = self.html.replace("&", "&amp;").replace('"', "&quot;")
+        return (
+            f'<iframe srcdoc="{whole}" sandbox="allow-scripts allow-downloads" title="attnscope"'
+            ' width="100%" height="760" style="border:1px solid #ccc"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"Page({len(self.html) / 2**20:.1f} MiB of HTML; .save(path) writes it)"
+
+
+def page_of_record(record: Heatmap, *, findings: Findings | None = None) -> Page:
+    """The page of one record, see `page_of`."""
+    return page_of([PageText(record)], findings=findings)
+
+
+def page_of(
+    texts: Sequence[PageText], *, findings: Findings | None = None, start: Mapping[str, str] | None = None
+) -> Page:
+    """Makes a page of one text or several.
+
+    Args:
+        texts: What it shows.
+        findings: Names the roles of heads.
+        start: What the page shows at first, as its address would say it: `{"v": "matrix", "h": "3.1"}`.
+
+    Raises:
+        AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
+    """
+    if not texts:
+        raise AttnscopeError("a page needs a text")
+    step = FINE_STEP if require_room(texts) <= FINE_UP_TO else STEP
+    blocks: list[str] = []
+    manifest = {
+        "schema": PAGE_SCHEMA,
+        "version": __version__,
+        "step": step,
+        "mostPieces": most_pieces(step),
+        "leftUnit": LEFT_UNIT,
+        "texts": [_text(one, blocks, step) for one in texts],
+        "roles": None if findings is None else _roles(findings),
+        "start": dict(start or {}),
+    }
+    return Page(_html(manifest, blocks))
+
+
+def require_room(texts: Sequence[PageText]) -> int:
+    """How many weights a page would hold; refuses more than a browser opens in comfort.
+
+    Raises:
+        AttnscopeError: There are more, or none at all.
+    """
+    n = 0
+    for text in texts:
+        for attention in text.record.maps:
+            n += len(text.record.chosen(attention)) * len(attention.queries) * len(attention.keys)
+    if not n:
+        raise AttnscopeError("there is no head to show")
+    if n > MOST_WEIGHTS:
+        raise AttnscopeError(
+            f"a page of {n / 1e6:,.0f} million weights would be too large for a browser "
+            f"(the most is {MOST_WEIGHTS / 1e6:,.0f} million)",
+            "choose fewer layers and heads (-L, -H, --pick), or shorter or fewer texts",
+        )
+    return n
+
+
+def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
+    record = one.record
+    return {
+        "text": record.text,
+        "title": printable(record.text, 120) or "(blank)",
+        "run": plain(dict(record.run), finite),
+        "changes": list(record.changes),
+        "maps": [
+            _map(record, attention, one.full_width.get(attention.kind), blocks, step) for attention in record.maps
+        ],
+    }
+
+
+def _map(
+    record: Heatmap, attention: AttentionMap, full: NDArray[np.float32] | None, blocks: list[str], step: float
+) -> dict[str, Any]:
+    chosen = record.chosen(attention)
+    held = [attention.of(layer, head) for layer, head in chosen]
+    full_layers = [] if full is None else [at for at in range(len(full)) if not np.isnan(full[at]).any()]
+    if full is not None:
+        held += [full[at] for at in full_layers]
+    chunks = []
+    for chunk in pack(held, attention.keys, step):
+        chunks.append([len(blocks), list(chunk.heads)])
+        blocks.append(chunk.data)
+    return {
+        "kind": attention.kind,
+        "heads": [list(pair) for pair in chosen],
+        "full": [attention.layers[at] for at in full_layers],
+        # How much of its attention a head gives to one key, over queries: what the grid can be sorted by.
+        "focus": [round(float(weights.max(-1).mean()), 4) for weights in held[: len(chosen)]],
+        "queries": _tokens(attention.queries),
+        "keys": _tokens(attention.keys) if attention.kind == "cross" else None,
+        "chunks": chunks,
+    }
+
+
+def _tokens(tokens: Tokens) -> dict[str, Any]:
+    groups = None if tokens.words is None else tokens.word_groups()
+    return {
+        "labels": [printable(text, 80) or "\ufffd" for text in tokens.labels],
+        "offsets": tokens.offsets.ravel().tolist(),
+        "special": np.flatnonzero(tokens.special).tolist(),
+        "segments": tokens.segments.tolist() if tokens.segments.any() else None,
+        "groups": None if groups is None else [len(group) for group in groups],
+        "words": None if groups is None else [printable(text, 80) or "\ufffd" for text in tokens.merged(groups).labels],
+        "text": tokens.text,
+        "pair": tokens.pair,
+        "given": tokens.n_given,
+    }
+
+
+def _roles(findings: Findings) -> dict[str, Any]:
+    marks = marks_of(findings)
+    heads: dict[str, dict[str, Any]] = {}
+    for head in findings.heads:
+        heads.setdefault(head.kind, {})[f"{head.layer}.{head.head}"] = [
+            {
+                "name": role.name,
+                "value": finite(round(role.value, 4)),
+                "low": finite(role.low),
+                "high": finite(role.high),
+                "tentative": role.tentative,
+            }
+            for role in head.roles
+        ]
+    return {
+        "marks": {
+            name: {
+                "glyph": mark.glyph,
+                "color": mark.color,
+                "label": label(name),
+                "what": findings.role_facts(name).what,
+            }
+            for name, mark in marks.items()
+        },
+        "heads": heads,
+        "model": str(findings.run.get("model", "")),
+        "sha256": str(findings.run.get("sha256", "")),
+    }
+
+
+@cache
+def script() -> str:
+    """The page's modules joined into one: imports and exports go, as all names are in one scope."""
+    source = files("attnscope.views.page") / "src"
+    joined = []
+    for name in MODULES:
+        text = (source / f"{name}.js").read_text(encoding="utf-8")
+        for needed in _IMPORT.findall(text):
+            if needed not in MODULES[: MODULES.index(name)]:
+                raise ValueError(f"{name}.js imports {needed}.js, which does not come before it")
+        joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
+    whole = '"use strict";\n' + "\n".join(joined)
+    if any(line.count("`") % 2 for line in whole.splitlines()):
+        raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
+    # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and
+    # take twice as long to read it. Python's escapes up to U+FFFF are JavaScript's too.
+    whole = _INDENT.sub("", whole).encode("ascii", "backslashreplace").decode()
+    if "</script" in whole.lower() or "<!--" in whole or "\\U" in whole:
+        raise ValueError("a script that ends its own element, or a letter that JavaScript escapes otherwise")
+    return whole
+
+
+@cache
+def style() -> str:
+    """The page's style sheet."""
+    sheet = (files("attnscope.views.page") / "src" / "style.css").read_text(encoding="utf-8")
+    return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", _INDENT.sub("", sheet))
+
+
+def _hash(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+
+def _html(manifest: Mapping[str, Any], blocks: Sequence[str]) -> str:
+    # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
+    data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(style())}; "
+        "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
+    )
+    return "".join((
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+        '<meta name="referrer" content="no-referrer">\n',
+        f'<meta name="generator" content="attnscope {__version__}">\n<title>attnscope</title>\n',
+        f"<style>{style()}</style>\n</head>\n<body>\n",
+        "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
+        f'<script type="application/json" id="manifest">{data}</script>\n',
+        *(f'<script type="text/plain" id="d{n}">{block}</script>\n' for n, block in enumerate(blocks)),
+        f'<script type="module">{script()}</script>\n</body>\n</html>\n',
+    ))  # fmt: skip

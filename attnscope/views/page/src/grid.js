@@ -1,0 +1,233 @@
+// Grid: all layers and heads at once.
+import { digits, manifest, matrix, nameOf, rolesOf } from "./data.js";
+import { el, fill, select } from "./dom.js";
+import { HeadGrid, paintThumb, topOf } from "./heads.js";
+import { widthOf } from "./pen.js";
+import { addressOf, mapOf, state, update } from "./state.js";
+
+/** The heads in the order of the grid. */
+function ordered() {
+  const { kind, heads, focus } = mapOf();
+  if (state.sort === "layer") return heads;
+  const places = heads.map((_, index) => index);
+  if (state.sort === "focus") places.sort((a, b) => focus[b] - focus[a]);
+  else {
+    const names = Object.keys(manifest.roles?.marks || {});
+    const key = (index) => {
+      const [first] = rolesOf(kind, heads[index].join("."));
+      return first ? [names.indexOf(first.name), -first.value] : [names.length, 0];
+    };
+    places.sort((a, b) => key(a)[0] - key(b)[0] || key(a)[1] - key(b)[1] || a - b);
+  }
+  return places.map((index) => heads[index]);
+}
+
+function hasRole(spec, role) {
+  return rolesOf(mapOf().kind, spec).some(({ name }) => name === role);
+}
+
+export class GridView {
+  constructor(app) {
+    this.app = app;
+    this.heads = new HeadGrid(
+      "Heads",
+      {
+        open: (spec) => update({ v: "matrix", h: spec, z: "" }),
+        hover: (spec) => this.tell(spec),
+      },
+      { large: true },
+    );
+    const sorts = [["layer", "layer"], ["focus", "sharpness"], ...(manifest.roles ? [["role", "role"]] : [])];
+    this.sort = select("Order by", sorts, (value) => update({ sort: value }));
+    this.roles = el("div", { class: "roles", role: "group", "aria-label": "Show one role" });
+    this.read = el("div", { class: "read", id: "readout" });
+    this.host = el("div", { class: "gridhost" }, this.heads.root);
+    this.root = el(
+      "div",
+      { class: "view grid" },
+      el("div", { class: "toolbar" }, this.read, this.sort),
+      this.roles,
+      this.host,
+    );
+    new ResizeObserver(() => this.root.isConnected && this.show()).observe(this.host);
+  }
+
+  show() {
+    const map = mapOf();
+    const order = ordered();
+    const byLayer = state.sort === "layer";
+    const columns = byLayer ? new Set(order.map(([, head]) => head)).size : 12;
+    const room = this.host.clientWidth - (byLayer ? 34 : 4);
+    if (room < 50) return;
+    const size = Math.max(byLayer ? 18 : 44, Math.min(132, Math.floor(room / columns) - (room < 500 ? 2 : 6)));
+    const dimmed = new Set(
+      state.role ? order.map((pair) => pair.join(".")).filter((spec) => !hasRole(spec, state.role)) : [],
+    );
+    this.heads.show(order, byLayer, size, state.h, this.app.palette, dimmed);
+    this.sort.show(state.sort);
+    this.showRoles(map);
+    this.tell(null);
+  }
+
+  showRoles(map) {
+    if (!manifest.roles) return fill(this.roles);
+    const held = map.heads.map((pair) => pair.join("."));
+    const buttons = Object.entries(manifest.roles.marks).map(([name, mark]) => {
+      const count = held.filter((spec) => hasRole(spec, name)).length;
+      if (!count) return null;
+      const dot = el("i", { class: "dot" });
+      dot.style.background = mark.color;
+      return el(
+        "button",
+        {
+          type: "button",
+          class: "chip",
+          "aria-pressed": String(state.role === name),
+          title: mark.what,
+          "data-role": name,
+          onclick: () => update({ role: state.role === name ? "" : name }),
+        },
+        dot,
+        mark.label,
+        el("small", {}, String(count)),
+      );
+    });
+    const focused = document.activeElement?.dataset?.role;
+    fill(this.roles, buttons);
+    if (focused) this.roles.querySelector(`[data-role="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  tell(spec) {
+    const map = mapOf();
+    if (!spec) {
+      const n = map.heads.length;
+      return fill(
+        this.read,
+        el("b", {}, `${n} ${n === 1 ? "head" : "heads"}`),
+        el(
+          "span",
+          { class: "faint" },
+          `${map.queries.labels.length} × ${(map.keys || map.queries).labels.length} tokens · rows are queries, columns keys · choose a head to open it`,
+        ),
+      );
+    }
+    const place = map.heads.findIndex((pair) => pair.join(".") === spec);
+    const roles = rolesOf(map.kind, spec).map((role) => {
+      const mark = manifest.roles.marks[role.name];
+      const dot = el("i", { class: "dot" });
+      dot.style.background = mark.color;
+      return el(
+        "span",
+        { class: "role" },
+        dot,
+        `${mark.label} ${digits(role.value).slice(0, -2)}${role.tentative ? " (tentative)" : ""}`,
+      );
+    });
+    return fill(
+      this.read,
+      el("b", {}, nameOf(spec)),
+      el("span", { class: "faint" }, `largest weight of a query, on average ${digits(map.focus[place]).slice(0, -1)}`),
+      roles,
+    );
+  }
+
+  /** All thumbnails as one figure. */
+  async figure() {
+    const order = ordered();
+    const byLayer = state.sort === "layer";
+    const heads = [...new Set(order.map(([, head]) => head))].sort((a, b) => a - b);
+    const layers = [...new Set(order.map(([layer]) => layer))];
+    const columns = byLayer ? heads.length : 12;
+    const [size, gap, left, top] = [96, 6, byLayer ? 34 : 4, byLayer ? 22 : 4];
+    const line = byLayer ? size + gap : size + gap + 16;
+    const rows = byLayer ? layers.length : Math.ceil(order.length / columns);
+    const colours = this.app.palette;
+    const pictures = [];
+    for (const pair of order) {
+      const shown = await matrix(state.t, state.m, pair.join("."), state.hide, state.words);
+      const picture = document.createElement("canvas");
+      paintThumb(picture, shown, size, { low: 0, high: await topOf(shown), table: colours.one });
+      pictures.push(picture);
+    }
+    const draw = (pen) => {
+      if (byLayer) {
+        heads.forEach((head, at) =>
+          pen.text(`H${head}`, left + at * (size + gap) + size / 2, 11, {
+            size: 11,
+            align: "center",
+            colour: colours.faint,
+          }),
+        );
+        layers.forEach((layer, at) =>
+          pen.text(`L${layer}`, left - 8, top + at * line + size / 2, {
+            size: 11,
+            align: "right",
+            colour: colours.faint,
+          }),
+        );
+      }
+      order.forEach((pair, number) => {
+        const [column, row] = byLayer
+          ? [heads.indexOf(pair[1]), layers.indexOf(pair[0])]
+          : [number % columns, Math.floor(number / columns)];
+        const [x, y] = [left + column * (size + gap), top + row * line];
+        const picture = pictures[number];
+        pen.image(picture, 0, 0, picture.width, picture.height, x, y, size, size);
+        const [role] = rolesOf(mapOf().kind, pair.join("."));
+        const mark = role && manifest.roles.marks[role.name];
+        pen.frame(x - 0.5, y - 0.5, size + 1, size + 1, mark ? mark.color : colours.line, mark ? 2 : 1);
+        if (!byLayer)
+          pen.text(nameOf(pair.join(".")), x + size / 2, y + size + 9, {
+            size: 10,
+            align: "center",
+            colour: colours.faint,
+          });
+      });
+    };
+    const told = Object.values(manifest.roles?.marks || {}).filter((mark) =>
+      order.some((pair) =>
+        rolesOf(mapOf().kind, pair.join(".")).some((role) => manifest.roles.marks[role.name] === mark),
+      ),
+    );
+    const wide = left + columns * (size + gap);
+    const low = top + rows * line + 14;
+    const legend = (pen) => {
+      let [x, y] = [left, low];
+      for (const mark of told) {
+        const needs = 30 + widthOf(mark.label, 12);
+        if (x + needs > wide && x > left) [x, y] = [left, y + 20];
+        pen.rect(x, y - 5, 10, 10, mark.color);
+        pen.text(mark.label, x + 15, y, { size: 12, colour: colours.ink });
+        x += needs;
+      }
+      return y + 12;
+    };
+    const nothing = { rect() {}, text() {} };
+    return {
+      width: wide,
+      height: told.length ? legend(nothing) : low - 14,
+      draw: (pen) => (draw(pen), legend(pen)),
+      name: "grid",
+    };
+  }
+
+  /** A line for each head. */
+  async rows() {
+    const map = mapOf();
+    const lines = [["kind", "layer", "head", "mean_largest_weight", "roles", "address"]];
+    for (const pair of ordered()) {
+      const spec = pair.join(".");
+      const place = map.heads.findIndex((other) => other.join(".") === spec);
+      lines.push([
+        map.kind,
+        ...pair,
+        map.focus[place],
+        rolesOf(map.kind, spec)
+          .map((role) => role.name)
+          .join("+"),
+        addressOf({ ...state, v: "matrix", h: spec }),
+      ]);
+    }
+    return lines;
+  }
+}

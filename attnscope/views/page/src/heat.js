@@ -1,0 +1,386 @@
+// A map as a heatmap with its tokens: zoomed, panned, pointed at; on the screen and in files.
+import { inkOn, stepOf } from "./colour.js";
+import { digits } from "./data.js";
+import { canvas, el } from "./dom.js";
+import { CanvasPen, fitted, widthOf } from "./pen.js";
+
+const MOST_CELL = 46;
+const LABEL_PX = 12;
+const NUMBERS_FROM = 34; // cells of so many pixels have their numbers written into them
+
+/** A picture of one pixel a cell; of several cells a pixel (the largest of them) where there is no room for all. */
+function imageOf(shown, look, factor) {
+  const name = [look.low, look.high, look.table.css[255], factor].join();
+  if (shown.image?.name === name) return shown.image.picture;
+  const [n_rows, n_columns] = [shown.rows.length, shown.columns.length];
+  const [height, width] = [Math.ceil(n_rows / factor), Math.ceil(n_columns / factor)];
+  const picture = document.createElement("canvas");
+  picture.width = width;
+  picture.height = height;
+  const pixels = new ImageData(width, height);
+  paintPooled(shown, look, factor, new Uint32Array(pixels.data.buffer), width, height);
+  picture.getContext("2d").putImageData(pixels, 0, 0);
+  shown.image = { name, picture };
+  return picture;
+}
+
+/** Fills pixels with the colours of a map; each pixel has the cell of largest size that falls on it. */
+export function paintPooled(shown, look, factor, pixels, width, height) {
+  const { values } = shown;
+  const [n_rows, n_columns] = [shown.rows.length, shown.columns.length];
+  const colours = look.table.packed;
+  const scale = 256 / (look.high - look.low);
+  for (let y = 0; y < height; y++) {
+    const top = Math.floor(y * factor);
+    const bottom = Math.min(n_rows, Math.max(top + 1, Math.floor((y + 1) * factor)));
+    for (let x = 0; x < width; x++) {
+      const left = Math.floor(x * factor);
+      const right = Math.min(n_columns, Math.max(left + 1, Math.floor((x + 1) * factor)));
+      let value = values[top * n_columns + left];
+      if (bottom - top > 1 || right - left > 1) {
+        for (let row = top; row < bottom; row++) {
+          for (let at = row * n_columns + left; at < row * n_columns + right; at++)
+            if (Math.abs(values[at]) > Math.abs(value)) value = values[at];
+        }
+      }
+      const step = (value - look.low) * scale;
+      pixels[y * width + x] = colours[step >= 255 ? 255 : step > 0 ? step | 0 : 0];
+    }
+  }
+}
+
+/** How much room labels need beside a map and above it. */
+export function guttersOf(shown, width, height) {
+  const longest = (axis) =>
+    (axis.longest ??= axis.labels
+      .slice(0, 600)
+      .reduce((most, label) => Math.max(most, label.length < 40 ? widthOf(label, LABEL_PX) : 200), 0));
+  return {
+    left: Math.ceil(Math.min(longest(shown.rows), Math.max(44, width * 0.18), 130)) + 12,
+    top: Math.ceil(Math.min(longest(shown.columns), Math.max(44, height * 0.18), 110)) + 10,
+  };
+}
+
+function labelColour(axis, number, colours) {
+  return axis.special[number] ? colours.special : axis.written[number] ? colours.written : colours.ink;
+}
+
+/**
+ * Draws a map and its labels.
+ *
+ * @param place {left, top, width, height} of the cells' window; {cell, x, y} what of the map stands in it
+ * @param look {low, high, table, colours}
+ */
+export function drawHeat(pen, shown, place, look, ratio = 1) {
+  const { rows, columns } = shown;
+  const { left, top, width, height, cell, x, y } = place;
+  const { colours } = look;
+  const first = { row: Math.max(0, Math.floor(y / cell)), column: Math.max(0, Math.floor(x / cell)) };
+  const last = {
+    row: Math.min(rows.length, Math.ceil((y + height) / cell)),
+    column: Math.min(columns.length, Math.ceil((x + width) / cell)),
+  };
+  const factor = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
+  const picture = imageOf(shown, look, factor);
+  pen.within(left, top, width, height, () => {
+    const [sx, sy] = [Math.floor(first.column / factor), Math.floor(first.row / factor)];
+    const [sw, sh] = [Math.ceil(last.column / factor) - sx, Math.ceil(last.row / factor) - sy];
+    if (sw > 0 && sh > 0)
+      pen.image(
+        picture,
+        sx,
+        sy,
+        sw,
+        sh,
+        left + sx * factor * cell - x,
+        top + sy * factor * cell - y,
+        sw * factor * cell,
+        sh * factor * cell,
+      );
+    if (cell >= NUMBERS_FROM) writeNumbers(pen, shown, place, look, first, last);
+  });
+  const [right, bottom] = [
+    Math.min(left + width, left + columns.length * cell - x),
+    Math.min(top + height, top + rows.length * cell - y),
+  ];
+  pen.frame(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1, colours.line);
+  const size = Math.max(8, Math.min(LABEL_PX, cell * 0.86));
+  const apart = Math.max(1, Math.ceil((size + 1) / cell));
+  for (let row = Math.ceil(first.row / apart) * apart; row < last.row; row += apart) {
+    const at = top + (row + 0.5) * cell - y;
+    if (at < top || at > top + height) continue;
+    pen.text(fitted(rows.labels[row], size, left - 10), left - 6, at, {
+      size,
+      align: "right",
+      colour: labelColour(rows, row, colours),
+    });
+  }
+  for (let column = Math.ceil(first.column / apart) * apart; column < last.column; column += apart) {
+    const at = left + (column + 0.5) * cell - x;
+    if (at < left || at > left + width) continue;
+    pen.text(fitted(columns.labels[column], size, top - 9), at, top - 6, {
+      size,
+      turn: -Math.PI / 2,
+      colour: labelColour(columns, column, colours),
+    });
+  }
+}
+
+function writeNumbers(pen, shown, { left, top, cell, x, y }, look, first, last) {
+  for (let row = first.row; row < last.row; row++) {
+    for (let column = first.column; column < last.column; column++) {
+      const value = shown.values[row * shown.columns.length + column];
+      const said = digits(value)
+        .replace(/^(\u2212?)0(\.\d\d).*/, "$1$2")
+        .replace(/^1\.0.*/, "1");
+      if (!/[1-9]/.test(said)) continue;
+      const colour = inkOn(look.table.rgb[stepOf(value, look.low, look.high)]);
+      pen.text(
+        Math.abs(value) >= 0.995 ? said : (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2).slice(1),
+        left + (column + 0.5) * cell - x,
+        top + (row + 0.5) * cell - y,
+        { size: 11, align: "center", colour },
+      );
+    }
+  }
+}
+
+/** A zoom as the address has it, and back. */
+export function addressOfView(view) {
+  return view ? [view.cell, view.x, view.y].map((part) => Math.round(part * 100) / 100).join() : "";
+}
+
+export function viewAt(text) {
+  const [cell, x, y] = text.split(",").map(Number);
+  return text ? { cell, x, y } : null;
+}
+
+/** The size of a map as a figure, and where its cells stand: what is zoomed to, else all of it. */
+export function seenOf({ shown, view, at }, most = 900) {
+  if (view && at) {
+    const width = Math.min(at.width, shown.columns.length * at.cell);
+    const height = Math.min(at.height, shown.rows.length * at.cell);
+    return { place: { ...at, width, height }, width: at.left + width + 8, height: at.top + height + 8 };
+  }
+  const gutters = guttersOf(shown, most, most);
+  const cell = Math.max(1, Math.min(24, most / Math.max(shown.rows.length, shown.columns.length)));
+  const place = {
+    left: gutters.left,
+    top: gutters.top,
+    width: cell * shown.columns.length,
+    height: cell * shown.rows.length,
+    cell,
+    x: 0,
+    y: 0,
+  };
+  return { place, width: place.left + place.width + 8, height: place.top + place.height + 8 };
+}
+
+/** A bar of colours with its ends. */
+export function drawScale(pen, look, x, y, width, [low, high]) {
+  for (let step = 0; step < 64; step++)
+    pen.rect(x + (step * width) / 64, y, width / 64 + 0.6, 8, look.table.css[Math.round((step * 255) / 63)]);
+  pen.frame(x - 0.5, y - 0.5, width + 1, 9, look.colours.line);
+  pen.text(low, x, y + 18, { size: 11, colour: look.colours.faint });
+  pen.text(high, x + width, y + 18, { size: 11, align: "right", colour: look.colours.faint });
+}
+
+/** A heatmap on the screen. */
+export class Heat {
+  /**
+   * @param label what it is, for those who listen
+   * @param on {hover(row, column) | hover(null), pick(row, column), step(rows, columns), zoom(view)}
+   */
+  constructor(label, on) {
+    this.on = on;
+    this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
+    this.over = canvas({
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "attention map",
+      "aria-label": label,
+    });
+    this.root = el("div", { class: "heat" }, this.base, this.over);
+    this.view = null; // null = all of it
+    this.cursor = null;
+    this.pointers = new Map();
+    this.listen();
+  }
+
+  set(shown, look) {
+    this.shown = shown;
+    this.look = look;
+    this.draw();
+  }
+
+  /** Where the cells stand now. */
+  place() {
+    const { width, height } = this.room;
+    const gutters = this.gutters?.(width, height) || guttersOf(this.shown, width, height);
+    const [w, h] = [Math.max(20, width - gutters.left - 2), Math.max(20, height - gutters.top - 2)];
+    const [n_rows, n_columns] = [this.shown.rows.length, this.shown.columns.length];
+    this.least = Math.min(MOST_CELL, w / n_columns, h / n_rows);
+    const cell = this.view ? Math.min(MOST_CELL, Math.max(this.least, this.view.cell)) : this.least;
+    const held = (value, most) => Math.max(0, Math.min(value, most));
+    return {
+      left: gutters.left,
+      top: gutters.top,
+      width: w,
+      height: h,
+      cell,
+      x: held(this.view?.x || 0, n_columns * cell - w),
+      y: held(this.view?.y || 0, n_rows * cell - h),
+    };
+  }
+
+  draw() {
+    if (!this.shown || !this.root.isConnected) return;
+    const width = this.root.clientWidth;
+    const height = this.root.clientHeight;
+    if (!width || !height) return;
+    this.room = { width, height };
+    const context = this.base.fit(width, height);
+    context.clearRect(0, 0, width, height);
+    this.at = this.place();
+    const { left, top, cell, x, y } = this.at;
+    this.root.dataset.place = [left, top, cell, x, y].join();
+    this.over.style.touchAction = this.at.cell > this.least * 1.01 ? "none" : "pan-y";
+    drawHeat(new CanvasPen(context), this.shown, this.at, this.look, devicePixelRatio || 1);
+    this.point(this.cursor);
+  }
+
+  /** Marks a row and a column; null = none. */
+  point(cursor) {
+    this.cursor = cursor;
+    if (!this.at) return;
+    const { width, height } = this.room;
+    const context = this.over.fit(width, height);
+    context.clearRect(0, 0, width, height);
+    if (!cursor) return;
+    const pen = new CanvasPen(context);
+    const { left, top, cell, x, y } = this.at;
+    const { colours } = this.look;
+    const { rows, columns } = this.shown;
+    const [right, bottom] = [
+      Math.min(left + this.at.width, left + columns.length * cell - x),
+      Math.min(top + this.at.height, top + rows.length * cell - y),
+    ];
+    const [cx, cy] = [left + cursor.column * cell - x, top + cursor.row * cell - y];
+    pen.within(left - 1, top - 1, right - left + 2, bottom - top + 2, () => {
+      if (cursor.row >= 0) for (const at of [cy, cy + cell]) pen.line(left, at, right, at, colours.mark, 1, 0.75);
+      if (cursor.column >= 0) for (const at of [cx, cx + cell]) pen.line(at, top, at, bottom, colours.mark, 1, 0.75);
+    });
+    const tag = (said, px, py, align, turn) => {
+      const wide = widthOf(said, LABEL_PX, 600) + 6;
+      if (turn) pen.rect(px - 8, py - wide + 3, 16, wide, colours.ground);
+      else pen.rect(px - wide + 3, py - 8, wide, 16, colours.ground);
+      pen.text(said, px, py, { size: LABEL_PX, weight: 600, align, turn, colour: colours.mark });
+    };
+    if (cursor.row >= 0 && cy + cell > top && cy < top + this.at.height)
+      tag(fitted(rows.labels[cursor.row], LABEL_PX, left - 10, 600), left - 6, cy + cell / 2, "right", 0);
+    if (cursor.column >= 0 && cx + cell > left && cx < left + this.at.width)
+      tag(fitted(columns.labels[cursor.column], LABEL_PX, top - 9, 600), cx + cell / 2, top - 6, "left", -Math.PI / 2);
+  }
+
+  /** Brings a cell into sight. */
+  reveal(row, column) {
+    if (!this.view || !this.at) return;
+    const { cell, width, height } = this.at;
+    let { x, y } = this.at;
+    if (column >= 0) x = Math.min(Math.max(x, (column + 1) * cell - width), column * cell);
+    if (row >= 0) y = Math.min(Math.max(y, (row + 1) * cell - height), row * cell);
+    if (x !== this.at.x || y !== this.at.y) this.move({ cell, x, y });
+  }
+
+  move(view) {
+    this.view = view;
+    this.draw();
+    this.view = view && this.at.cell > this.least * 1.001 ? { cell: this.at.cell, x: this.at.x, y: this.at.y } : null;
+    this.on.zoom?.(this.view);
+  }
+
+  /** Zooms by a factor about a point of the window; about its middle if none is given. */
+  zoom(factor, px, py) {
+    if (!this.at) return;
+    const { left, top, width, height, cell, x, y } = this.at;
+    const [fx, fy] = [(px ?? left + width / 2) - left, (py ?? top + height / 2) - top];
+    const next = Math.min(MOST_CELL, Math.max(this.least, cell * factor));
+    this.move({ cell: next, x: ((x + fx) / cell) * next - fx, y: ((y + fy) / cell) * next - fy });
+  }
+
+  cellAt(event) {
+    const box = this.over.getBoundingClientRect();
+    const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    if (!this.at) return null;
+    const { left, top, width, height, cell, x, y } = this.at;
+    const column = px < left ? -1 : Math.floor((px - left + x) / cell);
+    const row = py < top ? -1 : Math.floor((py - top + y) / cell);
+    if (column >= this.shown.columns.length || row >= this.shown.rows.length || (row < 0 && column < 0)) return null;
+    return px > left + width || py > top + height ? null : { row, column, px, py };
+  }
+
+  listen() {
+    const { over } = this;
+    over.addEventListener("pointermove", (event) => {
+      const held = this.pointers.get(event.pointerId);
+      if (held) return this.drag(event, held);
+      const cell = this.cellAt(event);
+      this.on.hover?.(cell);
+    });
+    over.addEventListener("pointerleave", () => this.on.hover?.(null));
+    over.addEventListener("pointerdown", (event) => {
+      this.pointers.set(event.pointerId, { x: event.clientX, y: event.clientY, moved: 0 });
+      if (this.at && this.at.cell > this.least * 1.01) over.setPointerCapture(event.pointerId);
+    });
+    const up = (event) => {
+      const held = this.pointers.get(event.pointerId);
+      this.pointers.delete(event.pointerId);
+      if (event.type !== "pointerup" || !held || held.moved > 4) return;
+      const cell = this.cellAt(event);
+      if (cell) this.on.pick?.(cell.row, cell.column);
+    };
+    over.addEventListener("pointerup", up);
+    over.addEventListener("pointercancel", up);
+    over.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        const box = over.getBoundingClientRect();
+        this.zoom(
+          Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0022)),
+          event.clientX - box.left,
+          event.clientY - box.top,
+        );
+      },
+      { passive: false },
+    );
+    over.addEventListener("dblclick", () => this.move(null));
+    over.addEventListener("keydown", (event) => {
+      const far = event.shiftKey ? 10 : 1;
+      const step = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far] }[event.key];
+      if (event.altKey || event.ctrlKey || event.metaKey) return;
+      if (step) this.on.step?.(...step);
+      else if (event.key === "+" || event.key === "=") this.zoom(1.4);
+      else if (event.key === "-") this.zoom(1 / 1.4);
+      else if (event.key === "0") this.move(null);
+      else return;
+      event.preventDefault();
+    });
+  }
+
+  drag(event, held) {
+    const others = [...this.pointers].filter(([id]) => id !== event.pointerId);
+    const [dx, dy] = [event.clientX - held.x, event.clientY - held.y];
+    held.moved += Math.abs(dx) + Math.abs(dy);
+    const box = this.over.getBoundingClientRect();
+    if (others.length) {
+      const other = others[0][1];
+      const far = (x, y) => Math.hypot(x - other.x, y - other.y) || 1;
+      const factor = far(event.clientX, event.clientY) / far(held.x, held.y);
+      held.moved += 5;
+      this.zoom(factor, (event.clientX + other.x) / 2 - box.left, (event.clientY + other.y) / 2 - box.top);
+    } else if (this.view && this.at) this.move({ cell: this.at.cell, x: this.at.x - dx, y: this.at.y - dy });
+    held.x = event.clientX;
+    held.y = event.clientY;
+  }
+}

@@ -1,0 +1,173 @@
+// One way to draw, two places: a canvas, and SVG. What is saved is drawn by the same lines as what is seen.
+
+export const SANS =
+  'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
+
+/** Draws on a canvas. */
+export class CanvasPen {
+  constructor(context) {
+    this.context = context;
+  }
+
+  rect(x, y, width, height, fill, alpha = 1) {
+    this.context.globalAlpha = alpha;
+    this.context.fillStyle = fill;
+    this.context.fillRect(x, y, width, height);
+    this.context.globalAlpha = 1;
+  }
+
+  frame(x, y, width, height, colour, thick = 1) {
+    this.context.strokeStyle = colour;
+    this.context.lineWidth = thick;
+    this.context.strokeRect(x, y, width, height);
+  }
+
+  line(x1, y1, x2, y2, colour, thick = 1, alpha = 1) {
+    this.curve(x1, y1, x1, y1, x2, y2, x2, y2, colour, thick, alpha);
+  }
+
+  curve(x1, y1, cx1, cy1, cx2, cy2, x2, y2, colour, thick = 1, alpha = 1) {
+    const pen = this.context;
+    pen.globalAlpha = alpha;
+    pen.strokeStyle = colour;
+    pen.lineWidth = thick;
+    pen.beginPath();
+    pen.moveTo(x1, y1);
+    if (cx1 === x1 && cy1 === y1 && cx2 === x2 && cy2 === y2) pen.lineTo(x2, y2);
+    else pen.bezierCurveTo(cx1, cy1, cx2, cy2, x2, y2);
+    pen.stroke();
+    pen.globalAlpha = 1;
+  }
+
+  text(said, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
+    const pen = this.context;
+    pen.font = `${weight} ${size}px ${SANS}`;
+    pen.fillStyle = colour;
+    pen.textAlign = align;
+    pen.textBaseline = "middle";
+    if (!turn) return pen.fillText(said, x, y);
+    pen.save();
+    pen.translate(x, y);
+    pen.rotate(turn);
+    pen.fillText(said, 0, 0);
+    pen.restore();
+  }
+
+  image(source, sx, sy, sw, sh, x, y, width, height) {
+    this.context.imageSmoothingEnabled = false;
+    this.context.drawImage(source, sx, sy, sw, sh, x, y, width, height);
+  }
+
+  within(x, y, width, height, draw) {
+    this.context.save();
+    this.context.beginPath();
+    this.context.rect(x, y, width, height);
+    this.context.clip();
+    draw();
+    this.context.restore();
+  }
+}
+
+const XML = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+const xml = (text) =>
+  String(text)
+    .replace(/[&<>"]/g, (mark) => XML[mark])
+    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd");
+const short = (number) => String(Math.round(number * 100) / 100);
+
+/** Writes SVG. */
+export class SvgPen {
+  constructor(width, height) {
+    this.size = [width, height];
+    this.parts = [];
+    this.clips = 0;
+  }
+
+  rect(x, y, width, height, fill, alpha = 1) {
+    this.parts.push(
+      `<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="${fill}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
+    );
+  }
+
+  frame(x, y, width, height, colour, thick = 1) {
+    this.parts.push(
+      `<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="none" stroke="${colour}" stroke-width="${thick}"/>`,
+    );
+  }
+
+  line(x1, y1, x2, y2, colour, thick = 1, alpha = 1) {
+    this.parts.push(
+      `<path d="M${short(x1)} ${short(y1)}L${short(x2)} ${short(y2)}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
+    );
+  }
+
+  curve(x1, y1, cx1, cy1, cx2, cy2, x2, y2, colour, thick = 1, alpha = 1) {
+    const path = [
+      `M${short(x1)}`,
+      `${short(y1)}C${short(cx1)}`,
+      short(cy1),
+      short(cx2),
+      short(cy2),
+      short(x2),
+      short(y2),
+    ].join(" ");
+    this.parts.push(
+      `<path d="${path}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
+    );
+  }
+
+  text(said, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
+    const anchor = { left: "start", center: "middle", right: "end" }[align];
+    const turned = turn ? ` transform="rotate(${short((turn * 180) / Math.PI)} ${short(x)} ${short(y)})"` : "";
+    this.parts.push(
+      `<text x="${short(x)}" y="${short(y)}" dy="0.35em" font-size="${short(size)}" font-weight="${weight}" fill="${colour}" text-anchor="${anchor}" xml:space="preserve"${turned}>${xml(said)}</text>`,
+    );
+  }
+
+  image(source, sx, sy, sw, sh, x, y, width, height) {
+    const cut = document.createElement("canvas");
+    cut.width = Math.max(1, Math.ceil(sw));
+    cut.height = Math.max(1, Math.ceil(sh));
+    cut.getContext("2d").drawImage(source, sx, sy, sw, sh, 0, 0, cut.width, cut.height);
+    this.parts.push(
+      `<image x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${cut.toDataURL("image/png")}"/>`,
+    );
+  }
+
+  within(x, y, width, height, draw) {
+    const name = `c${this.clips++}`;
+    this.parts.push(
+      `<clipPath id="${name}"><rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}"/></clipPath><g clip-path="url(#${name})">`,
+    );
+    draw();
+    this.parts.push("</g>");
+  }
+
+  /** The whole document. */
+  document(title) {
+    const [width, height] = this.size.map(Math.ceil);
+    return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="${xml(SANS)}"><title>${xml(title)}</title>${this.parts.join("")}</svg>\n`;
+  }
+}
+
+const ruler = document.createElement("canvas").getContext("2d");
+
+/** How wide a text is. */
+export function widthOf(said, size, weight = 400) {
+  ruler.font = `${weight} ${size}px ${SANS}`;
+  return ruler.measureText(said).width;
+}
+
+/** A text cut to a width, with an ellipsis. */
+export function fitted(said, size, width, weight = 400) {
+  if (widthOf(said, size, weight) <= width) return said;
+  const letters = Array.from(said);
+  let low = 0;
+  let high = letters.length;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (widthOf(letters.slice(0, middle).join("") + "\u2026", size, weight) <= width) low = middle;
+    else high = middle - 1;
+  }
+  return letters.slice(0, low).join("") + "\u2026";
+}

@@ -1,0 +1,110 @@
+// What is seen, as files: PNG, SVG, CSV.
+import { manifest } from "./data.js";
+import { CanvasPen, SvgPen } from "./pen.js";
+import { state } from "./state.js";
+
+const MARGIN = 16;
+const FOOT = 26;
+const MOST_SIDE = 12000; // beyond it browsers refuse a canvas
+
+function hand(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+
+function provenance() {
+  const { run, title } = manifest.texts[state.t];
+  return [
+    run.model,
+    run.dtype,
+    run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "",
+    `attnscope ${manifest.version}`,
+    title,
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}
+
+function drawAll(pen, figure, colours, [width, height]) {
+  pen.rect(0, 0, width, height, colours.ground);
+  const moved = new Moved(pen, MARGIN, MARGIN);
+  figure.draw(moved);
+  pen.within(0, height - FOOT, width - MARGIN, FOOT, () =>
+    pen.text(provenance(), MARGIN, height - FOOT / 2, { size: 10, colour: colours.faint }),
+  );
+}
+
+/** A pen whose origin is elsewhere. */
+class Moved {
+  constructor(pen, dx, dy) {
+    this.pen = pen;
+    this.d = [dx, dy];
+  }
+
+  rect(x, y, ...rest) {
+    this.pen.rect(x + this.d[0], y + this.d[1], ...rest);
+  }
+
+  frame(x, y, ...rest) {
+    this.pen.frame(x + this.d[0], y + this.d[1], ...rest);
+  }
+
+  line(x1, y1, x2, y2, ...rest) {
+    const [dx, dy] = this.d;
+    this.pen.line(x1 + dx, y1 + dy, x2 + dx, y2 + dy, ...rest);
+  }
+
+  curve(x1, y1, cx1, cy1, cx2, cy2, x2, y2, ...rest) {
+    const [dx, dy] = this.d;
+    this.pen.curve(x1 + dx, y1 + dy, cx1 + dx, cy1 + dy, cx2 + dx, cy2 + dy, x2 + dx, y2 + dy, ...rest);
+  }
+
+  text(said, x, y, how) {
+    this.pen.text(said, x + this.d[0], y + this.d[1], how);
+  }
+
+  image(source, sx, sy, sw, sh, x, y, width, height) {
+    this.pen.image(source, sx, sy, sw, sh, x + this.d[0], y + this.d[1], width, height);
+  }
+
+  within(x, y, width, height, draw) {
+    this.pen.within(x + this.d[0], y + this.d[1], width, height, draw);
+  }
+
+  moved(dx, dy) {
+    return new Moved(this.pen, this.d[0] + dx, this.d[1] + dy);
+  }
+}
+
+function quoted(field) {
+  const text = String(field);
+  // A field that begins with one of these would be run by a spreadsheet; a number is no formula.
+  const safe = /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+/** Saves what a view shows. */
+export async function save(view, kind, colours) {
+  if (kind === "csv") {
+    const lines = (await view.rows()).map((row) => row.map(quoted).join(",")).join("\n");
+    return hand(new Blob([lines, "\n"], { type: "text/csv;charset=utf-8" }), `attnscope-${state.v}.csv`);
+  }
+  const figure = await view.figure();
+  const size = [Math.ceil(figure.width + 2 * MARGIN), Math.ceil(figure.height + 2 * MARGIN + FOOT - 8)];
+  const name = `attnscope-${figure.name}`.replaceAll(" ", "-");
+  if (kind === "svg") {
+    const pen = new SvgPen(...size);
+    drawAll(pen, figure, colours, size);
+    return hand(new Blob([pen.document(figure.name)], { type: "image/svg+xml" }), `${name}.svg`);
+  }
+  const scale = Math.min(2, MOST_SIDE / Math.max(...size));
+  // Not a canvas of the document, whose toBlob waits for an idle moment, up to seconds.
+  const held = new OffscreenCanvas(Math.ceil(size[0] * scale), Math.ceil(size[1] * scale));
+  const context = held.getContext("2d");
+  context.scale(scale, scale);
+  drawAll(new CanvasPen(context), figure, colours, size);
+  return hand(await held.convertToBlob({ type: "image/png" }), `${name}.png`);
+}

@@ -1,0 +1,141 @@
+// What is shown, all of it: one plain object that the address after # holds.
+import { manifest, has, canHide, canMerge, axisOf } from "./data.js";
+
+export const VIEWS = ["grid", "matrix", "links", "text", "compare", "headcount"];
+
+const DEFAULTS = {
+  v: "grid", // the view
+  t: 0, // the text
+  m: 0, // the map of the text: encoder, decoder or cross
+  h: "", // the head, such as 3.1, or mean, mean3, full3
+  q: -1, // the query token that is looked at; -1 = none
+  k: -1, // the key token
+  hide: 0, // special tokens hidden
+  words: 0, // word pieces merged
+  scale: "fixed", // what the darkest colour means: fixed, head, figure
+  hs: "", // Links: the heads, such as 3.1,5.11
+  min: 0.1, // Links: the least weight that is drawn
+  side: "q", // Links: whose links; Text: "q" what the token attends to, "k" what attends to it
+  b: "mean", // Compare: what with: a spec of a head, or text1
+  z: "", // Matrix, Compare: zoom, as cell,left,top
+  y: 0, // Links: the first token in sight
+  sort: "layer", // Grid
+  role: "", // Grid: only heads of this role
+  n: 2, // Head count: how many heads
+  step: 0, // Head count: the step
+  tok: 1, // Head count: the token
+  wo: "identity", // Head count: the output projection
+  d: "", // light or dark; empty = as the system
+};
+
+export const state = { ...DEFAULTS };
+
+const listeners = new Set();
+let waiting = false;
+let written = "";
+
+/** The map that is shown. */
+export function mapOf(s = state) {
+  return manifest.texts[s.t].maps[s.m];
+}
+
+/** Rows and columns as shown. */
+export function axesOf(s = state) {
+  const hide = s.hide && canHide(s.t, s.m);
+  const words = s.words && canMerge(s.t, s.m);
+  return { rows: axisOf(s.t, s.m, "queries", hide, words), columns: axisOf(s.t, s.m, "keys", hide, words) };
+}
+
+/** Calls back after a change, at most once a frame. */
+export function onChange(listener) {
+  listeners.add(listener);
+}
+
+/** Changes what is shown. */
+export function update(patch) {
+  Object.assign(state, patch);
+  mend();
+  schedule();
+}
+
+function schedule() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => {
+    waiting = false;
+    for (const listener of listeners) listener();
+    clearTimeout(schedule.later);
+    schedule.later = setTimeout(writeAddress, 150);
+  });
+}
+
+/** Brings a state that means nothing (an old link, a hand-written one) back to what there is. */
+function mend() {
+  const whole = (value, low, high, fallback) =>
+    Number.isInteger(value) && value >= low && value <= high ? value : fallback;
+  if (!VIEWS.includes(state.v)) state.v = "grid";
+  state.t = whole(state.t, 0, manifest.texts.length - 1, 0);
+  state.m = whole(state.m, 0, manifest.texts[state.t].maps.length - 1, 0);
+  const map = mapOf();
+  if (!has(state.t, state.m, state.h)) state.h = map.heads.length ? map.heads[0].join(".") : "mean";
+  state.q = whole(state.q, 0, map.queries.labels.length - 1, -1);
+  state.k = whole(state.k, 0, (map.keys || map.queries).labels.length - 1, -1);
+  state.hide = state.hide ? 1 : 0;
+  state.words = state.words ? 1 : 0;
+  if (!["fixed", "head", "figure"].includes(state.scale)) state.scale = "fixed";
+  if (!(state.min >= 0 && state.min <= 1)) state.min = DEFAULTS.min;
+  if (!["q", "k"].includes(state.side)) state.side = "q";
+  if (!["layer", "role", "focus"].includes(state.sort)) state.sort = "layer";
+  if (!manifest.roles?.marks[state.role]) state.role = "";
+  state.n = [1, 2, 4].includes(state.n) ? state.n : 2;
+  state.step = whole(state.step, 0, 4, 0);
+  state.tok = whole(state.tok, 0, 4, 1);
+  state.y = whole(state.y, 0, 1e6, 0);
+  if (!["identity", "mixing"].includes(state.wo)) state.wo = "identity";
+  if (!["", "light", "dark"].includes(state.d)) state.d = "";
+  if (!/^(-?[\d.]+,){2}-?[\d.]+$/.test(state.z)) state.z = "";
+  const other = /^text(\d+)$/.exec(state.b);
+  if (other ? !(Number(other[1]) < manifest.texts.length) : !has(state.t, state.m, state.b)) state.b = "mean";
+  state.hs = state.hs
+    .split(",")
+    .filter((spec) => spec && has(state.t, state.m, spec))
+    .join(",");
+}
+
+/** The address that shows this again; what is as it is at first is left out. */
+export function addressOf(s = state) {
+  const told = new URLSearchParams();
+  for (const [name, first] of Object.entries(DEFAULTS)) if (s[name] !== first) told.set(name, String(s[name]));
+  return "#" + told.toString().replaceAll("%2C", ",");
+}
+
+function writeAddress() {
+  written = addressOf();
+  if (written === (location.hash || "#")) return;
+  try {
+    history.replaceState(null, "", written);
+  } catch {
+    // Within a sandboxed frame of a notebook the address is not ours to set.
+  }
+}
+
+function readAddress(text) {
+  const told = new URLSearchParams(text);
+  for (const [name, first] of Object.entries(DEFAULTS)) {
+    const given = told.get(name);
+    state[name] = given === null ? first : typeof first === "number" ? Number(given) : given;
+  }
+}
+
+/** Reads the address, or what the page was made to show at first. */
+export function begin() {
+  readAddress(location.hash.length > 1 ? location.hash.slice(1) : new URLSearchParams(manifest.start).toString());
+  mend();
+  addEventListener("hashchange", () => {
+    if (location.hash === written) return;
+    readAddress(location.hash.slice(1));
+    mend();
+    schedule();
+  });
+  addEventListener("pagehide", writeAddress);
+}

@@ -1,0 +1,311 @@
+// Text: the text as it reads, shaded by what a token attends to or by who attends to it.
+import { inkOn, stepOf } from "./colour.js";
+import { digits, matrix, nameOf, prose } from "./data.js";
+import { el, fill, say, segmented } from "./dom.js";
+import { topOf } from "./heads.js";
+import { strongest, titleOf } from "./matrix.js";
+import { widthOf } from "./pen.js";
+import { mapOf, state, update } from "./state.js";
+
+export class TextView {
+  constructor(app) {
+    this.app = app;
+    this.title = el("div", { class: "title" });
+    this.read = el("div", { class: "read", id: "readout" });
+    this.sides = segmented(
+      "Direction",
+      [
+        ["q", "attends to", "what the chosen token attends to"],
+        ["k", "attended by", "who attends to the chosen token"],
+      ],
+      (side) => update(this.turned(side)),
+    );
+    this.pages = el("div", { class: "pages" });
+    this.list = el("div", {});
+    this.listName = "";
+    this.root = el(
+      "div",
+      { class: "view text" },
+      el("div", { class: "toolbar" }, this.title, this.read, this.sides),
+      this.pages,
+    );
+    this.pages.addEventListener("click", (event) => this.pick(event.target.closest("[data-at]")));
+    this.pages.addEventListener("pointerover", (event) => this.tell(event.target.closest("[data-at]")));
+    this.pages.addEventListener("pointerleave", () => this.tell(null));
+    this.pages.addEventListener("focusin", (event) => this.tell(event.target.closest("[data-at]")));
+    this.pages.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  beside() {
+    return [this.list];
+  }
+
+  /** The same token, looked at from the other side. */
+  turned(side) {
+    if (mapOf().keys) return { side };
+    return side === "q"
+      ? { side, q: state.side === "k" ? state.k : state.q }
+      : { side, k: state.side === "q" ? state.q : state.k };
+  }
+
+  async show() {
+    const asked = (this.asked = {});
+    const shown = await matrix(state.t, state.m, state.h, state.hide, state.words);
+    const high = await topOf(shown);
+    if (this.asked !== asked) return;
+    this.shown = shown;
+    this.high = high;
+    this.build();
+    this.sides.show(state.side);
+    this.shade();
+    fill(this.title, titleOf(state.h));
+    this.tell(null);
+    this.root.dataset.shown = [state.t, state.m, state.h].join();
+  }
+
+  build() {
+    const { rows, columns } = this.shown;
+    const name = [
+      state.t,
+      state.m,
+      rows.length,
+      columns.length,
+      rows.plain,
+      columns.plain,
+      state.words,
+      state.hide,
+    ].join();
+    if (name === this.name) return;
+    this.name = name;
+    const cross = !!mapOf().keys;
+    this.spans = { q: [], k: [] };
+    const page = (axis, side, heading) => {
+      const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": heading || "The text" });
+      let segment = 0;
+      prose(axis).forEach(({ before, shown, chip }, at) => {
+        const next = axis.tokens.segments ? axis.tokens.segments[axis.groups[at].first] : 0;
+        if (next !== segment) body.append(el("br"), el("br"));
+        segment = next;
+        if (before) body.append(before);
+        const span = el(
+          "span",
+          {
+            class: chip ? "tok chip-token" : "tok",
+            role: "button",
+            tabindex: "-1",
+            "data-at": at,
+            "data-side": side,
+            "aria-pressed": "false",
+          },
+          shown,
+        );
+        if (axis.written[at]) span.classList.add("written");
+        this.spans[side].push(span);
+        body.append(span);
+        if (chip) body.append(" ");
+      });
+      return heading ? el("section", {}, el("h2", {}, heading), body) : body;
+    };
+    if (cross)
+      fill(
+        this.pages,
+        page(rows, "q", "Queries: what the decoder reads"),
+        page(columns, "k", "Keys: what the encoder read"),
+      );
+    else {
+      fill(this.pages, page(rows, "q"));
+      this.spans.k = this.spans.q;
+    }
+    this.cross = cross;
+  }
+
+  /** The token that is looked at, and where the weights of the others begin and how far apart they stand. */
+  focus() {
+    const { rows, columns } = this.shown;
+    const side = state.side;
+    const token = side === "q" ? state.q : state.k;
+    const at = token < 0 ? -1 : (side === "q" ? rows : columns).place[token];
+    return at < 0 ? null : { side, at };
+  }
+
+  /** The weight of each token on the other side. */
+  weights() {
+    const { rows, columns, values } = this.shown;
+    const focus = this.focus();
+    const n = columns.length;
+    if (!focus)
+      return Array.from(
+        { length: n },
+        (_, column) => rows.groups.reduce((sum, _, row) => sum + values[row * n + column], 0) / rows.length,
+      );
+    if (focus.side === "q") return Array.from(values.subarray(focus.at * n, (focus.at + 1) * n));
+    return Array.from({ length: rows.length }, (_, row) => values[row * n + focus.at]);
+  }
+
+  shade() {
+    const focus = this.focus();
+    const weights = this.weights();
+    const high = focus ? this.high : Math.max(...weights, 1e-9);
+    const table = this.app.palette.one;
+    const other = focus?.side === "k" ? "q" : "k";
+    for (const span of new Set([...this.spans.q, ...this.spans.k])) {
+      span.style.backgroundColor = span.style.color = "";
+      span.setAttribute("aria-pressed", "false");
+      span.classList.remove("focus");
+      span.tabIndex = -1;
+    }
+    this.spans[other].forEach((span, at) => {
+      const step = stepOf(weights[at], 0, high);
+      if (step < 2) return;
+      span.style.backgroundColor = table.css[step];
+      span.style.color = inkOn(table.rgb[step]);
+    });
+    const mine = focus && this.spans[focus.side][focus.at];
+    (mine || this.spans.q[0] || this.spans.k[0]).tabIndex = 0;
+    if (mine) {
+      mine.classList.add("focus");
+      mine.setAttribute("aria-pressed", "true");
+    }
+    const axis = other === "k" ? this.shown.columns : this.shown.rows;
+    const order = weights
+      .map((_, at) => at)
+      .sort((a, b) => weights[b] - weights[a])
+      .slice(0, 10);
+    this.listName = !focus
+      ? "attended most, on average"
+      : `${focus.side === "q" ? "what" : "who attends to"} “${(focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]}”${focus.side === "q" ? " attends to" : ""}`;
+    fill(
+      this.list,
+      strongest(
+        this.listName,
+        order.filter((at) => weights[at] >= 0.0005).map((at) => ({ label: axis.labels[at], weight: weights[at] })),
+        focus ? 1 : high,
+      ),
+    );
+  }
+
+  pick(span) {
+    if (!span) return;
+    const at = Number(span.dataset.at);
+    const side = this.cross ? span.dataset.side : state.side;
+    const token = (side === "q" ? this.shown.rows : this.shown.columns).groups[at].first;
+    const held = this.focus();
+    if (held && held.at === at && held.side === side) return update({ [side]: -1 });
+    return update({ side, [side]: token });
+  }
+
+  tell(span) {
+    if (!this.shown) return;
+    const { rows, columns, values } = this.shown;
+    const focus = this.focus();
+    if (!focus)
+      return fill(
+        this.read,
+        el(
+          "span",
+          { class: "faint" },
+          "shaded: the attention that each token gets, averaged over all queries · choose a token",
+        ),
+      );
+    const axis = focus.side === "q" ? rows : columns;
+    const other = focus.side === "q" ? columns : rows;
+    const mine = el("q", { class: "token" }, axis.labels[focus.at]);
+    const at = span && (!this.cross || span.dataset.side !== focus.side) ? Number(span.dataset.at) : -1;
+    if (at < 0)
+      return fill(
+        this.read,
+        el("span", {}, mine, focus.side === "q" ? " attends to what is shaded" : " is attended by what is shaded"),
+      );
+    const weight = focus.side === "q" ? values[focus.at * columns.length + at] : values[at * columns.length + focus.at];
+    const theirs = el("q", { class: "token" }, other.labels[at]);
+    fill(
+      this.read,
+      el(
+        "span",
+        { class: "pair" },
+        focus.side === "q" ? [mine, " attends to ", theirs] : [theirs, " attends to ", mine],
+      ),
+      el("b", { class: "value" }, digits(weight)),
+    );
+  }
+
+  key(event) {
+    const span = event.target.closest("[data-at]");
+    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      this.pick(span);
+      say(span.textContent);
+      return;
+    }
+    const spans = this.spans[span.dataset.side];
+    const at = spans.indexOf(span);
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    spans[Math.max(0, Math.min(spans.length - 1, at + step))].focus();
+    say(this.read.textContent);
+  }
+
+  async figure() {
+    const { rows, columns } = this.shown;
+    const colours = this.app.palette;
+    const [size, line, wide] = [16, 28, 720];
+    const focus = this.focus();
+    const weights = this.weights();
+    const other = focus?.side === "k" ? "q" : "k";
+    const high = focus ? this.high : Math.max(...weights, 1e-9);
+    const placed = [];
+    let [x, y] = [0, 40];
+    const page = (axis, side) => {
+      prose(axis).forEach(({ before, shown, chip }, at) => {
+        for (const letter of before) {
+          if (letter === "\n") [x, y] = [0, y + line];
+          else x += widthOf(letter, size);
+        }
+        const said = shown.replace(/\s+/g, " ");
+        const width = widthOf(said, size);
+        if (x + width > wide && x > 0) [x, y] = [0, y + line];
+        placed.push({ x, y, width, said, side, at, chip });
+        x += width + (chip ? 6 : 0);
+      });
+    };
+    page(rows, "q");
+    if (this.cross) {
+      [x, y] = [0, y + 2 * line];
+      page(columns, "k");
+    }
+    return {
+      width: wide,
+      height: y + line,
+      name: `text ${nameOf(state.h)}`,
+      draw: (pen) => {
+        pen.text(`${nameOf(state.h)} · ${this.listName}`, 0, 12, { size: 12, weight: 600, colour: colours.ink });
+        for (const token of placed) {
+          const mine = focus && token.at === focus.at && (token.side === focus.side || !this.cross);
+          const shaded = token.side === other || !this.cross;
+          const step = shaded ? stepOf(weights[token.at], 0, high) : 0;
+          if (step >= 2)
+            pen.rect(token.x - 1, token.y - line / 2 + 3, token.width + 2, line - 6, colours.one.css[step]);
+          if (mine) pen.frame(token.x - 1.5, token.y - line / 2 + 2.5, token.width + 3, line - 5, colours.mark, 2);
+          pen.text(token.said, token.x, token.y, {
+            size,
+            colour: step >= 2 ? inkOn(colours.one.rgb[step]) : token.chip ? colours.special : colours.ink,
+          });
+        }
+      },
+    };
+  }
+
+  async rows() {
+    const focus = this.focus();
+    const axis = focus?.side === "k" ? this.shown.rows : this.shown.columns;
+    const mine = focus
+      ? (focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]
+      : "(mean over queries)";
+    return [
+      ["head", focus?.side === "k" ? "key" : "query", "place", focus?.side === "k" ? "query" : "key", "weight"],
+      ...this.weights().map((weight, at) => [nameOf(state.h), mine, at, axis.labels[at], weight.toFixed(4)]),
+    ];
+  }
+}

@@ -1,0 +1,46 @@
+"""Text for a terminal: nothing in it that a terminal would obey, no wider than its place, in letters that it has."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Span, Text
+
+_ASCII = {
+    "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
+    "≤": "<=", "≥": ">=", "ᵀ": "^T", "‖": "||", "Δ": "D", "→": "->",
+}  # fmt: skip
+"""What stands for the signs of our own formulas where the terminal's encoding cannot write them."""
+
+
+def safe(label: str) -> str:
+    """A label with nothing in it that a terminal would obey; records may come from anywhere."""
+    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in label)
+
+
+def cut(label: str, cells: int) -> str:
+    """A label in at most so many cells, with a mark where something is missing."""
+    while cell_len(label) > cells:
+        label = label[:-2] + "…"
+    return label
+
+
+def has_unicode(console: Console) -> bool:
+    """Whether the terminal's encoding can write every sign."""
+    return console.encoding.lower().startswith("utf")
+
+
+def spelled(text: str, console: Console) -> str:
+    """The text with signs that the terminal's encoding lacks spelled out."""
+    return text if has_unicode(console) else "".join(_ASCII.get(letter, letter) for letter in text)
+
+
+def written(text: Text, console: Console) -> Text:
+    """As `spelled`, with styles where they belong."""
+    if has_unicode(console):
+        return text
+    ends = [0]
+    for letter in text.plain:
+        ends.append(ends[-1] + len(_ASCII.get(letter, letter)))
+    spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
+    return Text(spelled(text.plain, console), spans=spans, style=text.style)

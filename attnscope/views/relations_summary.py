@@ -1,0 +1,106 @@
+"""What every view of relations says: verdicts, rows, notes. Plain values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from attnscope.records.relations import Example, Relation, Relations
+from attnscope.views.heads_summary import UNDEFINED, interval, number, printable
+
+Verdict = Literal["yes", "others", "no", "none"]
+
+RIGHT, WRONG, GOLD = "#0072B2", "#D55E00", "#8a8a8a"
+"""Colours of Okabe and Ito, which everybody can tell apart; views tell right from wrong by form as well."""
+
+
+def verdict(relation: Relation) -> Verdict:
+    """Whether the chosen head expresses a relation, only others do, no head does, or nobody can say."""
+    if relation.why_no_verdict:
+        return "none"
+    if relation.best_found:
+        return "yes"
+    return "others" if relation.found.any() else "no"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A relation as a table shows it; all but the name may be `–`."""
+
+    name: str
+    head: str
+    accuracy: str
+    interval: str
+    baseline: str
+    rule: str
+    n: str
+    mass: str
+    verdict: str
+
+
+def row(relation: Relation) -> Row:
+    """The chosen head of a relation on the half that it was not chosen on."""
+    best = relation.best
+    accuracy, low, high, mass = (
+        (math.nan,) * 4
+        if best is None
+        else (float(part[best]) for part in (relation.accuracy, relation.low, relation.high, relation.mass))
+    )
+    said = {"yes": "yes", "others": "", "no": "no", "none": "too few"}[verdict(relation)]
+    others = relation.others_found()
+    if others:
+        named = ", ".join(head_name(place) for place in others[:2]) + (", …" if len(others) > 2 else "")
+        said = f"yes; also {named}" if said == "yes" else f"only {named}"
+    return Row(
+        name=printable(relation.name, 60),
+        head=UNDEFINED if best is None else head_name(best),
+        accuracy=number(accuracy),
+        interval=interval(low, high),
+        baseline=number(relation.baseline),
+        rule=printable(relation.rule, 40),
+        n=f"{relation.n_scored:,}",
+        mass=number(mass),
+        verdict=said,
+    )
+
+
+def head_name(place: tuple[int, int]) -> str:
+    """Such as L3H1."""
+    return f"L{place[0]}H{place[1]}"
+
+
+def model_of(found: Relations) -> str:
+    """The model's name."""
+    return printable(found.run.get("model", "model"))
+
+
+def count_line(found: Relations) -> str:
+    """Such as "12 of 90 relations are expressed by a head"."""
+    n = sum(one.best_found or bool(one.found.any()) for one in found.relations)
+    judged = sum(not one.why_no_verdict for one in found.relations)
+    without = len(found.relations) - judged
+    beside = f"; {without} more have too few examples for a verdict" if without else ""
+    return f"{n} of {judged} relations are expressed by some head{beside}"
+
+
+def explanation(found: Relations) -> str:
+    """How to read the numbers."""
+    margin = found.options.get("margin")
+    above = f"{round(100 * margin)} points above it" if isinstance(margin, float) else "above it"
+    fewest = found.options.get("fewest_links"), found.options.get("fewest_texts")
+    few = ""
+    if any(one.why_no_verdict for one in found.relations) and None not in fewest:
+        few = f"; too few: fewer than {fewest[0]} links, or than {fewest[1]} texts in the other half"
+    return (
+        "accuracy: how often the source's largest weight, among other words, is on a target, by the head that does "
+        "best on one half of the texts, on the other half; n: links there; baseline: the best simple rule there "
+        f"(a fixed offset in words, or the same word); expressed: the interval's lower end is {above}{few}"
+    )
+
+
+def example_line(example: Example) -> str:
+    """Where an example is from."""
+    n_right = sum(link.right for link in example.links)
+    where = f"{printable(example.source, 60)}, line {example.line}"
+    return f"{head_name((example.layer, example.head))}, {n_right} of {len(example.links)} right · {where}"

@@ -1,0 +1,104 @@
+"""Relations drawn in the terminal, with rich: a table with the evidence, and examples with their links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.records.relations import Example, ExampleLink, Relations
+from attnscope.views import relations_summary as summary
+from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
+
+_STYLES = {"yes": "bold", "others": "", "no": "dim", "none": "dim"}
+
+# What goes first where a terminal is narrow.
+_GOES = ("rule", "mass", "interval", "n")
+_WIDTHS = {
+    "name": 10, "head": 6, "accuracy": 8, "interval": 12, "baseline": 8, "rule": 10, "n": 6, "mass": 4, "verdict": 8,
+}  # fmt: skip
+
+
+def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
+    """A row a relation: those that a head expresses first, the furthest above its baseline; then the rest.
+
+    In a narrow terminal the least important columns go, and a line says which.
+
+    Args:
+        found: What to draw.
+        console: Tells the width.
+        most: How many of those that no head expresses are listed; a line says how many more there are.
+    """
+    ranked = found.ranked
+    kept = sum(one.best_found or bool(one.found.any()) for one in ranked)
+    shown_relations = ranked[: max(kept, most)]
+    names, left_out = list(_WIDTHS), []
+    widest = max((len(one.name) for one in shown_relations), default=8)
+    widths = _WIDTHS | {"name": min(widest, 30)}
+    for name in _GOES:
+        if sum(widths[one] + 1 for one in names) > console.width:
+            names.remove(name)
+            left_out.append(name)
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in names:
+        title = {"name": "relation", "interval": "95% interval", "verdict": "expressed"}.get(name, name)
+        right = name in ("accuracy", "interval", "baseline", "n", "mass")
+        wraps = name in ("name", "rule", "verdict")
+        shown.add_column(
+            title, justify="right" if right else "left", no_wrap=not wraps, overflow="fold", min_width=widths[name]
+        )
+    for relation in shown_relations:
+        row = summary.row(relation)
+        style = _STYLES[summary.verdict(relation)]
+        accents = {"name": style, "head": "bold", "accuracy": "cyan"} if style != "dim" else dict.fromkeys(names, "dim")
+        shown.add_row(*(Text(getattr(row, name), style=accents.get(name, "")) for name in names))
+    parts: list[RenderableType] = [shown, Text(), Text(summary.count_line(found), style="bold")]
+    if len(ranked) > len(shown_relations):
+        parts.append(Text(f"and {len(ranked) - len(shown_relations)} more without one: see --json or the CSV file"))
+    said = [summary.explanation(found), corpus_line(found), *corpus_notes(found)]
+    if left_out:
+        said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
+    return Group(*parts, *(Text(line, style="dim") for line in said if line))
+
+
+def examples(found: Relations) -> RenderableType:
+    """Each example's text, and a line for each link: where it looks, whether that is right, and what would be."""
+    parts: list[RenderableType] = []
+    last = ""
+    for example in found.examples:
+        if example.relation != last:
+            parts += [Text(), Text(printable(example.relation), style="bold")]
+            last = example.relation
+        parts += [_sentence(example), Text(f"  {summary.example_line(example)}", style="dim")]
+        parts += [_link(example, link) for link in example.links]
+    return Group(*parts)
+
+
+def _sentence(example: Example) -> Text:
+    """The words of an example; sources of right links and of wrong ones in their colours."""
+    styles: dict[int, str] = {}
+    for link in example.links:
+        styles |= dict.fromkeys(link.source, f"bold {summary.RIGHT if link.right else summary.WRONG}")
+    text = Text("  … " if example.cut_before else "  ")
+    for number, (word, spaced) in enumerate(zip(example.words, example.spaced, strict=True)):
+        text.append(" " if spaced else "")
+        text.append(printable(word), style=styles.get(number, ""))
+    return text.append(" …" if example.cut_after else "")
+
+
+def _link(example: Example, link: ExampleLink) -> Text:
+    right = link.right
+    text = Text("    ")
+    text.append("✓ " if right else "✗ ", style=f"bold {summary.RIGHT if right else summary.WRONG}")
+    text.append(_words(example, link.source)).append(" → ")
+    text.append(_words(example, (link.looked,)) if link.looked >= 0 else "(a word further away)", style="bold")
+    text.append(f" {link.weight:.2f}", style="cyan")
+    if not right:
+        text.append(f"   right: {_words(example, link.targets)}", style="dim")
+    return text
+
+
+def _words(example: Example, numbers: Sequence[int]) -> str:
+    return printable(", ".join(example.words[number] for number in numbers), 60)

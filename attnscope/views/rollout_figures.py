@@ -1,0 +1,114 @@
+"""Attention rollout and flow as figures: beside what the heads of each layer attend to on average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from attnscope.records import AttentionMap, Heatmap
+from attnscope.records.rollouts import METHODS, Rollout
+from attnscope.views.figures import BarCanvas, Header, MapCanvas, Painter, Scale, Sheet, Style
+
+_NAMES = ("mean attention", "rollout", "flow")
+_MEANING: Mapping[Scale, str] = {
+    "fixed": "share of a row that a column gets",
+    "figure": "share of a row that a column gets (scale: largest of this figure)",
+    "head": "share of a row that a column gets ÷ the largest of the same map",
+}
+
+
+def draw(
+    rollout: Rollout, folder: Path, formats: Sequence[str], *, style: Style | None = None, query: str | None = None
+) -> list[Path]:
+    """Draws a rollout's figures into a folder, each file whole or not at all.
+
+    An overview of all layers, a figure a layer with its tokens named, and with a query bars of its row.
+
+    Raises:
+        AttnscopeError: No such token or colormap; the folder cannot be written.
+    """
+    return _RolloutPainter(rollout, style or Style("figure")).draw(
+        _as_maps(rollout), sheets_of(rollout, query), folder, formats
+    )
+
+
+def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
+    """The figures that a rollout is drawn as, in the order of their files.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    whole = len(rollout.flowing) == len(rollout.tokens)
+    methods, n_layers = range(3 if whole else 2), len(rollout.mean)
+    layers = [tuple((layer, method) for method in methods) for layer in range(n_layers)]
+    title = f"rollout{' and flow' if whole else ''} over {n_layers} layers"
+    sheets = [Sheet("overview", "overview", 0, tuple(pair for heads in layers for pair in heads), title=title)]
+    sheets += [
+        Sheet(f"L{layer:02d}", "grid", 0, heads, title=f"layer {layer}: attention, and where it came from")
+        for layer, heads in enumerate(layers)
+    ]
+    for place in rollout.require(query) if query is not None else ():
+        shown = range(3 if place in rollout.flowing else 2)
+        heads = tuple((layer, method) for layer in range(n_layers) for method in shown)
+        title = f"where “{rollout.tokens.labels[place]}” (token {place}) came from"
+        sheets.append(Sheet(f"query-{place:03d}", "bars", 0, heads, place, title))
+    return sheets
+
+
+class _RolloutCanvas(MapCanvas):
+    meaning = _MEANING
+
+    @staticmethod
+    def column_name(head: int) -> str:
+        return _NAMES[head]
+
+
+class _RolloutBars(BarCanvas):
+    meaning = "bars: the share of the token's row that each input token gets; a full panel is 1"
+
+
+class _RolloutPainter(Painter):
+    """Draws a rollout as if its methods were the heads of its layers."""
+
+    def __init__(self, rollout: Rollout, style: Style) -> None:
+        super().__init__(style)
+        text = " ".join(rollout.text.split())
+        notes = [
+            "rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens",
+            f"rollout, flow: the identity has {rollout.residual:g} of each layer, for the residual connection "
+            "(Abnar & Zuidema 2020)",
+            *(["flow: each row is divided by its sum"] if rollout.flowing else []),
+            *(" ".join(str(note).split()) for note in rollout.run.get("notes", ())),
+        ]
+        self._header = Header(str(rollout.run.get("model", "model")), f"“{text}”", tuple(notes))
+
+    def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
+        """The canvas for a sheet; layers share theirs."""
+        names = tuple(_NAMES[method] for _, method in sheet.heads)
+        if sheet.form == "bars":
+            names = tuple(f"L{layer} {_NAMES[method]}" for layer, method in sheet.heads)
+        name = (sheet.form, names, sheet.query)
+        if name not in self._canvases:
+            making = _RolloutBars if sheet.form == "bars" else _RolloutCanvas
+            self._canvases[name] = making(record, sheet, names, self._header, self.style)
+        return self._canvases[name]
+
+
+def _as_maps(rollout: Rollout) -> Heatmap:
+    """The methods in the place of heads."""
+    weights = np.stack([rollout.of(method) for method in METHODS], 1).astype(np.float32)
+    n_layers = len(weights)
+    attention = AttentionMap(
+        kind=rollout.kind,
+        layers=tuple(range(n_layers)),
+        heads=tuple(range(len(METHODS))),
+        weights=weights,
+        queries=rollout.tokens,
+        keys=rollout.tokens,
+        n_layers=n_layers,
+        n_heads=len(METHODS),
+        n_kv_heads=len(METHODS),
+    )
+    return Heatmap(rollout.text, (attention,), rollout.run)

@@ -1,0 +1,65 @@
+"""Attention rollout and flow as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.records import Tokens
+from attnscope.records.rollouts import METHODS, Rollout
+
+_NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
+_MOST = 3
+
+
+def tables(rollout: Rollout, query: str | None = None) -> RenderableType:
+    """Where tokens came from: all of them after the last layer; with a query, that one after every layer.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    labels, last = rollout.tokens.labels, len(rollout.mean) - 1
+    if query is None:
+        title = f"where each token came from, after layer {last}"
+        return _table(rollout, title, "token", ((label, last, place) for place, label in enumerate(labels)))
+    return Group(
+        *(
+            _table(
+                rollout,
+                f"where “{labels[place]}” (token {place}) came from",
+                "layer",
+                ((f"L{layer}", layer, place) for layer in range(last + 1)),
+            )
+            for place in rollout.require(query)
+        )
+    )
+
+
+def _table(rollout: Rollout, title: str, first: str, rows: Iterable[tuple[str, int, int]]) -> Table:
+    table = Table(
+        box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold", title=Text(f"\n{title}")
+    )
+    methods = [method for method in METHODS if method != "flow" or rollout.flowing]
+    table.add_column(first, style="bold", no_wrap=True)
+    for method in methods:
+        table.add_column(_NAMES[method], overflow="fold")
+    shares = {method: rollout.of(method) for method in methods}
+    for name, layer, place in rows:
+        table.add_row(Text(name), *(_largest(shares[method][layer, place], rollout.tokens) for method in methods))
+    return table
+
+
+def _largest(row: NDArray[np.float64], tokens: Tokens) -> Text:
+    told = Text()
+    if np.isnan(row).any():
+        return told
+    for number, key in enumerate(np.argsort(-row, kind="stable")[:_MOST]):
+        if row[key] >= 0.005:
+            told.append(f"{'  ' if number else ''}{tokens.labels[key]} ")
+            told.append(f"{row[key]:.2f}", style="cyan")
+    return told

@@ -1,0 +1,161 @@
+"""A split in the terminal: what each head attends to, for each number of heads, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.records.split import Seen, Split
+from attnscope.views.numbers import matrix
+from attnscope.views.plain_text import safe, spelled, written
+
+_MOST_TOKENS_IN_FULL = 12
+_MOST_HEADS_IN_FULL = 8
+_MOST_HEADS_NAMED = 12
+_MOST_AT_ODDS = 4
+
+
+def summary(split: Split, console: Console) -> RenderableType:
+    """Each number of heads with its weights, output and mixing, then a table that compares them.
+
+    Weights are written out for short texts; of longer ones, what each head attends to most.
+
+    Args:
+        split: What to show.
+        console: Tells the width, and what its encoding can write.
+    """
+    parts: list[RenderableType] = [written(_heading(split), console)]
+    for seen in split.seen:
+        parts.append(written(_one(split, seen, console), console))
+    parts += [Text(), written(Text(_TITLE, style="bold"), console), _table(split, console)]
+    parts += [written(Text(line, style="dim"), console) for line in _explained(split)]
+    return Group(*parts)
+
+
+_TITLE = "What the number of heads changes"
+
+
+def _heading(split: Split) -> Text:
+    model = safe(str(split.run["model"]))
+    w_o = f", W_O: {safe(split.project)}" if split.project else ""
+    twins = "; head 1 has the columns of head 0" if split.same_columns else ""
+    return Text(f"{model}: {len(split.queries)} tokens, d_model {split.d_model}{w_o}{twins}", style="bold")
+
+
+def _one(split: Split, seen: Seen, console: Console) -> Text:
+    lines = Text()
+    heads = "1 head" if seen.n_heads == 1 else f"{seen.n_heads} heads"
+    lines.append(f"\n{heads} of {seen.d_head}", style="bold underline")
+    lines.append(f"  scale 1/√{seen.d_head} = {seen.scale:.4f}\n", style="dim")
+    if len(split.keys) <= _MOST_TOKENS_IN_FULL and seen.n_heads <= _MOST_HEADS_IN_FULL:
+        for head in range(seen.n_heads):
+            lines.append(f"  head {head}: weights", style="bold")
+            lines.append(f"  {_span(seen, head)}\n", style="dim")
+            matrix(lines, seen.weights[head], split.queries, split.keys, console, bold=True)
+        if seen.n_heads > 1:
+            lines.append("  mean of the heads", style="bold")
+            lines.append("  no head attends like this\n", style="dim")
+            matrix(lines, seen.mean_weights, split.queries, split.keys, console)
+        what = "after W_O" if split.w_o is not None else "the heads side by side"
+        lines.append("  output", style="bold")
+        lines.append(f"  {what}\n", style="dim")
+        matrix(lines, seen.output, split.queries, None, console)
+        if seen.mixing is not None:
+            lines.append("  from which head each output column comes", style="bold")
+            lines.append("  share of W_O's squares\n", style="dim")
+            names = [f"head {head}" for head in range(seen.n_heads)]
+            matrix(lines, seen.mixing, names, None, console)
+    else:
+        _strongest(lines, split, seen)
+    if seen.n_heads > 1:
+        _compromise(lines, split, seen)
+    lines.right_crop(1)
+    return lines
+
+
+def _strongest(lines: Text, split: Split, seen: Seen) -> None:
+    """A line a head: its largest weights."""
+    for head in range(min(seen.n_heads, _MOST_HEADS_NAMED)):
+        order = np.argsort(-seen.weights[head], axis=None, kind="stable")[:3]
+        links = [divmod(int(at), len(split.keys)) for at in order]
+        told = ", ".join(
+            f"{safe(split.queries[q])} → {safe(split.keys[k])} {seen.weights[head, q, k]:.4f}" for q, k in links
+        )
+        lines.append(f"  head {head}: ", style="bold")
+        lines.append(f"{told}\n")
+    if seen.n_heads > _MOST_HEADS_NAMED:
+        lines.append(f"  and {seen.n_heads - _MOST_HEADS_NAMED} more heads (--json has them all)\n", style="dim")
+
+
+def _compromise(lines: Text, split: Split, seen: Seen) -> None:
+    """The query about which the heads disagree most, and what one head makes of it."""
+    query = int(seen.disagreement_nats.argmax())
+    if not seen.disagreement_nats[query] > 1e-12:
+        lines.append("  the heads agree about every query\n", style="dim")
+        return
+    wanted = [_favourites(seen, head, query) for head in range(seen.n_heads)]
+    told = "; ".join(
+        f"head {head} wants {_named(split, keys)} ({seen.weights[head, query, keys[0]]:.4f})"
+        if len(keys) < len(split.keys)
+        else f"head {head} wants nothing"
+        for head, keys in list(enumerate(wanted))[:_MOST_AT_ODDS]
+    )
+    told = f"  most at odds about {safe(split.queries[query])}: {told}{'; …' if seen.n_heads > _MOST_AT_ODDS else ''}"
+    one = next((other for other in split.seen if other.n_heads == 1), None)
+    if one is not None:
+        both = dict.fromkeys(key for keys in wanted[:_MOST_AT_ODDS] if len(keys) < len(split.keys) for key in keys)
+        shares = ", ".join(f"{safe(split.keys[key])} {one.weights[0, query, key]:.4f}" for key in both)
+        told += f". One head must settle on {shares}"
+    lines.append(told + "\n")
+
+
+def _favourites(seen: Seen, head: int, query: int) -> list[int]:
+    """The keys with the largest weight; several where they are equal."""
+    row = seen.weights[head, query]
+    return [int(key) for key in np.flatnonzero(row >= row.max() * (1 - 1e-9))]
+
+
+def _named(split: Split, keys: Sequence[int]) -> str:
+    return " and ".join(safe(split.keys[key]) for key in keys)
+
+
+def _table(split: Split, console: Console) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    names = ["heads", "d_head", "rank", "entropy", "uniform rows", "disagreement"]
+    for name in (*names, *(["without"] if any(seen.drops for seen in split.seen) else [])):
+        table.add_column(name, justify="left" if name == "without" else "right", overflow="fold")
+    for seen in split.seen:
+        n_rows = seen.n_heads * len(split.queries)
+        cells = [
+            str(seen.n_heads), str(seen.d_head), _ranks(seen.rank.tolist(), console), f"{seen.entropy_nats.mean():.4f}",
+            f"{int(seen.uniform.sum())} of {n_rows}", f"{seen.disagreement_nats.mean():.4f}",
+        ]  # fmt: skip
+        drops = ", ".join(f"H{drop.head}: L2 change {drop.l2:.4f} ({drop.share:.0%})" for drop in seen.drops)
+        table.add_row(*cells, *([drops or "-"] if len(table.columns) > len(names) else []))
+    return table
+
+
+def _ranks(ranks: Sequence[int], console: Console) -> str:
+    low, high = min(ranks), max(ranks)
+    return str(low) if low == high else spelled(f"{low}–{high}", console)
+
+
+def _explained(split: Split) -> list[str]:
+    lines = [
+        "rank: of a head's dot products, at most d_head. entropy: mean over all rows, nats "
+        f"(0 to ln {len(split.keys)} = {np.log(len(split.keys)):.4f}).",
+        "uniform rows: all scores equal, so that nothing is chosen. disagreement: Jensen-Shannon divergence of the "
+        "heads, nats, 0 = alike.",
+    ]
+    if any(seen.drops for seen in split.seen):
+        lines.append("L2 change: norm of the change of the whole output when the head puts out zeros (share of it).")
+    return lines
+
+
+def _span(seen: Seen, head: int) -> str:
+    first, last = int(seen.columns[head, 0]), int(seen.columns[head, 1]) - 1
+    return f"column {first}" if first == last else f"columns {first} to {last}"

@@ -1,0 +1,136 @@
+"""A page in a real browser: opened from disk, worked with real keys and a real pointer, watched for complaints."""
+
+import csv
+import io
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+
+FLAGS = ["--no-sandbox", "--disable-background-networking"]
+SEEN = 0.0005
+"""How far a shown value may be from the weight."""
+
+
+def chromium_path() -> str:
+    """Where Chromium is; without it tests are skipped, but in CI they fail."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None and os.environ.get("CI"):
+        pytest.fail("no chromium is installed: pages are tested in a real browser (apt-get install chromium)")
+    if found is None:
+        pytest.skip("no chromium is installed: pages are tested in a real browser (apt-get install chromium)")
+    return found
+
+
+class Opened:
+    """A page that was opened, and what happened in it.
+
+    Attributes:
+        page: Playwright's page.
+        complaints: Errors, warnings and dialogs so far.
+        requests: Addresses that were asked for, but for the file itself and what the page makes of its own data.
+    """
+
+    def __init__(self, page: Any, file: Path) -> None:
+        self.page, self.file = page, file
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.shows = 0
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.set_default_timeout(20000)
+        page.goto(file.as_uri())
+        self.requests.clear()
+
+    def show(self, **state: object) -> None:
+        """Goes to an address of the page, and waits until the view stands."""
+        self.shows += 1  # the same address again would be no change
+        told = "&".join(f"{name}={value}" for name, value in {**state, "_": self.shows}.items())
+        view = state.get("v", "grid")
+        self.page.evaluate("document.querySelectorAll('[data-shown]').forEach(e => delete e.dataset.shown)")
+        self.page.evaluate("to => { location.hash = to; }", told)
+        self.settle(str(view))
+
+    def settle(self, view: str) -> None:
+        """Waits until a view stands."""
+        marks = {"grid": ".view.grid .heads[data-painted]", "headcount": ".view.headcount .numbers table"}
+        self.page.wait_for_selector(marks.get(view, f".view.{view}[data-shown]"), state="attached", timeout=20000)
+        self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
+    def text(self, selector: str) -> str:
+        """The text of an element, white space made plain."""
+        return " ".join(self.page.inner_text(selector).split())
+
+    def place(self, panel: str = ".heat") -> tuple[float, float, float, float, float, dict[str, float]]:
+        """Where cells stand in a heatmap: left, top, cell, x, y, and the box of its canvas."""
+        host = self.page.locator(panel)
+        left, top, cell, x, y = map(float, host.get_attribute("data-place").split(","))
+        return left, top, cell, x, y, host.locator("canvas").last.bounding_box()
+
+    def hover(self, row: int, column: int, panel: str = ".heat", click: bool = False) -> None:
+        """Points at a cell."""
+        left, top, cell, x, y, box = self.place(panel)
+        at = (box["x"] + left + (column + 0.5) * cell - x, box["y"] + top + (row + 0.5) * cell - y)
+        self.page.mouse.move(*at)
+        if click:
+            self.page.mouse.click(*at)
+        self.frame()
+
+    def frame(self) -> None:
+        """Waits for the next picture."""
+        self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
+    def until(self, true: str) -> None:
+        """Waits until an expression holds. Playwright's own waiting evaluates strings, which the page forbids."""
+        for _ in range(1000):
+            if self.page.evaluate(true):
+                return
+            self.frame()
+        raise AssertionError(f"never: {true}")
+
+    def saved(self, kind: str) -> bytes:
+        """What one of the save buttons gives."""
+        with self.page.expect_download() as download:
+            self.page.click(f"[data-save={kind}]")
+        return Path(download.value.path()).read_bytes()
+
+    def table(self) -> list[list[str]]:
+        """What the CSV button gives."""
+        return list(csv.reader(io.StringIO(self.saved("csv").decode())))
+
+    def matrix(self) -> np.ndarray:
+        """The numbers of the CSV of a matrix."""
+        return np.array([[float(x) for x in row[1:]] for row in self.table()[1:]])
+
+
+def number(text: str) -> float:
+    """The first weight in a text."""
+    found = re.search(r"[+\u2212]?\d\.\d{4}", text)
+    assert found, text
+    return float(found[0].replace("\u2212", "-"))
+
+
+def blues(values: np.ndarray, high: float = 1.0) -> np.ndarray:
+    """The figures' colours of weights, (…, 3)."""
+    return np.asarray(colormaps["Blues"](np.asarray(values, float) / high, bytes=True))[..., :3].astype(int)
+
+
+def pixels(opened: Opened, canvas: str) -> np.ndarray:
+    """The pixels of a canvas, (row, column, 3)."""
+    width, height, data = opened.page.eval_on_selector(
+        canvas,
+        """c => {
+            const copy = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+            [copy.canvas.width, copy.canvas.height] = [c.width, c.height];
+            copy.drawImage(c, 0, 0);
+            return [c.width, c.height, Array.from(copy.getImageData(0, 0, c.width, c.height).data)];
+        }""",
+    )
+    return np.array(data).reshape(height, width, 4)[..., :3]

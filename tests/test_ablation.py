@@ -1,0 +1,358 @@
+"""What changes without heads: effects by definition, sets, pairs, curves, what is predicted, and bad input."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.core.attention import attend
+from attnscope.core.probes import Gate, Means
+from attnscope.corpus import Block, Corpus, CorpusText
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models import load
+from attnscope.models.huggingface import HuggingFaceModel, wrap
+from attnscope.models.model import Batch
+from attnscope.studies import ablation_sweep
+from attnscope.studies.ablation import AblateOptions, ablate
+from attnscope.studies.ablation_reading import Reader
+from attnscope.studies.heatmap import Choice
+from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
+
+TEXTS = [
+    CorpusText(i, "texts", i + 1, ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)))
+    for i in range(4)
+]
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> HuggingFaceModel:
+    return wrap(tiny("gpt2", dtype=torch.float64))
+
+
+def _by_hand(model: HuggingFaceModel, text: CorpusText, gate: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states and log probabilities of one text alone, by a whole forward."""
+    with torch.no_grad():
+        found = model.outputs(Batch(torch.tensor([text.ids])), gate)
+    assert found.logits is not None
+    return found.hidden[0], found.logits[0].log_softmax(-1)
+
+
+def _means(model: HuggingFaceModel, place: Any) -> torch.Tensor:
+    total, count = torch.zeros(3, 5, dtype=torch.float64), 0
+    for text in TEXTS:
+        probe = Means()
+        with torch.no_grad():
+            model.outputs(Batch(torch.tensor([text.ids])), probe)
+        total, count = total + probe.sums[place], count + probe.counts[place]
+    return total / count
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_effects_are_their_definitions_text_by_text(gpt2: HuggingFaceModel, mode: str) -> None:
+    found = ablate(gpt2, TEXTS)
+    for head in (found.heads[1], found.heads[5], found.heads[-1]):
+        place: Any = (head.kind, head.layer)
+        factors = torch.ones(3, dtype=torch.float64)
+        factors[head.head] = 0
+        gate = Gate({place: factors}, {place: _means(gpt2, place)} if mode == "mean" else None)
+        l2, rise, kl, n = [], 0.0, 0.0, 0
+        for text in TEXTS:
+            whole, whole_logs = _by_hand(gpt2, text, attend)
+            hidden, logs = _by_hand(gpt2, text, gate)
+            l2.append(float((hidden - whole).norm() / whole.norm()))
+            for t, right in enumerate((text.ids or ())[1:]):
+                rise += float(whole_logs[t, right] - logs[t, right])
+                kl += sum(math.exp(p) * (p - q) for p, q in zip(whole_logs[t].tolist(), logs[t].tolist(), strict=True))
+                n += 1
+        effects = head.effects
+        np.testing.assert_allclose(effects[f"{mode}_l2"].value, np.mean(l2), rtol=1e-6)
+        np.testing.assert_allclose(effects[f"{mode}_loss"].value, rise / n, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(effects[f"{mode}_kl"].value, kl / n, rtol=1e-6)
+        assert (effects[f"{mode}_l2"].count, effects[f"{mode}_kl"].count) == (4, n)
+        assert effects[f"{mode}_l2"].low < effects[f"{mode}_l2"].value < effects[f"{mode}_l2"].high
+
+
+def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2: HuggingFaceModel) -> None:
+    source = tiny("gpt2", dtype=torch.float64)
+    total, n = 0.0, 0
+    for text in TEXTS:
+        ids = torch.tensor([text.ids])
+        with torch.no_grad():
+            total += float(source(input_ids=ids, labels=ids).loss) * (ids.numel() - 1)
+        n += ids.numel() - 1
+    found = ablate(gpt2, TEXTS, AblateOptions(modes=("zero",), choice=Choice(pick=((0, 0),))))
+    np.testing.assert_allclose(found.whole["loss"].value, total / n, rtol=1e-7)
+    assert found.corpus["n_predictions"] == n
+
+
+def test_neither_batches_nor_passes_nor_resuming_change_an_effect(
+    gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.models.rerun import Rerun
+    from attnscope.studies import ablation_reading
+
+    usual = ablate(gpt2, TEXTS)
+    monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
+    monkeypatch.setattr(ablation_sweep, "PASS_TOKENS", 1)
+    monkeypatch.setattr(ablation_sweep, "BLOCK", 2)
+    monkeypatch.setattr(Rerun, "block", lambda rerun, places: 0)
+    other = ablate(gpt2, TEXTS)
+    for ours, theirs in zip(usual.heads, other.heads, strict=True):
+        for name, effect in ours.effects.items():
+            np.testing.assert_allclose(effect.value, theirs.effects[name].value, rtol=1e-6, atol=1e-10)
+
+
+def test_padding_changes_no_effect_of_an_encoder() -> None:
+    model = wrap(tiny("bert", dtype=torch.float64))
+    together = ablate(model, TEXTS, AblateOptions(loss="none"))
+    values = []
+    for text in TEXTS:
+        found = ablate(model, [text], AblateOptions(loss="none", modes=("zero",)))
+        values.append([head.effects["zero_l2"].value for head in found.heads])
+    np.testing.assert_allclose([h.effects["zero_l2"].value for h in together.heads], np.mean(values, 0), rtol=1e-6)
+
+
+# Sets, pairs, curves ----------------------------------------------------------------------------------------------
+
+
+def test_picked_heads_go_alone_and_together(gpt2: HuggingFaceModel) -> None:
+    found = ablate(gpt2, TEXTS, AblateOptions(choice=Choice(pick=((2, 1), (0, 0)))))
+    assert [head.name for head in found.heads] == ["L0H0", "L2H1"]
+    (together,) = found.sets
+    assert together.heads == ("L0H0", "L2H1")
+    gate = Gate({("decoder", 0): torch.tensor([0.0, 1, 1]), ("decoder", 2): torch.tensor([1.0, 0, 1])})
+    l2 = []
+    for text in TEXTS:
+        whole, hidden = (_by_hand(gpt2, text, probe)[0] for probe in (attend, gate))
+        l2.append(float((hidden - whole).norm() / whole.norm()))
+    np.testing.assert_allclose(together.effects["zero_l2"].value, np.mean(l2), rtol=1e-6)
+
+
+def test_an_interaction_is_what_both_do_beyond_the_sum_of_each(gpt2: HuggingFaceModel) -> None:
+    pick = ((0, 0), (1, 2), (2, 1))
+    found = ablate(gpt2, TEXTS, AblateOptions(joint=True, choice=Choice(pick=pick)))
+    single = {head.name: head.effects for head in found.heads}
+    pairs = [one for one in found.sets if one.interaction]
+    assert [one.heads for one in pairs] == list(itertools.combinations(["L0H0", "L1H2", "L2H1"], 2))
+    for pair in pairs:
+        for name in ("zero_l2", "zero_loss", "zero_kl"):
+            both = pair.effects[name].value
+            alone = sum(single[head][name].value for head in pair.heads)
+            np.testing.assert_allclose(pair.interaction[name].value, both - alone, rtol=1e-5, atol=1e-7)
+            assert pair.interaction[name].low < pair.interaction[name].high
+
+
+def test_without_a_pick_pairs_are_of_the_heads_that_matter_most(
+    gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.studies import ablation
+
+    monkeypatch.setattr(ablation, "MOST_IMPORTANT", 3)
+    found = ablate(gpt2, TEXTS, AblateOptions(joint=True))
+    ranked = sorted(found.heads, key=lambda head: -head.effects["zero_loss"].value)[:3]
+    assert {name for one in found.sets for name in one.heads} == {head.name for head in ranked}
+    assert len(found.sets) == 3
+
+
+def test_a_curve_goes_from_the_whole_model_to_one_without_heads(gpt2: HuggingFaceModel) -> None:
+    found = ablate(gpt2, TEXTS, AblateOptions(curve=True))
+    assert [curve.order for curve in found.curves] == ["importance", "effect", *["random"] * 5]
+    nothing = Gate({("decoder", layer): torch.zeros(3) for layer in range(3)})
+    total = n = 0.0
+    for text in TEXTS:
+        _, logs = _by_hand(gpt2, text, nothing)
+        total -= sum(float(logs[t, right]) for t, right in enumerate((text.ids or ())[1:]))
+        n += len(text.ids or ()) - 1
+    for curve in found.curves:
+        assert curve.n_left == tuple(range(9, -1, -1))
+        assert sorted(curve.removed) == sorted(head.name for head in found.heads)
+        assert curve.points[0]["loss"].value == found.whole["loss"].value
+        np.testing.assert_allclose(curve.points[-1]["loss"].value, total / n, rtol=1e-6)
+    by_effect = found.curves[1].removed
+    value = {head.name: head.effects["zero_loss"].value for head in found.heads}
+    assert list(by_effect) == sorted(value, key=lambda name: value[name])
+    # The first step is the effect of that head alone.
+    rise = found.curves[1].points[1]["loss"].value - found.whole["loss"].value
+    np.testing.assert_allclose(rise, value[by_effect[0]], rtol=1e-5, atol=1e-8)
+    assert len({curve.removed for curve in found.curves[2:]}) == 5
+    assert "importance" not in found.names  # it was only asked for the order
+
+
+def test_importance_alone_takes_no_head_out(gpt2: HuggingFaceModel) -> None:
+    found = ablate(gpt2, TEXTS, AblateOptions(modes=(), importance=True, by_layer=True))
+    assert found.names == ("importance",)
+    for layer in range(3):
+        values = [head.effects["importance"].value for head in found.heads if head.layer == layer]
+        np.testing.assert_allclose(np.linalg.norm(values), 1.0, rtol=1e-6)
+
+
+def test_grouped_queries_and_cross_attention() -> None:
+    llama = wrap(tiny("llama"))
+    assert len(ablate(llama, TEXTS, AblateOptions(modes=("zero",))).heads) == 18
+    t5 = wrap(tiny("t5"))
+    found = ablate(t5, TEXTS, AblateOptions(modes=("zero",), importance=True))
+    assert [sum(head.kind == kind for head in found.heads) for kind in ("encoder", "decoder", "cross")] == [6, 6, 6]
+    assert any("the decoder reads what the whole model itself writes" in note for note in found.run["notes"])
+    only = ablate(t5, TEXTS, AblateOptions(modes=("zero",), kind="cross", choice=Choice(pick=((1, 2), (0, 0)))))
+    assert [(head.kind, head.name) for head in only.heads] == [("cross", "L0H0"), ("cross", "L1H2")]
+    assert only.sets[0].heads == ("cross L0H0", "cross L1H2")
+    value = {(h.kind, h.name): h.effects["zero_l2"].value for h in found.heads}
+    for head in only.heads:
+        np.testing.assert_allclose(head.effects["zero_l2"].value, value[head.kind, head.name], rtol=1e-5)
+
+
+# What is predicted ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load(save_tiny(tmp_path_factory.mktemp("masked"), "bert"), engine="hf")
+
+
+def _rows(model: Any, text: str, **how: Any) -> tuple[Any, Any]:
+    reader = Reader(model, "masked", **how)
+    (read,) = reader.batches(Block(0, (CorpusText(0, "texts", 1, text=text),)))
+    return model.tokenizer.encode(text), read
+
+
+def test_a_seeded_share_of_ordinary_tokens_is_masked(masked: Any) -> None:
+    text = "the cat sat on a mat, and the dog ran."
+    tokens, read = _rows(masked, text, masked=0.5, seed=1)
+    hidden = read.places.tolist()
+    n = int((~tokens.special).sum())
+    assert len(hidden) == round(n / 2)
+    assert not tokens.special[hidden].any()
+    assert read.answers.tolist() == tokens.ids[hidden].tolist()
+    mask_id = masked.tokenizer.mask_id
+    assert mask_id is not None
+    assert (read.batch.ids[0] == mask_id).nonzero().flatten().tolist() == hidden
+    again, other = (_rows(masked, text, masked=0.5, seed=seed)[1].places.tolist() for seed in (1, 2))
+    assert again == hidden != other
+    assert len(_rows(masked, "a", masked=0.15)[1].places) == 1
+
+
+def test_each_token_in_turn_is_pseudo_log_likelihood(masked: Any) -> None:
+    text = "the cat sat"
+    tokens, read = _rows(masked, text, masked="each")
+    n = int((~tokens.special).sum())
+    assert read.batch.ids.shape == (n, len(tokens))
+    assert set(read.texts.tolist()) == {0}
+    assert ((read.batch.ids == masked.tokenizer.mask_id).sum(1) == 1).all()
+    found = ablate(masked, [text], AblateOptions(masked="each", choice=Choice(pick=((0, 0),)), modes=("zero",)))
+    with torch.no_grad():
+        logits = masked.outputs(read.batch, attend).logits
+    nll = -logits[torch.arange(n), read.places].log_softmax(-1)[torch.arange(n), read.answers].mean()
+    np.testing.assert_allclose(found.whole["loss"].value, float(nll), rtol=1e-6)
+    assert found.corpus["n_texts"] == 1
+
+
+def test_long_texts_are_cut_into_chunks_of_one_text(masked: Any) -> None:
+    source = tiny("bert", max_position_embeddings=9)
+    model = wrap(source)
+    long = CorpusText(0, "texts", 1, ids=tuple(range(3, 23)))
+    found = ablate(model, [long], AblateOptions(loss="none", modes=("zero",), importance=True))
+    assert found.corpus["n_texts"] == 1
+    assert found.corpus["n_tokens"] == 20
+    parts = [CorpusText(i, "texts", i + 1, ids=(long.ids or ())[9 * i : 9 * i + 9]) for i in range(3)]
+    changed = size = 0.0
+    for part in parts:
+        with torch.no_grad():
+            batch = Batch(torch.tensor([part.ids]))
+            whole = model.outputs(batch, attend, logits=False).hidden
+            hidden = model.outputs(batch, Gate({("encoder", 0): torch.tensor([0.0, 1, 1])}), logits=False).hidden
+        changed += float((hidden - whole).square().sum())
+        size += float(whole.square().sum())
+    np.testing.assert_allclose(found.heads[0].effects["zero_l2"].value, math.sqrt(changed / size), rtol=1e-5)
+
+
+def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp_path: Path) -> None:
+    model: Any = load(save_tiny(tmp_path / "t5", "t5"))
+    block = Block(0, (CorpusText(0, "texts", 1, text="the cat"),))
+    (own,) = Reader(model, "target").batches(block)
+    answer = model.greedy_target(model.tokenizer.encode("the cat"))
+    assert own.batch.target_ids[0].tolist() == answer.ids.tolist()
+    (given,) = Reader(model, "target", target="a dog").batches(block)
+    ids = model.encode_target("a dog").ids
+    assert given.batch.target_ids[0].tolist() == ids.tolist()
+    special = {2, 3, 4}
+    wanted = [i for i in range(len(ids) - 1) if ids[i + 1] not in special]
+    assert given.places.tolist() == wanted
+    assert given.answers.tolist() == [ids[i + 1] for i in wanted]
+
+
+# Bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"loss": "masked"}, "does not predict masked tokens: its head predicts next tokens"),
+        ({"choice": Choice(pick=((0, 3),))}, "no head 3"),
+        ({"choice": Choice(layers=(3,))}, "no layer 3"),
+        ({"kind": "cross"}, "no cross attention"),
+        ({"target": "a"}, "has no target"),
+        ({"joint": True, "choice": Choice(pick=((0, 0),))}, "a pair has two heads"),
+    ],
+)
+def test_what_cannot_be_done_is_said(gpt2: HuggingFaceModel, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(AttnscopeError, match=says):
+        ablate(gpt2, TEXTS, AblateOptions(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "mse"}, {"modes": ("one",)}, {"kind": "self"}, {"masked": 0.0}, {"masked": 1.5}, {"seed": -1},
+        {"modes": ()}, {"modes": (), "importance": True, "joint": True},
+    ],
+)  # fmt: skip
+def test_what_means_nothing_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        AblateOptions(**options)
+
+
+def test_a_model_without_the_loss_asked_for(gpt2: HuggingFaceModel) -> None:
+    with pytest.raises(AttnscopeError, match="does not predict masked tokens: it has no language-model head"):
+        ablate(load("minilm"), "a cat", AblateOptions(loss="masked"))
+    with pytest.raises(AttnscopeError, match="no token that hides another"):
+        ablate(wrap(tiny("bert")), TEXTS)
+
+
+def test_heads_of_an_encoder_decoder_want_their_kind() -> None:
+    with pytest.raises(AttnscopeError, match="several kinds of attention"):
+        ablate(wrap(tiny("t5")), TEXTS, AblateOptions(choice=Choice(pick=((0, 0),))))
+
+
+def test_no_text(gpt2: HuggingFaceModel, tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match="no text"):
+        ablate(gpt2, [])
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(AttnscopeError, match="no text is left"):
+        ablate(gpt2, Corpus(tmp_path / "empty.txt"))  # type: ignore[arg-type]
+
+
+def test_nan_is_refused_by_the_heads_name() -> None:
+    source: Any = tiny("gpt2")
+    model = wrap(source)
+    with torch.no_grad():
+        source.transformer.h[1].attn.c_proj.bias[0] = math.inf
+    with pytest.raises(AttnscopeError, match="computes NaN or infinity"):
+        ablate(model, TEXTS, AblateOptions(modes=("zero",)))
+
+
+def test_an_interruption_keeps_whole_blocks(gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation_sweep, "BLOCK", 2)
+    usual = ablate(gpt2, TEXTS[:2], AblateOptions(modes=("zero",)))
+
+    def stop(done: Any) -> None:
+        if done.n_texts > 2:
+            raise KeyboardInterrupt
+
+    found = ablate(gpt2, TEXTS, AblateOptions(modes=("zero",), importance=True), stop)
+    assert found.corpus["complete"] is False
+    assert found.corpus["n_texts"] == 2
+    assert [h.effects["zero_l2"].value for h in found.heads] == [h.effects["zero_l2"].value for h in usual.heads]

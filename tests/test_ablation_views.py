@@ -1,0 +1,228 @@
+"""Records of ablations, how they are drawn, and `attnscope ablate`, `prune` and `show` as a user runs them."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnscope.cli import main
+from attnscope.errors import AttnscopeError
+from attnscope.records import ablation as records
+from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
+from attnscope.views import ablation_figures
+from attnscope.views.ablation_summary import number
+from attnscope.views.ablation_terminal import drawing
+
+
+def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: bool = True) -> Ablation:
+    """A record of made-up numbers, some of them negative, one undefined."""
+    chance = np.random.default_rng(0)
+
+    def effect(scale: float = 0.1) -> Effect:
+        value = float(chance.normal()) * scale
+        return Effect(value, *((value - 0.01, value + 0.01) if intervals else (math.nan, math.nan)), 7.0)
+
+    names = ["zero_l2", *(["zero_loss", "zero_kl"] if loss else []), "importance" if loss else "sensitivity"]
+    heads = tuple(
+        HeadEffects("decoder", layer, head, {name: effect() for name in names})
+        for layer in range(n_layers)
+        for head in range(n_heads)
+    )
+    n = len(heads)
+    points = {"l2": 1.0, "loss": 2.0, "kl": 0.5} if loss else {"l2": 1.0}
+    curves = tuple(
+        Curve(order, seed, tuple(head.name for head in heads), tuple(range(n, -1, -1)),
+              tuple({name: Effect(k * top / n, k * top / n, k * top / n + 0.01, 7.0) for name, top in points.items()}
+                    for k in range(n + 1)))
+        for order, seed in (("effect", None), ("random", 0), ("random", 1))
+    )  # fmt: skip
+    pair = SetEffects(("L0H0", "L1H2"), {"zero_l2": effect()}, {"zero_l2": effect()})
+    together = SetEffects(("L0H0", "L1H2"), {"zero_l2": effect()}, {})
+    undefined = dataclasses.replace(heads[1], effects=heads[1].effects | {"zero_l2": Effect(*[math.nan] * 3, 0.0)})
+    return Ablation(
+        {"model": "made", "kinds": ["decoder"], "notes": []},
+        {"sources": ["a$b.txt"], "n_texts": 7, "n_tokens": 70, "n_predictions": 63 * loss, "complete": True},
+        {"modes": ["zero"], "predicted": "each next token" if loss else None,
+         "quantities": {"zero_loss": {"what": "how much the loss rises", "unit": "nats"}}},
+        {"loss": Effect(3.0, 2.0, 4.0, 63.0)} if loss else {},
+        (heads[0], undefined, *heads[2:]),
+        (together, pair),
+        curves,
+    )  # fmt: skip
+
+
+# Records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_without_loss(tmp_path: Path) -> None:
+    found = made()
+    again = records.load(found.save(tmp_path / "a.npz"))
+    assert repr(again) == repr(found)
+    assert math.isnan(again.heads[1].effects["zero_l2"].value)
+    document = json.loads(found.save(tmp_path / "a.json").read_text("utf-8"))
+    assert document["schema"] == "attnscope.ablate/1"
+    assert document["heads"][1]["effects"]["zero_l2"]["value"] is None
+    rows = found.save(tmp_path / "a.csv").read_text("utf-8").splitlines()
+    assert rows[0].startswith("kind,layer,head,zero_l2,zero_l2_low,zero_l2_high,zero_l2_count,zero_loss")
+    assert len(rows) == 7
+    assert float(rows[1].split(",")[3]) == found.heads[0].effects["zero_l2"].value
+
+
+def test_what_is_no_record_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "b.npz").write_bytes(b"no")
+    with pytest.raises(AttnscopeError, match="no record of an ablation"):
+        records.load(tmp_path / "b.npz")
+    with pytest.raises(AttnscopeError, match="no file"):
+        records.load(tmp_path / "c.npz")
+    with pytest.raises(AttnscopeError, match="saved as"):
+        made().save(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.1234, "0.123"), (-0.01234, "−0.012"), (0.00123, "0.0012"), (0.000123, "1e−4"), (0.0, "0"), (1.234, "1.23"),
+     (123.4, "123"), (math.nan, "–"), (math.inf, "–")],
+)  # fmt: skip
+def test_numbers_keep_two_digits_that_tell(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+# Drawings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("changes", [{}, {"intervals": False}, {"loss": False}, {"n_layers": 40, "n_heads": 32}])
+def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dict[str, Any]) -> None:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console.print(drawing(made(**changes), console))
+    text = console.export_text()
+    console.file.close()
+    assert "L0" in text
+    assert "7 texts" in text
+    if width == 140 and not changes:
+        assert "pair" in text
+        assert "L0H0 L1H2" in text
+
+
+def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    found = made()
+    first, second = (ablation_figures.draw(found, tmp_path / name, ["png", "svg"]) for name in "ab")
+    assert [path.name for path in first[::2]] == [
+        "effect-zero_loss.png", "effect-zero_l2.png", "effect-zero_kl.png", "effect-importance.png", "curve.png",
+    ]  # fmt: skip
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    with pytest.raises(AttnscopeError, match="gif"):
+        ablation_figures.draw(found, tmp_path, ["gif"])
+
+
+def test_curves_stand_where_their_numbers_are() -> None:
+    plot = ablation_figures.plot_of(made())
+    x, y, width, height = plot.box
+    assert [line.name for line in plot.lines] == ["smallest effect first", "at random"]
+    assert plot.at(0, plot.low) == (x, y + height)
+    assert plot.at(plot.n_heads, plot.high) == (x + width, y)
+    assert plot.what.startswith("loss")
+    assert plot.lines[0].points[-1] == (6.0, 2.0)
+    assert plot.low <= 0 < 2.01 <= plot.high
+    assert ablation_figures.plot_of(made(loss=False)).what.startswith("relative change")
+
+
+# The command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Runs a command line in this process, in a folder of its own: exit status, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def attnscope(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return attnscope
+
+
+def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("the cat sat\na dog ran off\n")
+    status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "--curve", "-o", "out", "-f", "npz,csv,json,png")
+    assert status == 0, err
+    assert "zero ablation: change of hidden states" in out
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png", "curve.png",
+    }  # fmt: skip
+    again = run("show", "out")
+    assert again[0] == 0
+    assert again[1] == out[: out.index("out/ablation.npz")]
+    status, out, _ = run("show", "out", "--json")
+    assert json.loads(out)["schema"] == "attnscope.ablate/1"
+    status, out, _ = run("show", "out", "-o", "again", "-f", "svg")
+    assert status == 0
+    assert "again/curve.svg" in out.splitlines()
+
+
+def test_showing_a_record_loads_no_torch(run: Any, tmp_path: Path) -> None:
+    made().save(tmp_path / "ablation.npz")
+    code = (
+        "import sys; sys.argv = ['attnscope', 'show', 'ablation.npz']\n"
+        "from attnscope.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as e: print(e.code, [m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("a cat", "-m", "own", "--loss", "causal"), 1, "does not predict next tokens: it has no language-model head"),
+        (("a cat", "-m", "own", "--loss", "mse"), 2, "no loss 'mse'"),
+        (("a cat", "-m", "own", "--ablation", "one"), 2, "no ablation 'one'"),
+        (("a cat", "-m", "own", "--ablation", "none"), 2, "nothing is to be done"),
+        (("a cat", "-m", "own", "--masked", "some"), 2, "no share of tokens"),
+        (("a cat", "-m", "own", "--normalize", "head"), 2, "not normalised by 'head'"),
+        (("a cat", "-m", "own", "--pick", "L9H9"), 1, "no layer 9"),
+        (("a cat", "-m", "own", "-f", "png"), 2, "no folder"),
+        ((), 2, "give one of TEXT and --file"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_hint(run: Any, arguments: tuple[str, ...], status: int, says: str) -> None:
+    found, out, err = run("ablate", *arguments)
+    assert (found, out) == (status, "")
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert says in first
+    assert second.startswith("hint: ")
+
+
+def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("the cat sat on the mat\na dog ran off, and the cat sat\n" * 6)
+    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["options"]["causal"]["quantity"] == "l2"
+    for head in found["heads"]:
+        assert bool(head["roles"]) == ("effects" in head)
+    status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal")
+    assert "effect" in out
+    assert run("heads", "a cat", "-m", "own", "--causal", "--shard", "1/2")[0] == 2
+
+
+def test_prune_needs_heads_and_a_folder(run: Any) -> None:
+    assert run("prune", "--pick", "L0H0")[0] == 2
+    status, _, err = run("prune", "-o", "out")
+    assert status == 2
+    assert "no head is named" in err

@@ -1,0 +1,410 @@
+"""Annotated texts: what is read from CoNLL-U, jsonl and Python, how words find their tokens, and what is refused."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link, python_source, spans
+from attnscope.annotated.alignment import HIDDEN, OUTSIDE, UNALIGNED, placed
+from attnscope.annotated.conllu import COREFERENCE, ELSEWHERE
+from attnscope.annotated.texts import AnnotationError
+from attnscope.corpus import chunks
+from attnscope.errors import AttnscopeError
+from attnscope.records import Tokens
+
+SAMPLES = Path(__file__).parent.parent / "sample_texts"
+
+
+def row(number: object, form: str, head: object = "_", deprel: str = "_", misc: str = "_") -> str:
+    return "\t".join([str(number), form, "_", "_", "_", "_", str(head), deprel, "_", misc])
+
+
+def read(path: Path, content: str | bytes, name: str = "a.conllu", **how: Any) -> AnnotatedCorpus:
+    (path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return AnnotatedCorpus(path / name, **how)
+
+
+def shown(text: AnnotatedText) -> set[tuple[str, str, str]]:
+    """Links as (relation, source, targets), in words."""
+    return {
+        (link.relation, " ".join(map(text.word, link.source)), " ".join(map(text.word, link.targets)))
+        for link in text.links
+    }
+
+
+# CoNLL-U --------------------------------------------------------------------------------------------------------
+
+CATS = "\n".join([
+    "# text = Cats, dogs sleep.", row(1, "Cats", 4, "nsubj", "SpaceAfter=No"), row(2, ",", 3, "punct"),
+    row(3, "dogs", 4, "nsubj"), row(4, "sleep", 0, "root", "SpaceAfter=No"), row(5, ".", 4, "punct"),
+])  # fmt: skip
+
+
+def test_both_directions_of_each_dependency(tmp_path: Path) -> None:
+    (text,) = read(tmp_path, CATS + "\n")
+    assert text.text == "Cats, dogs sleep."
+    assert [text.word(n) for n in range(5)] == ["Cats", ",", "dogs", "sleep", "."]
+    assert shown(text) == {
+        ("nsubj→head", "Cats", "sleep"),
+        ("nsubj→head", "dogs", "sleep"),
+        ("punct→head", ",", "dogs"),
+        ("punct→head", ".", "sleep"),
+        ("head→nsubj", "sleep", "Cats dogs"),  # any of them is right
+        ("head→punct", "dogs", ","),
+        ("head→punct", "sleep", "."),
+    }
+
+
+@pytest.mark.parametrize("written", ["# text = Cats,  dogs\u00a0sleep.", "# text = Something else.", "# nothing"])
+def test_the_text_is_what_the_forms_are_found_in(tmp_path: Path, written: str) -> None:
+    (text,) = read(tmp_path, CATS.replace("# text = Cats, dogs sleep.", written))
+    assert [text.word(n) for n in range(5)] == ["Cats", ",", "dogs", "sleep", "."]
+    assert text.text == (written[9:] if "Cats" in written else "Cats, dogs sleep.")
+
+
+def test_words_of_a_multiword_token_and_empty_nodes(tmp_path: Path) -> None:
+    lines = [
+        row("1-2", "Don't"), row(1, "Do", 3, "aux"), row(2, "n't", 3, "advmod"), row("2.1", "you", "_", "_"),
+        row(3, "parler", 0, "root"), row("4-5", "du"), row(4, "de", 6, "case"), row(5, "le", 6, "det"),
+        row(6, "chat", 3, "obl"),
+    ]  # fmt: skip
+    (text,) = read(tmp_path, "\n".join(lines))
+    assert text.text == "Don't parler du chat"
+    assert [text.word(n) for n in range(6)] == ["Do", "n't", "parler", "du", "du", "chat"]
+    assert ("det→head", "du", "chat") in shown(text)
+
+
+def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path) -> None:
+    first = [
+        row(1, "The", 3, "det", "Entity=(1-person"), row(2, "old", 3, "amod"), row(3, "man", 4, "nsubj", "Entity=1)"),
+        row(4, "lost", 0, "root"), row(5, "his", 6, "nmod", "Entity=(2-object(1-person)"),
+        row(6, "hat", 4, "obj", "Entity=2)"), row(7, "himself", 4, "obl", "Entity=(1-person)"),
+        row(8, "parts", 4, "obl", "Entity=(9[1/2]-x)"), row(9, "more", 4, "obl", "Entity=(9[2/2]-x)"),
+    ]  # fmt: skip
+    second = [row(1, "He", 2, "nsubj", "Entity=(1-person)"), row(2, "cried", 0, "root")]
+    third = ["# newdoc id = b", row(1, "He", 2, "nsubj", "Entity=(1-person)"), row(2, "ran", 0, "root")]
+    content = "\n\n".join("\n".join(lines) for lines in (first, second, third))
+    texts = list(read(tmp_path, content))
+    coref = {one for one in shown(texts[0]) if one[0] == COREFERENCE}
+    assert coref == {(COREFERENCE, "his", "man"), (COREFERENCE, "himself", "man his")}
+    assert texts[1].left_out == {COREFERENCE: {ELSEWHERE: 1}}
+    assert not texts[2].left_out  # another document
+    whole, other = read(tmp_path, content, unit="document")
+    assert (COREFERENCE, "He", "man his himself") in shown(whole)
+    assert shown(texts[0]) <= shown(whole)
+    assert not whole.left_out
+    assert other.text == "He ran"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("2 no tabs", "Invalid line format"),
+        (row("x", "a", 1, "obj"), "not a valid ID"),
+        (row(7, "a", 1, "obj"), "ID 7 is not where it belongs"),
+        (row(2, "a", 9, "obj"), "HEAD 9 of a sentence of 2 words"),
+        (row(2, "a", "one", "obj"), "'one'"),
+        (row(2, "a", 2, "obj"), "HEAD 2 is the word itself"),
+        ("2\ta\t_", "3 columns, not 10"),
+        (row("2-5", "a") + "\n" + row(2, "a", 1, "obj"), "2-5 of a sentence of 2 words"),
+        (row(2, "a", 1, "obj", "Entity=1)"), "1 is not open"),
+        (row(2, "a", 1, "obj", "Entity=(1-person"), "1 is never closed"),
+        (row(2, "a", 1, "obj", "Entity=person"), "does not open and close"),
+    ],
+)
+def test_a_broken_sentence_is_skipped_and_its_line_is_said(tmp_path: Path, line: str, reason: str) -> None:
+    content = f"{CATS}\n\n# broken\n{row(1, 'a', 0, 'root')}\n{line}\n\n{CATS}\n"
+    corpus = read(tmp_path, content)
+    assert len(list(corpus)) == 2
+    (problem,) = corpus.problems
+    assert reason in problem.reason
+    assert problem.line == (10 if "2-5" not in line else 11)
+
+
+def test_ten_broken_sentences_end_a_file(tmp_path: Path) -> None:
+    corpus = read(tmp_path, f"{CATS}\n\n" + "bad\n\n" * 20 + CATS)
+    assert len(list(corpus)) == 1
+    assert len(corpus.problems) == 10
+    assert "given up" in corpus.problems[-1].reason
+
+
+def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
+    for content in ("", "\n\n", "# a comment alone\n", "bad\n"):
+        with pytest.raises(AttnscopeError, match="no annotated text"):
+            list(read(tmp_path, content))
+    for name in ("a.txt", "-"):
+        with pytest.raises(AttnscopeError, match="cannot be told"):
+            AnnotatedCorpus(name)
+    with pytest.raises(AttnscopeError, match="no annotated text.*No such file"):
+        list(AnnotatedCorpus(tmp_path / "gone.conllu"))
+
+
+def test_files_in_a_row_compressed_and_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.conllu.gz").write_bytes(gzip.compress(CATS.encode()))
+    (tmp_path / "b.conllu").write_bytes(CATS.encode() + b"\n\n\xff\xfe\n")
+    corpus = AnnotatedCorpus(str(tmp_path / "*"))
+    for _ in range(2):  # as often as one likes
+        assert [Path(text.source).name for text in corpus] == ["a.conllu.gz", "b.conllu"]
+        assert ["not UTF-8" in problem.reason for problem in corpus.problems] == [True]
+    assert corpus.bytes_read > 0
+
+
+# Spans ----------------------------------------------------------------------------------------------------------
+
+
+def line(text: str, *links: dict[str, Any], **more: Any) -> str:
+    return json.dumps({"text": text, "links": list(links)} | more)
+
+
+def test_spans_are_words_and_many_targets_may_be_right() -> None:
+    text = spans.parse(
+        line(
+            "A big dog and it, Rex.", {"from": [14, 16], "to": [[2, 9], [18, 21]], "label": "coref"},
+            {"from": [14, 16], "to": [0, 1], "label": "coref"}, {"from": [2, 5], "to": [6, 9]},
+        ), "a", 3,
+    )  # fmt: skip
+    assert text is not None
+    assert shown(text) == {("coref", "it", "A big dog Rex"), ("link", "big", "dog")}
+    assert text.line == 3
+
+
+def test_spans_cut_words_where_they_must() -> None:
+    text = spans.parse(line("CCO (ab)", {"from": [0, 1], "to": [2, 3], "label": "bond"}), "a", 1)
+    assert text is not None
+    assert [text.word(n) for n in range(len(text.words))] == ["C", "C", "O", "(", "ab", ")"]
+    whole = spans.parse(line("New York is big", {"from": [0, 8], "to": [12, 15]}, words=[[12, 15], [0, 8]]), "a", 1)
+    assert whole is not None
+    assert shown(whole) == {("link", "New York", "big")}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "malformed JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"links": []}', 'no "text"'),
+        ('{"text": "a"}', 'no "links"'),
+        (line("a b", {"from": [0, 4], "to": [2, 3]}), '"from" [0, 4] is outside the text of 3 characters'),
+        (line("a b", {"from": [-1, 1], "to": [2, 3]}), "outside"),
+        (line("a b", {"from": [0, 1], "to": [2, 2]}), '"to" [2, 2] is empty'),
+        (line("a b", {"from": [1, 2], "to": [2, 3]}), '"from" [1, 2] is empty'),
+        (line("a b", {"from": [0, 1], "to": [0, 3]}), "[0, 3] overlaps its source [0, 1]"),
+        (line("a b", {"from": [0], "to": [2, 3]}), "not [first, last + 1]"),
+        (line("a b", {"from": [0, True], "to": [2, 3]}), "not [first, last + 1]"),
+        (line("a b", {"from": [0, 1], "to": []}), "not [first, last + 1]"),
+        (line("a b", {"from": [0, 1], "to": [2, 3], "label": 3}), "label is no text"),
+        (line("a b", "x"), "link 1 is no object"),  # type: ignore[arg-type]
+        (line("abc d", {"from": [0, 2], "to": [4, 5]}, words=[[0, 3], [4, 5]]), "the span [0, 2] cuts a word"),
+        (line("a b c", {"from": [0, 1], "to": [4, 5]}, words=[[0, 1]]), "the span [4, 5] holds no word"),
+        (line("abc", words=[[0, 2], [1, 3]]), "words [0, 2] and [1, 3] overlap"),
+        (line("abc", words=7), '"words" is no list'),
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_be_is_refused(content: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(AnnotationError) as refused:
+        spans.parse(content, "a", 4)
+    assert reason in refused.value.reason
+    assert refused.value.line == 4
+    corpus = read(tmp_path, content + "\n" + line("a b", {"from": [0, 1], "to": [2, 3]}), "a.jsonl")
+    assert len(list(corpus)) == 1
+    assert corpus.problems[0].line == 1
+
+
+@given(st.text(max_size=60), st.data())
+def test_any_span_of_any_text_is_read_or_refused(text: str, data: st.DataObject) -> None:
+    n = len(text)
+    ends = st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted)
+    link = {"from": list(data.draw(ends)), "to": list(data.draw(ends))}
+    try:
+        found = spans.parse(json.dumps({"text": text, "links": [link]}), "a", 1)
+    except AnnotationError:
+        return
+    if found is not None:
+        for (start, stop), (following, _) in zip(found.words, found.words[1:], strict=False):
+            assert 0 <= start < stop <= following
+        (one,) = found.links
+        for words, span in ((one.source, link["from"]), (one.targets, link["to"])):
+            assert "".join(found.word(w) for w in words) == "".join(text[slice(*span)].split())
+
+
+# Python ---------------------------------------------------------------------------------------------------------
+
+
+def at(text: AnnotatedText) -> set[tuple[str, str, int, str, int]]:
+    """Links as (relation, word, line, target, its line)."""
+
+    def place(words: tuple[int, ...]) -> tuple[str, int]:
+        first, last = text.words[words[0]][0], text.words[words[-1]][1]
+        return text.text[first:last], text.text.count("\n", 0, first) + 1
+
+    return {(link.relation, *place(link.source), *place(link.targets)) for link in text.links}
+
+
+SOURCE = '''\
+import os.path as path
+from json import loads
+import sys
+
+def greet(name: str, n: "int" = 1) -> str:
+    text = loads(name)
+    for i in [n, (n)]:
+        text = text + i
+    return path.join(text, sys.argv)
+
+class Box:
+    size: list[int] = 3
+    def grow(self):
+        return size
+
+x = greet("é", 2); y = [z * x for z in x]
+with open(x) as f, (g := f): pass
+try: x += 1
+except ValueError as e: raise e
+lambda q: q + undefined
+greet
+"""é (not ( a bracket"""
+'''
+
+
+def test_links_of_python() -> None:
+    text = python_source.parse(SOURCE, "a.py")
+    n_brackets = sum(link.relation == "closing→opening" for link in text.links)
+    assert n_brackets == SOURCE.count(")") + SOURCE.count("]")
+    found = at(text)
+    brackets = {one for one in found if one[0] == "closing→opening"}
+    assert ("closing→opening", "]", 7, "[", 7) in brackets
+    names = found - brackets
+    assert names == {
+        ("name→import", "path", 9, "path", 1), ("name→import", "loads", 6, "loads", 2),
+        ("name→import", "sys", 9, "sys", 3),
+        ("name→parameter", "name", 6, "name", 5), ("name→parameter", "n", 7, "n", 5),
+        ("name→parameter", "q", 20, "q", 20),
+        ("name→annotation", "name", 5, "str", 5), ("name→annotation", "name", 6, "str", 5),
+        ("name→annotation", "n", 5, '"int"', 5), ("name→annotation", "n", 7, '"int"', 5),
+        ("name→annotation", "size", 12, "list[int]", 12),
+        ("name→assignment", "text", 8, "text", 6), ("name→assignment", "i", 8, "i", 7),
+        ("name→assignment", "text", 9, "text", 8),
+        ("call→definition", "greet", 16, "greet", 5),
+        ("name→assignment", "x", 16, "x", 16), ("name→assignment", "z", 16, "z", 16),
+        ("name→assignment", "x", 17, "x", 16), ("name→assignment", "f", 17, "f", 17),
+        ("name→assignment", "x", 18, "x", 16), ("name→assignment", "e", 19, "e", 19),
+    }  # fmt: skip  # `size` in grow is no name of the class's body; `greet` alone is no call
+
+
+@pytest.mark.parametrize(
+    ("content", "number"),
+    [("x = 1\nif x\n", 2), ("x = (\n", 1), ('a = 1\n"""never\n', 2), ("  x\ny\n", 1), ("x = \x00\n", None)],
+)
+def test_what_is_not_python_is_said_with_its_line(content: str, number: int | None, tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("x = 1\ny = x\n", "utf-8")
+    (tmp_path / "bad.py").write_text(content, "utf-8")
+    corpus = AnnotatedCorpus([tmp_path / "bad.py", tmp_path / "good.py"])
+    assert len(list(corpus)) == 1
+    (problem,) = corpus.problems
+    assert problem.line in (number, 1)
+    assert "Python" in problem.reason or "NUL" in problem.reason
+
+
+def test_every_file_of_this_package_can_be_read() -> None:
+    corpus = AnnotatedCorpus(str(Path(python_source.__file__).parents[1] / "**" / "*.py"))
+    texts = list(corpus)
+    assert not corpus.problems
+    for text in texts:
+        for link in text.links:
+            if link.relation == "name→assignment":
+                assert text.word(link.source[0]) == text.word(link.targets[0])
+            if link.relation == "closing→opening":
+                assert text.word(link.targets[0]) + text.word(link.source[0]) in ("()", "[]", "{}")
+            assert not set(link.source) & set(link.targets)
+
+
+# Alignment ------------------------------------------------------------------------------------------------------
+
+
+def tokens_of(text: str, pieces: list[tuple[int, int]]) -> Tokens:
+    """[CLS], the pieces, [SEP]."""
+    n = len(pieces) + 2
+    special = np.array([True, *[False] * len(pieces), True])
+    return Tokens(
+        text, np.arange(n), tuple("x" * n), np.array([(-1, -1), *pieces, (-1, -1)], np.int32), special,
+        None, np.zeros(n, np.int32),
+    )  # fmt: skip
+
+
+def text_of(text: str, words: list[tuple[int, int]], *links: Link) -> AnnotatedText:
+    return AnnotatedText(text, tuple(words), links, "a", 1)
+
+
+def test_words_find_their_tokens_by_characters() -> None:
+    text = text_of("don't go far", [(0, 2), (2, 5), (6, 8), (9, 12)],
+                   Link("a", (2,), (3,)), Link("a", (2,), (1,)), Link("b", (0,), (3,)))  # fmt: skip
+    # "don" reaches into both words; "go"; " f", "ar"
+    tokens = tokens_of(text.text, [(0, 3), (3, 4), (4, 5), (5, 8), (8, 10), (10, 12)])
+    (found,), left_out = placed(text, chunks(tokens), tokens, causal=False)
+    assert found.unit.tolist() == [-1, 0, 0, 0, 1, 2, 2, -1]
+    assert found.word.tolist() == [-1, 2, 3]
+    (link,) = found.links
+    assert (link.tokens, link.own, link.targets) == ((4,), (1,), (2,))
+    assert left_out == {"a": {UNALIGNED: 1}, "b": {UNALIGNED: 1}}
+
+
+def test_a_word_without_a_token_is_left_out() -> None:
+    text = text_of("a \u200b b", [(0, 1), (2, 3), (4, 5)], Link("a", (0,), (1,)), Link("a", (0,), (2,)))
+    tokens = tokens_of(text.text, [(0, 1), (4, 5)])
+    (found,), left_out = placed(text, chunks(tokens), tokens, causal=False)
+    assert found.n_units == 2
+    assert len(found.links) == 1
+    assert left_out == {"a": {UNALIGNED: 1}}
+
+
+def test_links_between_chunks_and_behind_causality() -> None:
+    words = [(i * 2, i * 2 + 1) for i in range(8)]
+    text = text_of("a b c d e f g h", words, Link("near", (1,), (0,)), Link("far", (7,), (0,)),
+                   Link("on", (0,), (1, 2)), Link("mixed", (5,), (4, 6)))  # fmt: skip
+    tokens = tokens_of(text.text, words)
+    parts = chunks(tokens, chunk=6)
+    found, left_out = placed(text, parts, tokens, causal=False)
+    assert [one.chunk.number for one in found] == [0, 1]
+    assert left_out == {"far": {OUTSIDE: 1}}
+    found, left_out = placed(text, parts, tokens, causal=True)
+    assert left_out == {"far": {OUTSIDE: 1}, "on": {HIDDEN: 1}}
+    (mixed,) = found[1].links
+    assert mixed.link.targets == (4,)
+    # With a stride no link comes twice.
+    overlapping = chunks(tokens, chunk=6, stride=2)
+    found, _ = placed(text, overlapping, tokens, causal=False)
+    assert sorted(link.link.relation for one in found for link in one.links) == ["mixed", "near", "on"]
+
+
+def test_a_word_that_a_chunk_cuts_is_none_of_its_words() -> None:
+    words = [(0, 1), (2, 6), (7, 8)]
+    text = text_of("a bcde f", words, Link("x", (0,), (1,)), Link("x", (1,), (2,)))
+    tokens = tokens_of(text.text, [(0, 1), (2, 3), (3, 4), (4, 6), (7, 8)])
+    found, left_out = placed(text, chunks(tokens, chunk=5), tokens, causal=False)
+    assert not found
+    assert left_out["x"].total() == 2
+
+
+# Samples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dependencies.conllu", "pronouns.jsonl", "library.py"])
+def test_the_sample_texts_are_whole(name: str) -> None:
+    corpus = AnnotatedCorpus(SAMPLES / name)
+    texts = list(corpus)
+    assert not corpus.problems
+    assert sum(len(text.links) for text in texts) >= 40
+    if name == "pronouns.jsonl":
+        for text in texts:
+            (link,) = text.links
+            assert text.word(link.source[0]) in ("it", "she", "he", "they")
+    if name == "dependencies.conllu":
+        for text in texts:
+            heads = [link for link in text.links if link.relation.endswith("→head")]
+            assert len(heads) == len(text.words) - 1  # a tree

@@ -1,0 +1,340 @@
+"""Batches: the same files whoever draws them, nothing drawn twice, and nothing lost whatever happens."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope import Batch, BatchOptions, Corpus, batch
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.records.batches import DrawnText, FailedText
+from attnscope.studies import batch as study
+from attnscope.studies.batch_folder import BatchFolder, clear, folder_name
+from attnscope.studies.batch_worker import Worker
+from attnscope.studies.heatmap import Choice, Prompt
+from attnscope.studies.heatmap_files import Wanted, write_heatmap
+from attnscope.studies.inputs import LoadOptions
+from attnscope.views.gallery import page
+
+TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]
+HOW = BatchOptions(layers=(0,), formats=("png", "svg", "pdf", "npz", "json"), query="cat", workers=2)
+PLAIN = BatchOptions(layers=(0,), workers=1)
+LOG = "log.jsonl"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All files below a folder but the log."""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in sorted(found.items()) if name != LOG}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "texts.txt"
+    path.write_text("\n".join(TEXTS) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("batch") / "out"
+    result = batch("own", Corpus([corpus]), out, HOW)
+    assert result.complete and result.n_fresh == result.n_texts == len(TEXTS) and not result.failed
+    return out
+
+
+@pytest.fixture
+def copied(undisturbed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(undisturbed, tmp_path / "out"))
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Worker:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(study, "Worker", refuse)
+
+
+def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (undisturbed / "manifest.jsonl").read_text("utf-8").splitlines()]
+    assert [line["text"] for line in lines] == TEXTS
+    assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[0]["model"] == "own" and lines[0]["run"]["sha256"] and "cat" in lines[0]["tokens"]
+    assert lines[1]["notes"][-1] == "no token is 'cat' here"
+    for line in lines:
+        for name, size in line["files"].items():
+            assert (undisturbed / name).stat().st_size == size
+    wanted = Wanted(Choice(layers=(0,)), HOW.formats, tmp_path / "alone", query="cat")
+    _, paths = write_heatmap("own", Prompt(TEXTS[0]), wanted, LoadOptions())
+    assert {path.name for path in paths} == {Path(name).name for name in lines[0]["files"]}
+    for path in paths:
+        assert path.read_bytes() == (undisturbed / folder_name(0, TEXTS[0]) / path.name).read_bytes(), path.name
+
+
+def test_the_number_of_workers_changes_no_byte(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+    seen = []
+    one = replace(HOW, workers=1)
+    batch("own", Corpus([corpus]), tmp_path / "one", one, lambda done: seen.append((done.n_texts, done.share)))
+    assert files(tmp_path / "one") == files(undisturbed)
+    assert seen == [(n, n / 5) for n in range(1, 6)]
+
+
+def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied: Path, nobody: None) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*.png")}
+    assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=7, threads=2)).n_fresh == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert files(copied) == files(undisturbed)
+    events = [json.loads(line)["event"] for line in (copied / LOG).read_text().splitlines()]
+    assert events == ["start", "plan", *["text"] * 5, "end", "start", "plan", "end"]
+
+
+def test_what_is_missing_cut_off_or_stale_is_drawn_again(corpus: Path, undisturbed: Path, copied: Path) -> None:
+    first, second, third = (copied / folder_name(i, TEXTS[i]) for i in range(3))
+    (first / "overview.png").unlink()
+    (second / "L00.svg").write_bytes((second / "L00.svg").read_bytes()[:-1])
+    entry = (third / "entry.json").read_text().replace('"fingerprint": "', '"fingerprint": "0')
+    (third / "entry.json").write_text(entry)
+    (third / "L07.png").write_text("of other options, from a run that was killed")
+    (third / ".0123456789abcdef.part").write_text("half a fi")
+    (third / "mine.txt").write_text("kept")
+    (copied / LOG).write_text((copied / LOG).read_text() + '{"at": "2026-01')
+    kept = (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns
+    assert batch("own", Corpus([corpus]), copied, HOW).n_fresh == 3
+    assert (third / "mine.txt").read_text() == "kept"
+    (third / "mine.txt").unlink()
+    assert files(copied) == files(undisturbed)
+    assert (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns == kept
+    assert all(json.loads(line) for line in (copied / LOG).read_text().splitlines() if line != '{"at": "2026-01')
+
+
+def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert: Path) -> None:
+    source = study.models.resolve(str(tiny_bert))
+    base = study._common(source, HOW)
+    assert study._common(source, replace(HOW, workers=1, threads=3, force=True)) == base
+    for change in (
+        {"layers": (1,)}, {"formats": ("png",)}, {"query": None}, {"words": True}, {"hide_special": True},
+        {"style": study.Style("head")}, {"generate": 1}, {"chat": True}, {"loading": LoadOptions(dtype="float64")},
+    ):  # fmt: skip
+        assert study._common(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
+    (tiny_bert / "vocab.txt").write_text((tiny_bert / "vocab.txt").read_text() + "more\n")
+    assert study._common(source, HOW) != base
+
+
+def test_a_text_that_fails_is_listed_and_the_others_are_drawn(tmp_path: Path, tiny_bert: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a b"}\n{"input_ids": [99999]}\n{"text": 3}\n{"input_ids": [5, 6, 7]}\n')
+    done = run_cli(path, "-o", tmp_path / "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert told["schema"] == "attnscope.batch/1" and told["complete"]
+    assert [text["line"] for text in told["texts"]] == [1, 4]
+    assert [failure["line"] for failure in told["failed"]] == [2, 3]
+    assert re.search(r"^failed: .*texts\.jsonl, line 2: ", done.stderr, re.M)
+    assert done.stderr.splitlines()[-2] == "error: 2 texts could not be read or drawn"
+    assert not (tmp_path / "out" / folder_name(1, "tokens")).exists()
+    assert "line 3" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_worker_that_dies_costs_one_text(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: list[Worker] = []
+
+    class Watched(Worker):
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)  # type: ignore[arg-type]
+            workers.append(self)
+
+        def _send(self, message: object) -> None:
+            super()._send(message)
+            if getattr(message, "index", None) == 1:
+                self.child.kill()
+
+    monkeypatch.setattr(study, "Worker", Watched)
+    result = batch("own", Corpus([corpus]), tmp_path, PLAIN)
+    assert result.complete and len(result.drawn) == 4 and len(workers) == 2
+    assert [(f.index, f.line, f.reason) for f in result.failed] == [
+        (1, 2, "its process was killed by signal 9: perhaps for want of memory")
+    ]
+
+
+def test_what_no_text_can_be_drawn_with_is_said_at_once(corpus: Path, copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match="there is no layer 99"):
+        batch("own", ["a"], tmp_path / "new", replace(PLAIN, layers=(99,)))
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [LOG]
+    for texts in ([], "a", [3]):
+        with pytest.raises(AttnscopeError):
+            batch("own", texts, tmp_path / "new", PLAIN)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="0 workers"):
+        BatchOptions(workers=0)
+
+
+def test_a_second_run_into_the_folder_is_refused(corpus: Path, copied: Path, nobody: None) -> None:
+    before = files(copied)
+    with BatchFolder(copied), pytest.raises(AttnscopeError, match=f"process {os.getpid()} is writing into"):
+        batch("own", Corpus([corpus]), copied, replace(HOW, force=True))
+    assert files(copied) == before
+    assert batch("own", Corpus([corpus]), copied, HOW).n_fresh == 0
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "attnscope", "batch", *map(str, arguments)]
+
+
+def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+
+
+def started(corpus: Path, out: Path) -> subprocess.Popen[bytes]:
+    """A run of its own; its processes hold its stderr, so that this ends when the last of them ends."""
+    call = command(corpus, "-o", out, "-m", "own", "-L", "0", "--workers", "2")
+    return subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
+    while not (out / LOG).is_file() or '"text"' not in (out / LOG).read_text():
+        try:
+            run.wait(0.01)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"it ended: {run.communicate()[1].decode()}")
+
+
+@pytest.fixture(scope="module")
+def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("expected")
+    batch("own", Corpus([corpus]), out, PLAIN)
+    return files(out)
+
+
+def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str, bytes]) -> None:
+    whole = {name: content for name, content in files(out).items() if not name.endswith(".part")}
+    for name, content in whole.items():
+        assert name in ("index.html", "manifest.jsonl") or content == expected[name], name
+    assert batch("own", Corpus([corpus]), out, PLAIN).complete
+    assert files(out) == expected
+
+
+def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
+    corpus: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    run = started(corpus, tmp_path)
+    after_first_text(run, tmp_path)
+    os.kill(run.pid, signal.SIGINT)
+    said = run.communicate(timeout=60)[1].decode()
+    if run.returncode != 0:  # else it was done already
+        assert run.returncode == 130, said
+        assert re.search(r"note: \d of 5 texts are drawn; the same command goes on", said)
+        assert "Traceback" not in said
+        assert "the same command draws the rest" in (tmp_path / "index.html").read_text()
+    assert not any(name.endswith(".part") for name in files(tmp_path))
+    require_finished_by_one_more_run(corpus, tmp_path, expected)
+
+
+def test_workers_end_with_a_run_that_is_killed(corpus: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    run = started(corpus, tmp_path)
+    after_first_text(run, tmp_path)
+    run.kill()
+    run.communicate(timeout=60)  # until none of its processes holds its stderr any more
+    assert not any(name.endswith(".part") for name in files(tmp_path))
+    require_finished_by_one_more_run(corpus, tmp_path, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_any_moment(seed: int, corpus: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    """At even seeds the first process is killed, at odd ones all of them at once."""
+    run = started(corpus, tmp_path / "out")
+    try:
+        run.wait(random.Random(seed).uniform(0, 8))
+    except subprocess.TimeoutExpired:
+        if seed % 2:
+            os.killpg(run.pid, signal.SIGKILL)
+        else:
+            run.kill()  # its workers may still be ending when the next run begins, which waits for them
+        run.wait()
+    require_finished_by_one_more_run(corpus, tmp_path / "out", expected)
+    run.communicate(timeout=60)
+
+
+# Names and the page ---------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**7), st.text(max_size=300))
+def test_a_text_never_names_a_path(index: int, text: str) -> None:
+    assert re.fullmatch(rf"{index:05d}-[a-z0-9-]{{1,40}}", folder_name(index, text))
+
+
+def test_clearing_touches_nothing_but_our_files(tmp_path: Path) -> None:
+    folder, other = tmp_path / "00000-a", tmp_path / "other"
+    for place in (folder, other):
+        place.mkdir()
+        (place / "L00.png").touch()
+    (folder / "notes.png").touch()
+    (tmp_path / "00001-b").symlink_to(other)
+    clear(folder)
+    clear(tmp_path / "00001-b")
+    clear(tmp_path / "absent")
+    assert [path.name for path in folder.iterdir()] == ["notes.png"]
+    assert [path.name for path in other.iterdir()] == ["L00.png"]
+
+
+class Seen(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+HOSTILE = "</p><script>alert('1')</script><img src=x onerror=alert(2)> \"&amp; \u202eesrever\x1b[31m\x00"
+
+
+def hostile() -> Iterator[Batch]:
+    files = {"L00.png": 3, "weights.npz": 4}
+    drawn = DrawnText(0, HOSTILE, 1, "00000-p", HOSTILE, (HOSTILE,), files, HOSTILE, {}, (HOSTILE,), "0")
+    yield Batch(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),))
+
+
+def test_hostile_text_shows_as_itself() -> None:
+    (told,) = hostile()
+    seen = Seen(page(told))
+    assert "script" not in seen.tags and seen.tags.count("img") == 1
+    assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/weights.npz"}
+    shown = HOSTILE.replace("\u202e", "<U+202E>").replace("\x1b", "<U+001B>").replace("\0", "<U+0000>")
+    assert seen.text.count(shown) == 8  # title, heading, source, text, note; of the failed: source, reason, text
+
+
+def test_the_links_of_the_page_lead_to_files(undisturbed: Path) -> None:
+    links = Seen((undisturbed / "index.html").read_text("utf-8")).links
+    assert len(links) > 5 * 5
+    assert all((undisturbed / link).is_file() for link in links)
+
+
+def test_an_entry_reads_back() -> None:
+    (told,) = hostile()
+    drawn = told.drawn[0]
+    again = DrawnText.from_entry(drawn.entry(), index=0, source=HOSTILE, line=1, folder="00000-p")
+    assert again == drawn

@@ -1,0 +1,121 @@
+"""Attention kept as calls: the same weights as dense ones, text by text and some queries at a time."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.core.attention import AttentionCall, attention_weights
+from attnscope.core.calls import Calls, of_text, rows_together, single_head
+
+
+def call_of(
+    n_heads: int = 6, n_kv_heads: int = 3, n_queries: int = 40, batch: int = 1, seed: int = 0, **more: object
+) -> AttentionCall:
+    drawn = torch.Generator().manual_seed(seed)
+
+    def tensor(heads: int) -> torch.Tensor:
+        return torch.randn(batch, heads, n_queries, 5, generator=drawn)
+
+    fields = {"layer": 0, "kind": "decoder", "scale": 0.7}
+    return AttentionCall(query=tensor(n_heads), key=tensor(n_kv_heads), value=tensor(n_kv_heads), **(fields | more))  # type: ignore[arg-type]
+
+
+def masks(n: int) -> dict[str, dict[str, object]]:
+    near = (torch.arange(n)[:, None] - torch.arange(n)).abs() < 7
+    return {
+        "bidirectional": {},
+        "causal": {"is_causal": True},
+        "window": {"mask": near, "is_causal": True},
+        "bias": {"bias": torch.randn(1, 6, n, n, generator=torch.Generator().manual_seed(3))},
+        "sinks": {"sinks": torch.linspace(-1, 1, 6), "is_causal": True},
+        "softcap": {"softcap": 2.0},
+    }
+
+
+@pytest.mark.parametrize("name", masks(1))
+def test_rows_of_several_layers_are_their_weights(name: str) -> None:
+    calls = [call_of(**masks(40)[name]), call_of(4 if name == "causal" else 6, 2, seed=1, **masks(40)[name])]
+    wanted = torch.cat([attention_weights(call)[0] for call in calls])
+    found = list(rows_together(calls, elements=10 * 16 * 40))
+    assert [(rows.start, rows.stop) for rows, _ in found] == [(0, 16), (16, 32), (32, 40)]
+    np.testing.assert_allclose(torch.cat([rows for _, rows in found], 1), wanted, atol=1e-6)
+
+
+def test_layers_over_other_texts_are_refused() -> None:
+    with pytest.raises(ValueError, match="one text"):
+        next(rows_together([call_of(), call_of(n_queries=7)], 1000))
+    with pytest.raises(ValueError, match="one text"):
+        next(rows_together([call_of(batch=2)], 1000))
+
+
+@pytest.mark.parametrize("name", ["bidirectional", "causal", "bias"])
+def test_a_text_of_a_padded_batch_has_the_weights_that_it_has_alone(name: str) -> None:
+    alone = call_of(n_queries=11, **masks(11)[name])
+    rest = call_of(n_queries=19, batch=2, seed=5)
+    query, key = rest.query.clone(), rest.key.clone()
+    query[1, :, :11], key[1, :, :11] = alone.query[0], alone.key[0]
+    real = torch.ones(2, 1, 1, 19, dtype=torch.bool)
+    real[1, ..., 11:] = False
+    bias = None if alone.bias is None else torch.nn.functional.pad(alone.bias, (0, 8, 0, 8))
+    padded = replace(rest, query=query, key=key, mask=real, bias=bias, is_causal=alone.is_causal)
+    found = attention_weights(of_text(padded, 1, 11, 11))
+    np.testing.assert_allclose(found, attention_weights(alone), atol=1e-6)
+
+
+def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:
+    call = call_of()
+    probe = Calls([0])
+    output = probe(call)
+    assert output.shape == call.value.shape[:1] + (6, 40, 5)
+    probe(replace(call, layer=1))
+    assert list(probe.calls["decoder"]) == [0]
+    kept = probe.calls["decoder"][0]
+    assert kept.value.shape[-1] == 0
+    np.testing.assert_array_equal(attention_weights(kept), attention_weights(call))
+    with pytest.raises(RuntimeError, match="twice"):
+        probe(call)
+
+
+class TestSingleHead:
+    def test_it_is_the_softmax_over_queries_and_keys_side_by_side(self) -> None:
+        call = call_of(is_causal=True, scale=1 / math.sqrt(5))
+        found = single_head([(call, 1), (call, 4), (call, 5)])
+        assert not isinstance(found, str)
+        weights = attention_weights(found)[0, 0]
+        queries = np.concatenate([call.query[0, h].numpy() for h in (1, 4, 5)], -1)
+        keys = np.concatenate([call.key[0, h // 2].numpy() for h in (1, 4, 5)], -1)
+        for q in range(40):
+            scores = np.array([queries[q] @ keys[k] / math.sqrt(3 * 5) for k in range(q + 1)])
+            shares = np.exp(scores - scores.max())
+            np.testing.assert_allclose(weights[q, : q + 1], shares / shares.sum(), atol=1e-6)
+            assert not weights[q, q + 1 :].any()
+
+    def test_of_one_head_it_is_that_head(self) -> None:
+        call = call_of(softcap=2.0)
+        found = single_head([(call, 3)])
+        assert not isinstance(found, str)
+        np.testing.assert_allclose(attention_weights(found)[0, 0], attention_weights(call)[0, 3], atol=1e-6)
+
+    def test_what_all_heads_share_stays(self) -> None:
+        bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(1))
+        found = single_head([(call_of(bias=bias), 0), (call_of(seed=2, bias=bias), 1)])
+        assert not isinstance(found, str)
+        assert found.bias is not None
+
+    @pytest.mark.parametrize(
+        ("first", "second", "why"),
+        [
+            ({"sinks": torch.zeros(6)}, {}, "sink"),
+            ({"scale": 1.0}, {}, "scale"),
+            ({"bias": torch.randn(1, 6, 40, 40)}, {"bias": torch.randn(1, 6, 40, 40)}, "position biases"),
+            ({"is_causal": True}, {}, "different keys"),
+            ({"n_queries": 11}, {}, "different texts"),
+        ],
+    )
+    def test_where_there_is_none_it_says_why(self, first: dict, second: dict, why: str) -> None:
+        found = single_head([(call_of(**first), 0), (call_of(**second), 1)])
+        assert isinstance(found, str)
+        assert why in found

@@ -1,0 +1,413 @@
+"""Heads compared over texts, side by side, on minimal pairs and between models; and records of that."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.records.comparison import Comparison, head_name, load
+from attnscope.records.storage import schema_of
+from attnscope.studies import compare as study
+from attnscope.studies.compare import CompareOptions, compare, compare_models
+from attnscope.studies.compare_texts import align, compare_heads, compare_texts
+from attnscope.studies.heatmap import Choice
+from tests.conftest import write_tiny
+from tests.record_helpers import tokens_of
+
+TIRED = "The animal didn't cross the street because it was too tired."
+WIDE = "The animal didn't cross the street because it was too wide."
+TEXTS = ["the cat sat.", "a cat, the cat and the mat that sat", "b", "the the the the"]
+BOTH = CompareOptions(("hellinger", "jensen_shannon"))
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return attnscope.load("minilm")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory):
+    return attnscope.load(str(write_tiny(tmp_path_factory.mktemp("tiny") / "one")), engine="native")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("tiny") / "two"
+    return attnscope.load(str(write_tiny(folder, seed=1, num_hidden_layers=3, num_attention_heads=5)), engine="native")
+
+
+def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int], measure: str, special: bool) -> float:
+    """The mean divergence of two heads, row by row, from the records of `heatmap`."""
+    total, count = 0.0, 0
+    for text in texts:
+        record = attnscope.heatmap(model, text)
+        record = record if special else record.hide_special()
+        for p, q in zip(record.of(*a).astype(float), record.of(*b).astype(float), strict=True):
+            if not p.any() or not q.any():
+                continue
+            count += 1
+            if measure == "hellinger":
+                total += ((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2
+            else:
+                m = (p + q) / 2
+                total += sum((x[i] * math.log(x[i] / m[i])) / 2 for x in (p, q) for i in range(len(p)) if x[i] > 0)
+    return total / count
+
+
+class TestAllHeads:
+    def test_means_are_those_of_rows_one_by_one(self, tiny) -> None:
+        found = compare(tiny, TEXTS, BOTH)
+        assert [t.name for t in found.tables] == [
+            "hellinger", "jensen_shannon", "hellinger_without_special", "jensen_shannon_without_special",
+        ]  # fmt: skip
+        for table in found.tables:
+            for a in range(6):
+                for b in range(6):
+                    wanted = mean_by_hand(tiny, TEXTS, found.heads[a], found.heads[b], table.measure, table.special)
+                    assert table.mean[a, b] == pytest.approx(wanted, abs=2e-6), (table.name, a, b)
+
+    def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        together = compare(tiny, TEXTS, BOTH)
+        monkeypatch.setattr(study, "TOKEN_BUDGET", 1)
+        monkeypatch.setattr(study, "WEIGHTS_AT_ONCE", 1)
+        apart = compare(tiny, TEXTS, BOTH)
+        for a, b in zip(together.tables, apart.tables, strict=True):
+            np.testing.assert_allclose(a.mean, b.mean, atol=1e-6)
+            np.testing.assert_array_equal(a.count, b.count)
+
+    def test_texts_over_the_limit_are_cut_and_count_as_one_text(self, tiny) -> None:
+        found = compare(tiny, ["the cat " * 40, "a cat"])
+        assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
+        assert found.tables[0].count[0, 1] == found.corpus["n_tokens"]
+
+    def test_intervals_and_counts(self, tiny) -> None:
+        found = compare(tiny, TEXTS)
+        table = found.tables[0]
+        above = np.triu_indices(6, 1)
+        assert (table.low[above] <= table.mean[above]).all()
+        assert (table.mean[above] <= table.high[above]).all()
+        assert (table.low >= 0).all()
+        assert not table.mean.diagonal().any()
+        one = compare(tiny, TEXTS[0])
+        assert np.isnan(one.tables[0].low).all()
+        assert one.corpus["text"] == TEXTS[0]
+
+    def test_twice_the_texts_give_the_same_means(self, tiny) -> None:
+        once, twice = compare(tiny, TEXTS), compare(tiny, [*TEXTS, *TEXTS])
+        np.testing.assert_allclose(once.tables[0].mean, twice.tables[0].mean, rtol=1e-5)
+
+    def test_the_dense_road_gives_the_same(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        by_calls = compare(tiny, TEXTS, BOTH)
+        from dataclasses import replace
+
+        monkeypatch.setattr(tiny, "info", replace(tiny.info, road="eager"))
+        dense = compare(tiny, TEXTS, BOTH)
+        assert "memory grows" in dense.run["notes"][-1]
+        for a, b in zip(by_calls.tables, dense.tables, strict=True):
+            np.testing.assert_allclose(a.mean, b.mean, atol=1e-6)
+
+    def test_a_decoder_without_special_tokens_has_the_same_both_ways(self) -> None:
+        model = attnscope.load("own-causal")
+        found = compare(model, TIRED)
+        if not model.tokenizer.encode(TIRED).special.any():
+            np.testing.assert_array_equal(found.tables[0].mean, found.tables[1].mean)
+
+    def test_chosen_layers_and_heads_alone(self, tiny) -> None:
+        whole = compare(tiny, TEXTS)
+        found = compare(tiny, TEXTS, CompareOptions(choice=Choice(layers=(1,), heads=(0, 2))))
+        assert found.heads == ((1, 0), (1, 2))
+        assert found.tables[0].mean[0, 1] == pytest.approx(whole.tables[0].mean[3, 5], abs=1e-12)
+
+    def test_layers_are_means_over_their_pairs(self, tiny) -> None:
+        found = compare(tiny, TEXTS)
+        mean, layers = found.tables[0].mean, found.arrangements[0].layers
+        assert layers[0, 1] == layers[1, 0] == pytest.approx(math.sqrt(mean[:3, 3:].mean()), rel=1e-6)
+        within = mean[:3, :3][np.triu_indices(3, 1)].mean()
+        assert layers[0, 0] == pytest.approx(math.sqrt(within), rel=1e-6)
+
+    def test_hiding_special_tokens_puts_those_tables_first(self, tiny) -> None:
+        found = compare(tiny, TEXTS, CompareOptions(hide_special=True))
+        assert [t.special for t in found.tables] == [False, True]
+
+    def test_most_alike_and_most_alone(self, tiny) -> None:
+        found = compare(tiny, TEXTS)
+        table = found.tables[0]
+        (a, b), *_ = found.most_alike(table)
+        assert table.mean[a, b] == table.mean[np.triu_indices(6, 1)].min()
+        (head, nearest), *_ = found.most_alone(table)
+        others = [table.mean[h, [o for o in range(6) if o != h]].min() for h in range(6)]
+        assert table.mean[head, nearest] == max(others)
+
+    def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(study, "TOKEN_BUDGET", 1)
+
+        def stop(done: object) -> None:
+            raise KeyboardInterrupt
+
+        found = compare(tiny, TEXTS, report=stop)
+        assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
+        np.testing.assert_allclose(found.tables[0].mean, compare(tiny, "b").tables[0].mean, atol=1e-7)
+
+    def test_the_model_can_be_studied_further(self, tiny) -> None:
+        compare(tiny, TEXTS)
+        compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
+        assert len(attnscope.heads(tiny, TEXTS).heads) == 6
+
+    def test_one_head_is_a_record_too(self, tiny) -> None:
+        found = compare(tiny, TEXTS, CompareOptions(choice=Choice(layers=(0,), heads=(1,))))
+        assert found.most_alike(found.tables[0]) == []
+        assert found.most_alone(found.tables[0]) == []
+
+    def test_roles_come_from_a_record_of_the_same_model(self, minilm) -> None:
+        texts = [TIRED, WIDE, "The cat sat on the mat."]
+        roles = attnscope.heads(minilm, texts)
+        found = compare(minilm, texts, roles=roles)
+        assert found.roles is not None
+        assert found.roles[2] == "previous_token"
+        with pytest.raises(AttnscopeError, match="is of minilm, not of own"):
+            compare(attnscope.load("own"), texts, roles=roles)
+
+    @pytest.mark.parametrize("texts", [[], [" "]])
+    def test_no_text_is_said(self, tiny, texts: list[str]) -> None:
+        with pytest.raises(AttnscopeError, match="no text"):
+            compare(tiny, texts)
+
+    def test_an_unknown_measure_is_wrong_usage(self) -> None:
+        with pytest.raises(UsageError, match="cosine"):
+            CompareOptions(("cosine",))
+        with pytest.raises(UsageError, match="no measure"):
+            CompareOptions(())
+
+
+class TestModels:
+    def test_a_model_matches_itself(self, tiny) -> None:
+        found = compare_models(tiny, tiny, TEXTS, BOTH)
+        assert found.moved() == 0
+        # A row's own products are summed in the same order, so nothing is left but rounding.
+        assert found.tables[0].distances.diagonal().max() < 1e-7
+
+    def test_distances_are_those_between_rows(self, tiny, other) -> None:
+        found = compare_models(tiny, other, TEXTS[1])
+        assert found.tables[0].mean.shape == (6, 15)
+        ours, theirs = attnscope.heatmap(tiny, TEXTS[1]), attnscope.heatmap(other, TEXTS[1])
+        p, q = ours.of(1, 2).astype(float), theirs.of(2, 4).astype(float)
+        wanted = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1).mean() / 2
+        assert found.tables[0].mean[5, 14] == pytest.approx(wanted, abs=1e-6)
+        assert len(found.matchings[0]) == 6
+        assert len(found.same()) == 6
+
+    def test_permuted_heads_are_found_again(self, tiny, tmp_path: Path) -> None:
+        import copy
+
+        swapped = copy.deepcopy(tiny)
+        layer = swapped._network.layers[0].attention
+        with torch.no_grad():
+            for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+                order = torch.tensor([2, 0, 1])
+                for parameter in (projection.weight, projection.bias):
+                    parts = parameter.view(3, 5, -1)[order].reshape(parameter.shape)
+                    parameter.copy_(parts)
+            layer.out_proj.weight.copy_(layer.out_proj.weight.view(15, 3, 5)[:, order].reshape(15, 15))
+        found = compare_models(tiny, swapped, TEXTS)
+        matched = {found.heads[a]: found.other_heads[b] for a, b in found.matchings[0]}
+        assert [matched[0, h] for h in range(3)] == [(0, 1), (0, 2), (0, 0)]
+        assert [matched[1, h] for h in range(3)] == [(1, 0), (1, 1), (1, 2)]
+        assert found.moved() == 3
+
+    def test_other_tokens_are_refused(self, tiny, minilm) -> None:
+        with pytest.raises(AttnscopeError, match="different tokens of the same text"):
+            compare_models(tiny, minilm, TEXTS)
+
+
+class TestPickedHeads:
+    def test_the_mean_and_the_single_head(self, minilm) -> None:
+        found = compare_heads(minilm, TIRED, [(3, h) for h in range(12)])
+        np.testing.assert_allclose(found.mean, found.weights.mean(0), atol=1e-6)
+        assert "one head of full width" in found.single_note
+        assert found.single is not None
+        np.testing.assert_allclose(found.single.sum(-1), 1, atol=1e-5)
+        assert np.abs(found.single - found.mean).max() > 0.5
+
+    def test_the_single_head_of_different_layers_says_so(self, minilm) -> None:
+        assert "of different layers" in compare_heads(minilm, TIRED, [(3, 1), (5, 11)]).single_note
+        assert "of 2 of the 12 heads" in compare_heads(minilm, TIRED, [(3, 1), (3, 2)]).single_note
+
+    def test_without_queries_and_keys_there_is_none(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        from dataclasses import replace
+
+        monkeypatch.setattr(tiny, "info", replace(tiny.info, road="eager"))
+        found = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
+        assert found.single is None
+        assert "not at hand" in found.single_note
+        assert [name for name, _ in found.maps()] == ["L0H0", "L1H1", "mean"]
+
+    def test_differences(self, tiny) -> None:
+        two = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
+        (name, values), (single, _) = two.differences()
+        assert (name, single) == ("L0H0 − L1H1", "single head − mean")
+        np.testing.assert_array_equal(values, two.weights[0] - two.weights[1])
+        three = compare_heads(tiny, "the cat", [(0, 0), (1, 1), (0, 2)])
+        assert [name for name, _ in three.differences()][:3] == ["L0H0 − mean", "L1H1 − mean", "L0H2 − mean"]
+
+    def test_hidden_special_tokens_leave_rows_of_one(self, minilm) -> None:
+        found = compare_heads(minilm, TIRED, [(3, 1), (3, 2)], hide_special=True)
+        wanted = attnscope.heatmap(minilm, TIRED, pick=[(3, 1)], hide_special=True)
+        np.testing.assert_array_equal(found.weights[0], wanted.of(3, 1))
+        assert found.tokens.labels == wanted.tokens
+        assert not found.tables[0].special
+
+    @pytest.mark.parametrize("pick", [[], [(0, 0)], [(0, 0), (0, 0)]])
+    def test_fewer_than_two_heads_are_refused(self, tiny, pick: list[tuple[int, int]]) -> None:
+        with pytest.raises(UsageError, match="nothing to compare"):
+            compare_heads(tiny, "the cat", pick)
+
+    def test_a_head_that_there_is_not_is_refused(self, tiny) -> None:
+        with pytest.raises(AttnscopeError, match="there is no head 7"):
+            compare_heads(tiny, "the cat", [(0, 0), (0, 7)])
+
+
+class TestMinimalPairs:
+    def test_tired_and_wide_at_it(self, minilm) -> None:
+        found = compare_texts(minilm, TIRED, WIDE, query="it")
+        names = [head_name(found.heads[head]) for head in found.ranked()]
+        assert "L3H1" in names[:5]
+        head, it, animal = names.index("L3H1"), 10, 2
+        assert head == 0
+        place = found.heads.index((3, 1))
+        assert found.weights[place, it, animal] == pytest.approx(0.68, abs=0.005)
+        assert found.other_weights[place, it, animal] == pytest.approx(0.28, abs=0.005)
+
+    def test_change_is_the_root_of_the_mean_divergence(self, minilm) -> None:
+        found = compare_texts(minilm, TIRED, WIDE, query="it", measure="jensen_shannon")
+        head = found.heads.index((3, 1))
+        p, q = found.weights[head].astype(float), found.other_weights[head].astype(float)
+        h2 = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1) / 2
+        equal = [i for i in range(16) if i != 13]
+        assert found.overall("hellinger")[head] == pytest.approx(math.sqrt(h2[equal].mean()), abs=1e-9)
+        assert found.at_query("hellinger")[head] == pytest.approx(math.sqrt(h2[10]), abs=1e-9)
+
+    def test_the_same_text_twice_changes_nothing(self, tiny) -> None:
+        found = compare_texts(tiny, "the cat", "the cat")
+        assert found.equal.all()
+        assert not found.overall().any()
+
+    def test_texts_with_nothing_in_common_still_have_their_special_tokens(self, tiny) -> None:
+        found = compare_texts(tiny, "a b c", "x y")
+        assert found.equal.sum() == 2
+        assert found.unmatched() == ((1, 2, 3), (1, 2))
+
+    def test_a_query_of_one_text_alone_is_refused(self, tiny) -> None:
+        with pytest.raises(AttnscopeError, match="one of the texts alone"):
+            compare_texts(tiny, "the cat", "the cat a b", query="b")
+        with pytest.raises(AttnscopeError, match="no token is 'dog'"):
+            compare_texts(tiny, "the cat", "the cat a", query="dog")
+
+    def test_a_replaced_token_can_be_asked_for_by_either_name(self, minilm) -> None:
+        ours, theirs = (compare_texts(minilm, TIRED, WIDE, query=name).queries for name in ("tired", "wide"))
+        assert ours == theirs == (13,)
+
+
+class TestAlignment:
+    @staticmethod
+    def of(first: str, second: str) -> tuple[list[list[int]], list[bool], list[tuple[list[int], list[int]]]]:
+        aligned, equal, keys = align(tokens_of(first.split()), tokens_of(second.split()))
+        return aligned.tolist(), equal.tolist(), [(list(a), list(b)) for a, b in keys]
+
+    def test_replaced_tokens_stand_for_each_other(self) -> None:
+        aligned, equal, _ = self.of("a b c", "a x c")
+        assert aligned == [[0, 0], [1, 1], [2, 2]]
+        assert equal == [True, False, True]
+
+    def test_inserted_tokens_have_nothing(self) -> None:
+        aligned, equal, keys = self.of("a c", "a b c")
+        assert aligned == [[0, 0], [1, 2]]
+        assert equal == [True, True]
+        assert keys == [([0], [0]), ([], [1]), ([1], [2])]
+
+    def test_stretches_of_different_lengths_are_one_key(self) -> None:
+        _, _, keys = self.of("a b c", "a x y c")
+        assert keys == [([0], [0]), ([1], [1, 2]), ([2], [3])]
+
+    def test_every_key_is_counted_once(self) -> None:
+        _, _, keys = self.of("a b c d e b", "b x c f g h b b")
+        assert sorted(i for a, _ in keys for i in a) == list(range(6))
+        assert sorted(i for _, b in keys for i in b) == list(range(8))
+
+
+@pytest.fixture(params=["heads", "pick", "texts", "models"])
+def record(request: pytest.FixtureRequest, tiny, other) -> Comparison:
+    made = {
+        "heads": lambda: compare(tiny, TEXTS, BOTH),
+        "pick": lambda: compare_heads(tiny, "the cat", [(0, 0), (1, 1)], hide_special=True),
+        "texts": lambda: compare_texts(tiny, "the cat, a", "the cat a b", query="a"),
+        "models": lambda: compare_models(tiny, other, TEXTS),
+    }
+    found: Comparison = made[request.param]()
+    return found
+
+
+class TestRecords:
+    def test_npz_loses_nothing(self, record: Comparison, tmp_path: Path) -> None:
+        path = record.save(tmp_path / "compare.npz")
+        assert schema_of(path) == "attnscope.compare/1"
+        again = load(path)
+        assert type(again) is type(record)
+        assert again.facts() == record.facts()
+        assert again.run == record.run
+        for name, array in record.arrays().items():
+            np.testing.assert_array_equal(again.arrays()[name], array, strict=True)
+
+    def test_json_and_csv_are_written(self, record: Comparison, tmp_path: Path) -> None:
+        import csv
+        import json
+
+        document = json.loads(record.save(tmp_path / "compare.json").read_text("utf-8"))
+        assert (document["schema"], document["shape"]) == ("attnscope.compare/1", record.shape)
+        rows = list(csv.reader(record.save(tmp_path / "compare.csv").read_text("utf-8").splitlines()))
+        assert len({len(row) for row in rows}) == 1
+        assert len(rows) > 1
+
+    def test_other_endings_are_refused(self, record: Comparison, tmp_path: Path) -> None:
+        with pytest.raises(AttnscopeError, match="not '.txt'"):
+            record.save(tmp_path / "compare.txt")
+
+    def test_damaged_files_are_refused_in_one_line(self, record: Comparison, tmp_path: Path) -> None:
+        path = record.save(tmp_path / "compare.npz")
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(AttnscopeError, match="no comparison of heads"):
+            load(path)
+        arrays = dict(np.load(record.save(path), allow_pickle=False))
+        for name in record.arrays():
+            cut = arrays | {name: arrays[name][:1]}
+            np.savez(path, allow_pickle=False, **cut)
+            if arrays[name].shape[0] > 1 and not name.endswith("matching"):
+                with pytest.raises(AttnscopeError, match="no comparison of heads"):
+                    load(path)
+        with pytest.raises(AttnscopeError, match="no file"):
+            load(tmp_path / "none.npz")
+
+
+def test_memory_does_not_grow_with_the_number_of_texts(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+    import tracemalloc
+
+    monkeypatch.setattr(study, "BLOCK", 4)
+
+    def peak(n: int) -> int:
+        path = tmp_path / f"{n}.txt"
+        path.write_text("the cat sat on a mat\n" * n, "utf-8")
+        gc.collect()
+        tracemalloc.start()
+        # What is garbage already must not count as held.
+        compare(tiny, attnscope.Corpus(path), report=lambda _: gc.collect() and None)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(4)
+    assert peak(32) < peak(8) + 20_000

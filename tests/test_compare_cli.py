@@ -1,0 +1,228 @@
+"""`attnscope compare` and `show` of what it wrote, as a user runs them: what is printed and written, how they fail."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope.cli import main
+from attnscope.records.comparison import HeadComparison, MinimalPair, load
+from attnscope.views import compare_figures
+from attnscope.views.compare_figures import pages, tree_of
+from attnscope.views.compare_maps import rows_page
+from attnscope.views.compare_summary import tokens_changed
+
+SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
+TIRED = "The animal didn't cross the street because it was too tired."
+WIDE = "The animal didn't cross the street because it was too wide."
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Runs `attnscope` in this process, in a folder of its own: exit status, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return command
+
+
+def test_all_heads_as_tables_and_files(run: Run, tmp_path: Path) -> None:
+    status, out, err = run("compare", "-m", "own", "--file", SENTENCES, "-o", "out", "-q")
+    assert (status, err) == (0, "")
+    assert "most alike, by Hellinger distance" in out
+    assert "most alone" in out
+    assert "to the next" in out
+    names = ["compare.npz", "compare.csv", "matrix.png", "map.png", "layers.png"]
+    assert out.splitlines()[-5:] == [f"out/{name}" for name in names]
+    status, again, _ = run("show", "out", "-q")
+    assert status == 0
+    assert again.splitlines() == out.splitlines()[:-5]
+
+
+def test_one_json_document(run: Run) -> None:
+    status, out, _ = run("compare", "-m", "own", TIRED, "--json", "--measure", "jensen-shannon,hellinger", "-q")
+    document = json.loads(out)
+    assert status == 0
+    assert (document["schema"], document["shape"], document["files"]) == ("attnscope.compare/1", "heads", [])
+    assert [table["name"] for table in document["tables"]][:2] == ["jensen_shannon", "hellinger"]
+    assert document["run"]["model"] == "own"
+    assert document["hellinger.low"][0][1] is None
+
+
+def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
+    status, out, err = run("compare", TIRED, "--with", WIDE, "--query", "it", "-o", "out")
+    assert (status, err) == (0, "")
+    assert "−tired  +wide" in out
+    first = next(line for line in out.splitlines() if line.startswith("L3H1"))
+    assert "animal 0.68 → 0.28" in first
+    ranked = [line.split()[0] for line in out.splitlines() if line.startswith("L") and "→" in line]
+    assert "L3H1" in ranked[:5]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "compare.npz", "compare.csv", "change.png", "differences.png", "maps.png", "query-010.png",
+    }  # fmt: skip
+
+
+def test_the_figure_shows_what_it_attends_to_in_both_texts(run: Run) -> None:
+    run("compare", TIRED, "--with", WIDE, "--query", "it", "-o", "out", "-f", "npz")
+    found = load("out/compare.npz")
+    assert isinstance(found, MinimalPair)
+    page = rows_page(found, found.queries[0])
+    texts = {(round(t.get_position()[1]), t.get_text()): t for t in page.axes.texts}
+    heads = [text for _, text in texts if text.startswith("L3H1 · ")]
+    assert heads == ["L3H1 · 0.341"]
+    animal = next(y for y, text in texts if text == "animal")
+    beside = [t.get_text() for (y, _), t in texts.items() if abs(y - animal) < 14 and t.get_position()[0] < 560]
+    assert {"0.68", "0.28"} <= set(beside)
+
+
+def test_picked_heads(run: Run) -> None:
+    status, out, _ = run("compare", TIRED, "--pick", "L3H1,L5H11", "-o", "out", "-f", "svg,pdf,json")
+    assert status == 0
+    assert "no one head of the model could compute it" in " ".join(out.split())
+    assert out.splitlines()[-5:] == [
+        "out/compare.json", "out/picked.svg", "out/picked.pdf", "out/differences.svg", "out/differences.pdf",
+    ]  # fmt: skip
+
+
+def test_two_models(run: Run) -> None:
+    status, out, _ = run("compare", "-m", "own", "--file", SENTENCES, "--with-model", "own", "-o", "out", "-q")
+    assert status == 0
+    assert "match one of another number" in out
+    assert "out/same-heads.png" in out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give one of TEXT and --file"),
+        (["a", "--pick", "L0H0,L0H1", "--with", "b"], "different comparisons"),
+        (["a", "--query", "a"], "--query ranks the heads of a minimal pair"),
+        (["a", "--measure", "cosine"], "there is no measure 'cosine'"),
+        (["a", "--measure", ","], "no measure is given"),
+        (["--file", SENTENCES, "--with", "b"], "--with takes one TEXT"),
+        (["a", "--with", "b", "-L", "0"], "--with ranks all heads"),
+        (["a", "--format", "png"], "there is no folder"),
+        (["a", "--pick", "L0H0"], "nothing to compare"),
+        (["a", "-o", "out", "--format", "gif"], "there is no format 'gif'"),
+        (["a", "--heads-record", "h.npz", "--with-model", "own"], "--heads-record tells the roles"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_a_hint(run: Run, arguments: list[str], said: str) -> None:
+    status, out, err = run("compare", "-m", "own", *arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a cat", "--with", " "], "the second text is blank"),
+        (["a cat", "--with", "a dog", "--query", "horse"], "no token is 'horse'"),
+        (["a cat", "-L", "7"], "there is no layer 7"),
+        (["a cat", "--heads-record", "none.npz"], "there is no file"),
+        (["a cat", "--with-model", "minilm"], "different tokens"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_a_hint(run: Run, arguments: list[str], said: str) -> None:
+    status, out, err = run("compare", "-m", "own", *arguments)
+    assert (status, out) == (1, "")
+    assert said in err
+
+
+def test_what_could_not_be_read_is_said_and_the_rest_is_compared(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "the cat sat"}\n{broken\n{"text": "the mat"}\n', "utf-8")
+    status, out, err = run("compare", "-m", "own", "--file", "bad.jsonl", "-q")
+    assert status == 1
+    assert "bad.jsonl, line 2" in err
+    assert "most alike" in out
+
+
+def test_showing_a_record_loads_no_torch(run: Run, tmp_path: Path) -> None:
+    run("compare", "-m", "own", TIRED, "-o", "out", "-f", "npz")
+    program = """
+import sys
+sys.argv = ["attnscope", "show", "out", "-o", "drawn"]
+from attnscope.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert (tmp_path / "drawn" / "matrix.png").is_file()
+
+
+def test_roles_colour_the_map(run: Run) -> None:
+    status, _, err = run("heads", "-m", "own", "--file", SENTENCES, "-o", "h", "-f", "npz", "-q")
+    assert (status, err) == (0, "")
+    status, out, err = run(
+        "compare", "-m", "own", "--file", SENTENCES, "--heads-record", "h/heads.npz", "-o", "out", "-f", "npz", "-q"
+    )
+    assert (status, err) == (0, "")
+    assert "(previous token)" in out
+    found = load("out/compare.npz")
+    assert isinstance(found, HeadComparison)
+    written = [text.get_text() for name, page in pages(found) if name == "map" for text in page.axes.texts]  # type: ignore[attr-defined]
+    assert any(text.startswith("previous token (") for text in written)
+
+
+def test_the_same_record_gives_the_same_bytes(run: Run, tmp_path: Path) -> None:
+    run("compare", "-m", "own", TIRED, "-o", "out", "-f", "npz")
+    for folder in ("one", "two"):
+        run("show", "out", "-o", folder, "-f", "png,svg,pdf")
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert len(names) == 9
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+class TestTree:
+    def test_branches_stand_over_their_heads(self) -> None:
+        merges = np.array([[0, 2, 1.0, 2], [1, 3, 4.0, 3]])
+        tree = tree_of(merges, np.array([1, 0, 2]))
+        assert tree.top == 4.0
+        assert tree.branches[0] == ((1.5, 0.0), (1.5, 1.0), (2.5, 1.0), (2.5, 0.0))
+        assert tree.branches[1] == ((0.5, 0.0), (0.5, 4.0), (2.0, 4.0), (2.0, 1.0))
+
+    def test_one_head_has_none(self) -> None:
+        assert tree_of(np.zeros((0, 4)), np.array([0])).branches == ()
+
+
+def test_changed_tokens_are_told_stretch_by_stretch() -> None:
+    model = attnscope.load("minilm")
+    found = attnscope.compare_texts(model, "the cat sat on the mat", "the big cat sat under the mat there")
+    assert tokens_changed(found) == [("", "big"), ("on", "under"), ("", "there")]
+
+
+def test_hostile_records_are_drawn(tmp_path: Path) -> None:
+    model = attnscope.load("minilm")
+    found = attnscope.compare_texts(model, "a $x^$ \u202e cat 你", "a $y^$ \u202e dog 你", query="a")
+    for name, page in pages(found):
+        assert page.pixels().size, name
+    one = attnscope.compare(model, "cat", attnscope.CompareOptions(choice=_one_head()))
+    for name, page in compare_figures.pages(one):
+        assert page.pixels().size, name
+
+
+def _one_head() -> object:
+    from attnscope.studies.heatmap import Choice
+
+    return Choice(layers=(0,), heads=(0,))

@@ -1,0 +1,240 @@
+"""`trace`, `split` and `cost` as their users meet them."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnscope import cli
+from attnscope.records import cost as cost_records
+from attnscope.records.cost import Cost
+from attnscope.records.split import Split
+from attnscope.records.trace import Trace
+from attnscope.studies.cost import cost
+from attnscope.studies.split import SplitOptions, split_example
+from attnscope.studies.trace import trace_example
+from attnscope.views.cost_terminal import table
+from attnscope.views.plain_text import spelled
+from attnscope.views.split_terminal import summary
+from attnscope.views.trace_terminal import walk
+from tests.core_helpers import WORKED
+
+Run = Callable[..., "tuple[int, str, str]"]
+TEXT = "The cat sat on the mat."
+
+
+@pytest.fixture
+def attnscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR", "ATTNSCOPE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (int(ended.value.code or 0), *capfd.readouterr())
+
+    return run
+
+
+def numbers_in(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"(?<![\w.])-?\d+\.\d{4}(?!\d)", text)]
+
+
+def every_number(rows: object) -> set[str]:
+    return {f"{value:.4f}" for value in np.ravel(np.array(rows, float))}
+
+
+def has_matrix(out: str, labels: list[str], rows: object) -> bool:
+    """Whether a table of these rows, behind these labels, stands in the output."""
+    lines = [
+        rf" *{label}" + "".join(rf" +{value:.4f}" for value in row) for label, row in zip(labels, rows, strict=True)
+    ]  # type: ignore[call-overload]
+    return re.search("\n".join(lines), out) is not None
+
+
+# Every number of the worked example, in the terminal and as JSON
+
+
+def test_the_trace_prints_every_number(attnscope: Run) -> None:
+    status, out, _ = attnscope("trace", "--engine", "reference")
+    assert status == 0
+    for name in ("weights_head_1", "weights_head_2", "output"):
+        assert has_matrix(out, WORKED["tokens"], WORKED[name]), name
+    status, out, _ = attnscope("trace", "--json", "--engine", "reference")
+    steps = json.loads(out)["steps"]
+    found = [np.round(step["value"], 4).tolist() for step in steps if step["name"] in ("weights", "joined")]
+    assert found == [WORKED["weights_head_1"], WORKED["weights_head_2"], WORKED["output"]]
+
+
+def test_the_split_prints_every_number(attnscope: Run) -> None:
+    status, out, _ = attnscope("split", "--drop", "0,1")
+    assert status == 0
+    single, four = WORKED["single_head"], WORKED["four_heads"]
+    for matrix in (
+        single["weights"], single["output"], WORKED["weights_head_1"], WORKED["weights_head_2"],
+        WORKED["mean_of_two_heads"], WORKED["output"], *four["weights"], four["output"],
+    ):  # fmt: skip
+        assert has_matrix(out, WORKED["tokens"], matrix)
+    assert "H0: L2 change 0.9600" in out and "H1: L2 change 0.9941" in re.sub(r"\s+", " ", out)
+    status, out, _ = attnscope("split", "--drop", "0,1", "--json")
+    one, two, many = json.loads(out)["seen"]
+    for mine, theirs in (
+        (one["weights"][0], single["weights"]), (one["output"], single["output"]),
+        (two["weights"], [WORKED["weights_head_1"], WORKED["weights_head_2"]]), (two["output"], WORKED["output"]),
+        (two["mean_weights"], WORKED["mean_of_two_heads"]), (many["weights"], four["weights"]),
+        (many["output"], four["output"]),
+        ([drop["l2"] for drop in two["drops"]], WORKED["l2_change_when_a_head_is_dropped"]),
+    ):  # fmt: skip
+        np.testing.assert_allclose(mine, theirs, atol=5.1e-5, rtol=0)
+
+
+def test_one_query_is_followed(attnscope: Run) -> None:
+    status, out, err = attnscope("trace", "--token", "cat")
+    assert status == 0
+    for line in ("q = Q[1, 0:2]", "dots = q @ k.T", "weighted = weights[:, None] * v", "H[1, 1] = weighted.sum(0)"):
+        assert f"    {line}\n" in out
+    assert "dots / √d_head = dots / √2 = dots × 0.7071" in out
+    assert every_number([0.4109, 0.1336, 0.2289, 0.3663]) <= {f"{x:.4f}" for x in numbers_in(out)}
+    assert err.startswith("note: no projections")
+    assert attnscope("trace", "--token", "cat", "-q")[2] == ""
+
+
+def test_a_text_is_traced_and_saved_and_shown_again(attnscope: Run, tmp_path: Path) -> None:
+    arguments = ("trace", TEXT, "-L", "3", "-H", "1", "--token", "cat")
+    status, out, _ = attnscope(*arguments, "-o", "out")
+    assert status == 0
+    assert out.splitlines()[-3:] == [f"out/trace.{kind}" for kind in ("npz", "json", "py")]
+    shown = attnscope("show", "out")[1]
+    assert shown == "\n".join(out.splitlines()[:-3]) + "\n"
+    again = attnscope("show", "out", "-o", "other")[1].splitlines()[-2:]
+    assert again == ["other/trace.npz", "other/trace.json"], "lines of a record from elsewhere do not become a script"
+    assert json.loads(attnscope("show", "out/trace.npz", "--json")[1])["schema"] == "attnscope.trace/1"
+    done = subprocess.run([sys.executable, tmp_path / "out" / "trace.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_splits_and_costs_are_saved_and_shown_again(attnscope: Run, tmp_path: Path) -> None:
+    status, out, _ = attnscope("split", "--counts", "2", "-o", "s")
+    assert status == 0 and out.splitlines()[-2:] == ["s/split.json", "s/split.png"]
+    assert attnscope("show", "s")[1] == "\n".join(out.splitlines()[:-2]) + "\n"
+    assert attnscope("show", "s", "-o", "t", "-f", "svg")[1].splitlines()[-1] == "t/split.svg"
+    status, out, _ = attnscope("cost", "gpt2", "--plot")
+    assert status == 0 and out.splitlines()[-1] == "attnscope-out/cost-gpt2/cost.png"
+    assert attnscope("show", "attnscope-out/cost-gpt2")[1] == "\n".join(out.splitlines()[:-2]) + "\n"
+    assert cost_records.load(tmp_path / "attnscope-out" / "cost-gpt2" / "cost.json") == cost("gpt2")
+
+
+def test_costs_by_the_command(attnscope: Run) -> None:
+    status, out, _ = attnscope("cost", "bert-base")
+    assert status == 0
+    for said in ("2,359,296", "28,311,552", "109.5 M", "4 · d_model² = 4 · 768²"):
+        assert said in out
+    assert "9.66 GB (9.00 GiB)" in attnscope("cost", "gpt3", "-n", "2048")[1]
+    status, out, _ = attnscope("cost", "--d-model", "768", "--n-heads", "12", "--n-layers", "12", "--json")
+    document = json.loads(out)
+    assert document["schema"] == "attnscope.cost/1"
+    assert document["groups"]["parameters"][1]["value"] == 28_311_552
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["trace", TEXT], 2, "shows single heads"),
+        (["trace", "-L", "2"], 2, "has one layer"),
+        (["trace", "--token", "dog"], 1, "no token is 'dog'"),
+        (["trace", TEXT, "-L", "9", "-H", "0"], 1, "no layer 9"),
+        (["trace", TEXT, "-L", "0", "-H", "x"], 2, "'x' is not a number"),
+        (["trace", "", "-L", "0", "-H", "0"], 1, "text"),
+        (["trace", TEXT, "-L", "0", "-H", "0", "--target", "x"], 1, "no encoder-decoder"),
+        (["trace", TEXT, "-L", "0", "-H", "0", "--engine", "tpu"], 2, "no engine 'tpu'"),
+        (["split", "--counts", "3"], 1, "into 3 heads"),
+        (["split", "--counts", "0"], 2, "at least 1"),
+        (["split", "--drop", "9"], 2, "no head 9"),
+        (["split", "--project", "nothing"], 1, "no file nothing"),
+        (["split", TEXT], 2, "give a layer|one layer"),
+        (["split", "-f", "png"], 2, "no folder"),
+        (["split", "-o", "x", "-f", "gif"], 2, "no format 'gif'"),
+        (["cost"], 2, "no model is given"),
+        (["cost", "gpt5"], 1, "HF_HUB_OFFLINE|no model"),
+        (["cost", "--d-model", "10", "--n-heads", "3", "--n-layers", "1"], 1, "not divisible"),
+        (["cost", "gpt2", "--dtype", "int4"], 2, "no precision"),
+        (["cost", "gpt2", "--tokens", "0"], 2, "greater than or equal to 1"),
+    ],
+)
+def test_failures_are_one_line_and_a_hint(attnscope: Run, arguments: list[str], status: int, said: str) -> None:
+    code, out, err = attnscope(*arguments)
+    lines = err.splitlines()
+    assert (code, out) == (status, ""), err
+    assert lines[0].startswith("error: ") and re.search(said, err), err
+    assert len(lines) <= 2 and (len(lines) == 1 or lines[1].startswith("hint: "))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    for command in ("trace", "split", "cost"):
+        code = (
+            f"import sys\nfrom attnscope.cli import main\nsys.argv = ['attnscope', '{command}', '--help']\n"
+            "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+            "print([n for n in ('torch', 'transformers', 'matplotlib', 'numpy') if n in sys.modules], file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.stderr.strip() == "[]", done.stderr
+
+
+# Drawn in any terminal
+
+
+def drawn(thing: Trace | Split | Cost, width: int, *, encoding: str = "utf-8") -> str:
+    """What a terminal without colours shows."""
+
+    class Plain(Console):
+        @property
+        def encoding(self) -> str:
+            return encoding
+
+    held = io.StringIO()
+    console = Plain(width=width, color_system=None, highlight=False, file=held)
+    if isinstance(thing, Trace):
+        console.print(walk(thing, console))
+    elif isinstance(thing, Split):
+        console.print(summary(thing, console))
+    else:
+        console.print(table(thing, console))
+    return held.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_nothing_is_wider_than_the_terminal(width: int, encoding: str) -> None:
+    for thing in (trace_example("cat", engine="reference"), split_example(SplitOptions(drop=(0,))), cost("gpt3")):
+        out = drawn(thing, width, encoding=encoding)
+        assert max(map(len, out.splitlines())) <= width
+        if encoding == "ascii":
+            assert out.isascii(), {c for c in out if not c.isascii()}
+
+
+def test_signs_are_spelled_where_they_cannot_be_written() -> None:
+    class Ascii(Console):
+        encoding = "ascii"  # type: ignore[assignment]
+
+    assert spelled("2 · √d² ≤ Σ", Ascii()) == "2 * sqrt d^2 <= sum"
+
+
+def test_many_keys_go_on_below_and_many_columns_lose_their_middle() -> None:
+    record = trace_example("cat", [0], engine="reference")
+    out = drawn(record, 30)
+    assert out.count("The     cat") >= 2
+    assert re.search(r"0\.4109 +… +0\.3663", out), "of four columns the middle is left out"
+    wide = re.sub(r"\s+", " ", drawn(cost("gpt3"), 200))
+    assert "attention weights, a layer 603,979,776 604.0 M 4 · d_model² = 4 · 12288²" in wide

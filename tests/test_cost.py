@@ -1,0 +1,362 @@
+"""Costs: equal to what transformers' own models hold, and to arithmetic by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models import catalog
+from attnscope.models.sizes import PRESETS, attention_weights, by_hand, changed, divisors, sizes_of
+from attnscope.records.cost import load
+from attnscope.studies.cost import BYTES, cost, find_sizes
+from attnscope.views import cost_figure
+from attnscope.views.units import short
+from tests.core_helpers import few_examples
+
+
+def on_meta(family: str, auto: str = "AutoModel", **settings: Any) -> Any:
+    """A model of transformers without weights."""
+    import transformers
+
+    with torch.device("meta"):
+        return getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(family, **settings))
+
+
+def true_counts(model: Any) -> tuple[int, int, int]:
+    """Attention's matrices and vectors, and all parameters, by the names that the model gives them."""
+    matrices = vectors = 0
+    wanted = ("attn", "self_attn", "attention", "SelfAttention", "EncDecAttention")
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        inside = any(part in wanted for part in parts)
+        if not inside or any("norm" in part.lower() or part == "relative_attention_bias" for part in parts):
+            continue
+        if parameter.ndim == 2:
+            matrices += parameter.numel()
+        else:
+            vectors += parameter.numel()
+    return matrices, vectors, sum(parameter.numel() for parameter in model.parameters())
+
+
+LLAMA = {
+    "hidden_size": 96, "intermediate_size": 130, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "vocab_size": 77, "head_dim": 20,
+}  # fmt: skip
+BERT = {
+    "hidden_size": 60, "intermediate_size": 33, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 77,
+    "max_position_embeddings": 29,
+}  # fmt: skip
+T5 = {"d_model": 60, "d_kv": 7, "d_ff": 33, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "vocab_size": 77}
+MODELS: list[tuple[str, str, dict[str, Any]]] = [
+    ("bert", "AutoModel", {}),
+    ("bert", "AutoModel", BERT),
+    ("roberta", "AutoModel", BERT | {"type_vocab_size": 1}),
+    ("distilbert", "AutoModel", {}),
+    ("electra", "AutoModel", {}),
+    ("gpt2", "AutoModelForCausalLM", {}),
+    ("gpt2", "AutoModelForCausalLM", {"n_embd": 60, "n_head": 4, "n_layer": 3, "vocab_size": 77, "n_inner": 31}),
+    ("llama", "AutoModelForCausalLM", LLAMA),
+    ("llama", "AutoModelForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("mistral", "AutoModelForCausalLM", LLAMA),
+    ("qwen2", "AutoModelForCausalLM", LLAMA | {"head_dim": 16}),
+    ("t5", "AutoModel", {}),
+    ("t5", "AutoModel", T5),
+    ("t5", "AutoModelForSeq2SeqLM", T5 | {"feed_forward_proj": "gated-gelu"}),
+]
+
+
+@pytest.mark.parametrize(("family", "auto", "settings"), MODELS)
+def test_counts_are_those_of_the_model(family: str, auto: str, settings: dict[str, Any]) -> None:
+    matrices, vectors, everything = true_counts(on_meta(family, auto, **settings))
+    found = cost(sizes_of(settings | {"model_type": family}, family, ""), 10) if settings or family != "llama" else None
+    assert found is not None
+    assert found.value("attention_weights") == matrices
+    assert ("attention_biases" in {q.name for q in found.groups["parameters"]}) == (vectors > 0)
+    if vectors:
+        assert found.value("attention_biases") == vectors
+    assert found.value("parameters") == everything
+    np.testing.assert_allclose(found.value("attention_share"), (matrices + vectors) / everything)
+
+
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [
+        ("bert-base", "AutoModel"), ("gpt2", "AutoModelForCausalLM"), ("llama-2-7b", "AutoModelForCausalLM"),
+        ("llama-2-70b", "AutoModelForCausalLM"),
+    ],
+)  # fmt: skip
+def test_presets_are_the_published_models(name: str, auto: str) -> None:
+    s = PRESETS[name]
+    settings: dict[str, Any] = {}
+    if name.startswith("llama"):
+        settings = {
+            "hidden_size": s.d_model, "intermediate_size": s.d_ff, "num_hidden_layers": s.n_layers,
+            "num_attention_heads": s.n_heads, "num_key_value_heads": s.n_kv_heads, "vocab_size": s.vocab_size,
+        }  # fmt: skip
+    family = {"bert-base": "bert", "gpt2": "gpt2"}.get(name, "llama")
+    matrices, _, everything = true_counts(on_meta(family, auto, **settings))
+    found = cost(name)
+    assert (found.value("attention_weights"), found.value("parameters")) == (matrices, everything)
+
+
+def test_numbers_by_hand() -> None:
+    bert = cost("bert-base")
+    assert bert.value("attention_weights_per_layer") == 4 * 768**2 == 2_359_296
+    assert bert.value("attention_weights") == 28_311_552
+    assert bert.value("parameters") == 109_482_240
+    assert bert.groups["kv_cache"] == (), "an encoder keeps no keys and values"
+    assert cost("gpt2").value("parameters") == 124_439_808
+    assert cost("llama-2-7b").value("parameters") == 6_738_415_616
+    assert cost("llama-2-70b").value("parameters") == 68_976_648_192
+    assert round(cost("gpt3").value("parameters") / 1e9) == 175
+
+
+def test_an_unembedding_of_its_own_is_counted() -> None:
+    # Checkpoints of T5 v1.1 hold one; what transformers builds of their configuration ties it until they are loaded.
+    tied, own = (sizes_of({"model_type": "t5", **T5, "tie_word_embeddings": tie}, "", "") for tie in (True, False))
+    assert cost(own, 5).value("parameters") - cost(tied, 5).value("parameters") == 77 * 60
+
+
+def test_figures_that_circulate_wrongly() -> None:
+    gpt3 = cost("gpt3", 2048)
+    assert gpt3.value("kv_cache_own_float16") == 2 * 96 * 12288 * 2048 * 2 == 9_663_676_416
+    assert cost("gpt3", 8192).value("scores_bytes") == 96 * 8192**2 * 2 == 12_884_901_888
+    assert cost("gpt3", 8192).value("tiled_bytes") == 96 * 8192 * 4
+
+
+def test_the_number_of_heads_changes_no_parameters() -> None:
+    for heads in (1, 2, 4, 8, 16, 32):
+        found = cost(by_hand(256, heads, 3), 100)
+        assert found.value("attention_weights_per_layer") == 4 * 256**2
+        assert found.value("scores_bytes") == heads * 100**2 * 2
+    rows = cost("bert-base", 512).heads
+    assert {row.weights_mha for row in rows} == {4 * 768**2}
+    assert [row.n_heads for row in rows if row.chosen] == [12]
+    assert all(row.n_heads * row.d_head == 768 and np.isclose(row.scale, row.d_head**-0.5) for row in rows)
+    assert next(row for row in rows if row.n_heads == 12).weights_mqa == 2 * 768**2 + 2 * 768 * 64
+
+
+def test_grouped_queries_cost_less_and_cache_less() -> None:
+    mha, gqa, mqa = (cost("llama-2-7b", 4096, n_kv_heads=n) for n in (32, 8, 1))
+    assert mha.value("kv_cache_own_float16") == 4 * gqa.value("kv_cache_own_float16")
+    assert mha.value("kv_cache_mqa_float16") == mqa.value("kv_cache_own_float16") == 2 * 32 * 128 * 4096 * 2
+    assert mha.value("kv_cache_gqa_int8") == gqa.value("kv_cache_own_int8")
+    assert gqa.value("kv_cache_mha_float32") == mha.value("kv_cache_own_float32")
+    assert gqa.value("attention_weights_per_layer") == 2 * 4096**2 + 2 * 4096 * 8 * 128
+    assert mqa.value("parameters") < gqa.value("parameters") < mha.value("parameters")
+    assert any("with n_kv_heads 8" in note for note in gqa.notes)
+
+
+def test_multiply_adds_are_those_of_the_matrix_products() -> None:
+    """Counted by torch's own counter, which counts two operations a multiply-add."""
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings = {**LLAMA, "head_dim": 16, "num_key_value_heads": 6}
+    model = LlamaForCausalLM(LlamaConfig(**settings, attn_implementation="eager")).eval()
+    n = 13
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.zeros(1, n, dtype=torch.long), use_cache=False)
+    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
+    found = cost(sizes_of(settings | {"model_type": "llama"}, "llama", ""), n)
+    inner = found.value("scores_per_text") + found.value("values_per_text")
+    outer = sum(found.value(f"{part}_per_text") for part in ("projections", "feed_forward", "unembedding"))
+    assert found.value("per_text") == inner + outer
+    assert sum(counts.values()) == 2 * (inner + outer)
+
+
+@given(heads=st.integers(1, 8), d_head=st.integers(1, 16), layers=st.integers(1, 5), n=st.integers(1, 300))
+@few_examples
+def test_texts_are_tokens_times_their_length(heads: int, d_head: int, layers: int, n: int) -> None:
+    found = cost(by_hand(heads * d_head, heads, layers), n)
+    for quantity in found.groups["per_token"]:
+        name = quantity.name.replace("_per_token", "_per_text").replace("per_token", "per_text")
+        assert found.value(name) == n * quantity.value
+    assert found.value("scores_bytes_all_layers") == layers * heads * n * n * 2
+    np.testing.assert_allclose(found.value("tiled_ratio"), found.value("scores_bytes") / found.value("tiled_bytes"))
+    for curve in found.curves:
+        assert len(curve.values) == len(found.lengths)
+    scores = next(c for c in found.curves if c.what.startswith("scores of one"))
+    assert scores.values[found.lengths.index(n)] == found.value("scores_bytes")
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_formula_with_its_numbers_gives_its_value(preset: str) -> None:
+    """The numbers that are put in are those that were computed with."""
+    found = cost(preset, 640)
+    checked = 0
+    for quantities in found.groups.values():
+        for q in quantities:
+            if not q.numbers:
+                continue
+            expression = q.numbers.replace(",", "").replace("·", "*").replace("²", "**2")
+            np.testing.assert_allclose(eval(expression, {"__builtins__": {}}), q.value, err_msg=q.name)
+            checked += 1
+    assert checked > 15
+    total = sum(q.value for q in found.groups["parameters"] if q.unit == "parameters")
+    layer, whole = found.value("attention_weights_per_layer"), found.value("parameters")
+    assert total == layer + 2 * whole, "the parts sum to the whole"
+
+
+# Where sizes come from
+
+
+def test_a_model_is_read_without_its_weights(tmp_path: Path) -> None:
+    config = {"model_type": "llama", **LLAMA}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    for spec in (tmp_path, tmp_path / "config.json"):
+        assert cost(str(spec), 7).sizes["n_kv_heads"] == 2
+    assert cost("minilm").value("parameters") == 22_713_216
+
+
+def test_families_not_known_in_closed_form_are_built_and_counted() -> None:
+    for family, kind in (("modernbert", "encoder"), ("phi", "decoder"), ("bart", "encoder-decoder")):
+        settings = {
+            "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40,
+            "vocab_size": 60, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        }  # fmt: skip
+        found = cost(sizes_of(settings | {"model_type": family}, family, ""), 9)
+        assert found.value("parameters") == sum(p.numel() for p in on_meta(family, **settings).parameters())
+        assert found.sizes["kind"] == kind
+        assert found.value("attention_weights_per_layer") == 4 * 48**2
+        assert bool(found.groups["kv_cache"]) == (kind != "encoder")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "nonsense"}, "cannot build"),
+        ({}, "names no model_type"),
+        ({"model_type": "llama", "hidden_size": 8}, "does not say num_attention_heads"),
+        ({"model_type": "llama"} | LLAMA | {"num_attention_heads": "six"}, "make no sense"),
+        ({"model_type": "llama"} | LLAMA | {"num_key_value_heads": 4}, "6 query heads are not a multiple of 4"),
+        ({"model_type": "gpt2", "n_head": 0}, "make no sense"),
+        ({"model_type": "gpt2", "n_layer": -1}, "n_layers is -1"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(AttnscopeError, match=says):
+        sizes_of(config, "it", "")
+
+
+def test_what_would_be_if() -> None:
+    s = PRESETS["gpt2"]
+    assert changed(s) is s and changed(s, n_heads=12) is s
+    wider = changed(s, n_heads=6)
+    assert (wider.d_head, wider.n_kv_heads) == (128, 6)
+    assert attention_weights(wider) == attention_weights(s)
+    assert changed(s, d_model=1536).d_embedding == 1536
+    with pytest.raises(AttnscopeError, match="not divisible by 7"):
+        changed(s, n_heads=7)
+    with pytest.raises(AttnscopeError, match="not divisible by 7"):
+        by_hand(768, 7, 2)
+    assert by_hand(768, 7, 2, d_head=100).d_head == 100
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("gpt-3", "did you mean the preset gpt3"), ("own", "made by attnscope"), ("./nowhere", "no folder"),
+        ("no/such", "HF_HUB_OFFLINE"),
+    ],
+)  # fmt: skip
+def test_models_that_are_not_there(spec: str, says: str) -> None:
+    with pytest.raises(AttnscopeError, match=says):
+        find_sizes(spec)
+
+
+def test_what_cannot_be_asked() -> None:
+    with pytest.raises(UsageError, match="no model is given"):
+        find_sizes(None, d_model=7)
+    with pytest.raises(UsageError, match="no size 'width'"):
+        find_sizes("gpt2", width=7)
+    with pytest.raises(UsageError, match="no precision 'float8'"):
+        cost("gpt2", dtype="float8")
+    with pytest.raises(UsageError, match="0 tokens"):
+        cost("gpt2", 0)
+    with pytest.raises(AttnscopeError, match="no quantity 'all'"):
+        cost("gpt2").value("all")
+    assert any("takes 1,024 tokens" in note for note in cost("gpt2", 2000).notes)
+
+
+def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "models--some--llama"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("abc", "ascii")
+    (home / "snapshots" / "abc").mkdir(parents=True)
+    (home / "snapshots" / "abc" / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}), "utf-8")
+    monkeypatch.setattr(catalog, "_cache", lambda: tmp_path)
+    assert find_sizes("some/llama").source == "Hugging Face Hub, some/llama@abc"
+
+
+def test_costs_need_no_torch() -> None:
+    code = (
+        "import sys, attnscope\nattnscope.cost('gpt3', 2048)\nattnscope.cost('minilm')\n"
+        "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+# Records and figures
+
+
+def test_saved_costs_are_the_costs(tmp_path: Path) -> None:
+    record = cost("llama-2-70b", 5000)
+    assert load(record.save(tmp_path / "cost.json")) == record
+    assert json.loads((tmp_path / "cost.json").read_text("utf-8"))["schema"] == "attnscope.cost/1"
+    for content in ("", "[]", "{}", '{"schema": "attnscope.split/1"}', '{"schema": "attnscope.cost/1"}'):
+        (tmp_path / "bad.json").write_text(content, "utf-8")
+        with pytest.raises(AttnscopeError, match="is no cost"):
+            load(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_figures_are_the_same_bytes_every_time(kind: str, tmp_path: Path) -> None:
+    record = cost("gpt2")
+    first, second = (record.draw(tmp_path / name, (kind,))[0].read_bytes() for name in ("a", "b"))
+    assert first == second and len(first) > 1000
+
+
+def test_the_figure_shows_the_curves_and_names_its_ticks() -> None:
+    record = cost("gpt3", 2048)
+    left, right = cost_figure._figure(record).axes
+    assert [line.get_label() for line in left.lines[:3]] == [
+        "projections",
+        "scores and weighted values",
+        "feed-forward",
+    ]
+    for axes, panel in ((left, "multiply-adds"), (right, "bytes")):
+        curves = [curve for curve in record.curves if curve.panel == panel]
+        for line, curve in zip(axes.lines, curves, strict=False):
+            assert line.get_xydata()[:, 1].tolist() == [float(value) for value in curve.values]
+        for place, text in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True):
+            number, unit = text.get_text().replace(",", "").split()
+            power = {"k": 3, "M": 6, "B": 9, "T": 12, "kB": 3, "MB": 6, "GB": 9, "TB": 12}[unit]
+            assert float(number) * 10**power == pytest.approx(place)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (9_663_676_416, "bytes", "9.66 GB (9.00 GiB)"), (999, "bytes", "999 B"), (109_482_240, "parameters", "109.5 M"),
+        (174_604_259_328, "parameters", "174.6 B"), (12, "parameters", "12"), (0.2589, "share", "25.9%"),
+        (1024.0, "times", "1,024x"), (367_402_130_866_176, "multiply-adds", "367.4 T"),
+    ],
+)  # fmt: skip
+def test_large_numbers_in_short(value: float, unit: str, said: str) -> None:
+    assert short(value, unit) == said
+
+
+def test_divisors() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(1) == [1] and divisors(16) == [1, 2, 4, 8, 16]
+    assert set(BYTES.values()) == {1, 2, 4}

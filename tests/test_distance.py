@@ -1,0 +1,174 @@
+"""Distances between heads against their definitions in plain loops, and what follows from them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.distance import jensenshannon
+
+from attnscope.core.distance import (
+    SUMS,
+    best_matching,
+    classical_mds,
+    clustered,
+    hellinger_sums,
+    jensen_shannon_sums,
+    row_divergences,
+)
+
+
+def weights_of(n_heads: int, n_queries: int, n_keys: int, seed: int = 0, *, sharp: float = 3.0) -> np.ndarray:
+    drawn = np.random.default_rng(seed).normal(size=(n_heads, n_queries, n_keys)) * sharp
+    shares = np.exp(drawn - drawn.max(-1, keepdims=True))
+    return (shares / shares.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def by_definition(measure: str, p: np.ndarray, q: np.ndarray) -> float:
+    """One row against another, key by key, with what a sink took as a further key."""
+    p, q = ([*map(float, row), max(0.0, 1 - float(np.sum(row, dtype=np.float64)))] for row in (p, q))
+    if measure == "hellinger":
+        return sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p, q, strict=True)) / 2
+    total = 0.0
+    for a, b in zip(p, q, strict=True):
+        middle = (a + b) / 2
+        total += sum(x * math.log(x / middle) for x in (a, b) if x > 0) / 2
+    return total
+
+
+@pytest.mark.parametrize("measure", SUMS)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_sums_are_those_of_the_definition(measure: str, sinks: bool) -> None:
+    weights = weights_of(5, 7, 3)
+    weights[0, :, 0] = 0.0  # a key that one head gives nothing
+    weights[0] /= weights[0].sum(-1, keepdims=True)
+    if sinks:
+        weights *= np.linspace(0.2, 0.9, 7, dtype=np.float32)[:, None]
+    found = SUMS[measure](torch.from_numpy(weights), None)
+    for a in range(5):
+        for b in range(5):
+            wanted = sum(by_definition(measure, weights[a, q], weights[b, q]) for q in range(7))
+            assert found.sums[a, b] == pytest.approx(wanted, abs=1e-6)
+            assert found.counts[a, b] == 7
+
+
+def test_jensen_shannon_is_the_square_of_scipys() -> None:
+    weights = weights_of(11, 13, 17)
+    sums = jensen_shannon_sums(torch.from_numpy(weights)).sums.numpy()
+    for a in range(11):
+        for b in range(11):
+            wanted = (jensenshannon(weights[a].astype(float), weights[b].astype(float), axis=-1) ** 2).sum()
+            assert sums[a, b] == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("measure", SUMS)
+def test_two_sets_of_heads_are_compared_as_one_would_be(measure: str) -> None:
+    a, b = weights_of(3, 5, 7), weights_of(2, 5, 7, 1)
+    together = SUMS[measure](torch.from_numpy(np.concatenate([a, b])), None)
+    apart = SUMS[measure](torch.from_numpy(a), torch.from_numpy(b))
+    np.testing.assert_allclose(apart.sums, together.sums[:3, 3:], atol=1e-12)
+
+
+@pytest.mark.parametrize("measure", SUMS)
+def test_empty_rows_take_no_part(measure: str) -> None:
+    weights = weights_of(3, 5, 7)
+    weights[1, 2] = 0.0
+    found = SUMS[measure](torch.from_numpy(weights), None)
+    kept = [0, 1, 3, 4]
+    there = SUMS[measure](torch.from_numpy(weights[:, kept]), None)
+    assert found.counts.tolist() == [[5, 4, 5], [4, 4, 4], [5, 4, 5]]
+    assert float(found.sums[0, 1]) == pytest.approx(float(there.sums[0, 1]), abs=1e-12)
+    assert float(found.sums[0, 2]) > float(there.sums[0, 2])
+    rows = row_divergences(measure, weights[0], weights[1])  # type: ignore[arg-type]  # a name of SUMS
+    assert np.isnan(rows).tolist() == [False, False, True, False, False]
+    assert np.nansum(rows) == pytest.approx(float(found.sums[0, 1]), abs=1e-12)
+
+
+@pytest.mark.parametrize("measure", SUMS)
+@given(seed=st.integers(0, 1000), cut=st.integers(1, 8))
+def test_sums_of_parts_add_up(measure: str, seed: int, cut: int) -> None:
+    weights = torch.from_numpy(weights_of(4, 9, 5, seed))
+    whole = SUMS[measure](weights, None)
+    parts = [SUMS[measure](weights[:, part], None) for part in (slice(0, cut), slice(cut, 9))]
+    np.testing.assert_allclose(whole.sums, parts[0].sums + parts[1].sums, atol=1e-12)
+
+
+@pytest.mark.parametrize(("measure", "most"), [("hellinger", 1.0), ("jensen_shannon", math.log(2))])
+def test_heads_that_share_no_key_are_as_far_as_can_be(measure: str, most: float) -> None:
+    weights = torch.zeros(2, 3, 4)
+    weights[0, :, 0] = weights[1, :, 3] = 1.0
+    found = SUMS[measure](weights, None)
+    assert found.sums.tolist() == [[0.0, pytest.approx(3 * most)], [pytest.approx(3 * most), 0.0]]
+
+
+def test_nearly_equal_heads_are_told_apart() -> None:
+    weights = weights_of(1, 5, 7).astype(np.float64)
+    moved = weights.copy()
+    moved[0, :, 0] += 1e-7
+    moved[0, :, 1] -= 1e-7
+    wanted = sum(by_definition("hellinger", weights[0, q], moved[0, q]) for q in range(5))
+    found = hellinger_sums(torch.from_numpy(weights), torch.from_numpy(moved)).sums.item()
+    assert math.sqrt(found) == pytest.approx(math.sqrt(wanted), abs=1e-7)
+    assert found > 0
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="same queries and keys"):
+        hellinger_sums(torch.rand(2, 3, 4), torch.rand(2, 3, 5))
+    with pytest.raises(ValueError, match="head, query, key"):
+        jensen_shannon_sums(torch.rand(3, 4))
+
+
+class TestClustering:
+    def test_neighbours_are_the_most_alike(self) -> None:
+        points = np.array([0.0, 10.0, 0.1, 10.2, 5.0])
+        merges, order = clustered(np.abs(points[:, None] - points))
+        places = order.tolist()
+        assert abs(places.index(0) - places.index(2)) == abs(places.index(1) - places.index(3)) == 1
+        assert merges[0, 2] == pytest.approx(0.1)
+        assert merges.shape == (4, 4)
+
+    @pytest.mark.parametrize("n", [0, 1])
+    def test_one_head_or_none_is_no_tree(self, n: int) -> None:
+        merges, order = clustered(np.zeros((n, n)))
+        assert merges.shape == (0, 4)
+        assert order.tolist() == list(range(n))
+
+    def test_pairs_that_were_never_compared_are_far(self) -> None:
+        distances = np.array([[0.0, 1.0, np.nan], [1.0, 0.0, 2.0], [np.nan, 2.0, 0.0]])
+        assert clustered(distances).merges[:, 2].tolist() == [1.0, 2.0]
+
+
+class TestMap:
+    def test_points_of_a_plane_keep_their_distances(self) -> None:
+        points = np.random.default_rng(0).normal(size=(7, 2))
+        distances = np.sqrt(((points[:, None] - points) ** 2).sum(-1))
+        places, explained = classical_mds(distances)
+        np.testing.assert_allclose(np.sqrt(((places[:, None] - places) ** 2).sum(-1)), distances, atol=1e-9)
+        assert explained.sum() == pytest.approx(1.0)
+        np.testing.assert_allclose(places.mean(0), 0, atol=1e-12)
+
+    def test_an_axis_points_where_its_largest_entry_is_positive(self) -> None:
+        distances = np.abs(np.subtract.outer([0.0, 1.0, 5.0], [0.0, 1.0, 5.0]))
+        places, _ = classical_mds(distances)
+        assert places[2, 0] > 0 > places[0, 0]
+
+    @pytest.mark.parametrize("measure", SUMS)
+    def test_roots_of_mean_divergences_are_euclidean(self, measure: str) -> None:
+        sums = SUMS[measure](torch.from_numpy(weights_of(9, 5, 7)), None).sums.numpy() / 5
+        centring = np.eye(9) - 1 / 9
+        assert np.linalg.eigvalsh(-centring @ sums @ centring).min() > -1e-12
+
+    @pytest.mark.parametrize("n", [0, 1])
+    def test_one_head_or_none_stands_in_the_middle(self, n: int) -> None:
+        places, explained = classical_mds(np.zeros((n, n)))
+        assert places.shape == (n, 2)
+        assert not places.any()
+        assert not explained.any()
+
+
+def test_the_matching_is_the_best_of_all_and_not_the_nearest_of_each() -> None:
+    distances = np.array([[1.0, 2.0], [1.1, 9.0], [5.0, 9.0]])
+    assert best_matching(distances).tolist() == [[0, 1], [1, 0]]

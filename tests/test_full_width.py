@@ -1,0 +1,83 @@
+"""The single head over a layer's full width, against attention in plain loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.core import reference
+from attnscope.core.attention import AttentionCall
+from attnscope.core.full_width import WeightsBesideFullWidth, full_width
+from tests.core_helpers import WORKED
+
+HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 6, 3, 5, 7, 4
+
+
+def call_of(n_kv_heads: int = HEADS, texts: int = 2, layer: int = 0, **changes: object) -> AttentionCall:
+    drawn = torch.Generator().manual_seed(5)
+    shapes = {"query": (HEADS, QUERIES), "key": (n_kv_heads, KEYS), "value": (n_kv_heads, KEYS)}
+    tensors = {name: torch.randn(texts, *shape, WIDTH, generator=drawn) for name, shape in shapes.items()}
+    return AttentionCall(**({"layer": layer, "kind": "encoder", "scale": 1 / math.sqrt(WIDTH), **tensors} | changes))
+
+
+def side_by_side(heads: torch.Tensor, repeated: int = 1) -> np.ndarray:
+    """(head, token, width) as (token, all columns)."""
+    return np.concatenate([head for head in heads.double().numpy() for _ in range(repeated)], 1)
+
+
+@pytest.mark.parametrize("n_kv_heads", [HEADS, KV_HEADS, 1])
+def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
+    mask = torch.rand(2, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(1)) > 0.3
+    mask[0, 0, 2] = False  # a query that may attend to nothing
+    bias = torch.randn(QUERIES, KEYS, generator=torch.Generator().manual_seed(2))
+    call = call_of(n_kv_heads, mask=mask, bias=bias)
+    found = full_width(call)
+    assert found is not None
+    query, key = side_by_side(call.query[0]), side_by_side(call.key[0], HEADS // n_kv_heads)
+    _, true = reference.attention(query, key, key, mask=mask[0, 0].numpy(), bias=bias.numpy())
+    np.testing.assert_allclose(found.numpy(), true, atol=2e-6)
+
+
+def test_causal_layers_stay_causal() -> None:
+    call = call_of(
+        is_causal=True, key=torch.randn(2, HEADS, QUERIES, WIDTH), value=torch.randn(2, HEADS, QUERIES, WIDTH)
+    )
+    found = full_width(call)
+    assert found is not None
+    query, key = side_by_side(call.query[0]), side_by_side(call.key[0])
+    _, true = reference.attention(query, key, key, is_causal=True)
+    np.testing.assert_allclose(found.numpy(), true, atol=2e-6)
+
+
+def test_the_worked_example() -> None:
+    def heads(name: str) -> torch.Tensor:
+        return torch.tensor(WORKED[name], dtype=torch.float64).reshape(1, 5, 2, 2).transpose(1, 2)
+
+    call = AttentionCall(0, "encoder", heads("Q"), heads("K"), heads("V"), scale=1 / math.sqrt(2))
+    np.testing.assert_allclose(full_width(call), WORKED["single_head"]["weights"], atol=6e-5)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"mask": torch.ones(1, HEADS, QUERIES, KEYS, dtype=torch.bool)},
+        {"bias": torch.zeros(HEADS, QUERIES, KEYS)},
+        {"softcap": 3.0},
+        {"sinks": torch.zeros(HEADS)},
+    ],
+    ids=["mask", "bias", "softcap", "sinks"],
+)
+def test_heads_that_differ_otherwise_have_none(own: dict[str, object]) -> None:
+    assert full_width(call_of(**own)) is None
+
+
+def test_the_probe_keeps_it_beside_the_weights() -> None:
+    probe, plain = WeightsBesideFullWidth(layers=[1], heads=[0, 2]), call_of(layer=1)
+    output = probe(plain)
+    probe(call_of(layer=0))
+    assert output.shape == (2, HEADS, QUERIES, WIDTH)
+    assert list(probe.maps["encoder"]) == list(probe.full["encoder"]) == [1]
+    assert probe.maps["encoder"][1].shape == (2, 2, QUERIES, KEYS)
+    torch.testing.assert_close(probe.full["encoder"][1], full_width(plain), atol=0, rtol=0)
+    assert probe.full["encoder"][1].dtype == torch.float32

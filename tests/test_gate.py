@@ -1,0 +1,282 @@
+"""Heads out of a model: the Gate and Means probes, reruns from a layer on, and the weights that are a head's own."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from attnscope.core.attention import attend, attend_with_weights
+from attnscope.core.probes import Gate, Means
+from attnscope.models.huggingface import wrap
+from attnscope.models.model import Batch, Reruns
+from attnscope.models.tape import Tape, blocks_of
+from tests.ablation_helpers import batch_of, tiny, wrapped
+from tests.core_helpers import make_call
+
+NAMES = ["bert", "gpt2", "llama", "t5", "albert", "gpt_neox", "bart"]
+
+
+# The probe --------------------------------------------------------------------------------------------------------
+
+
+def test_a_gate_multiplies_each_heads_output_and_puts_a_vector_in_its_place() -> None:
+    call = make_call(n_kv_heads=2, group=2)
+    output, _ = attend_with_weights(call)
+    factors = torch.tensor([1.0, 0.0, 0.25, -2.0], dtype=torch.float64)
+    stand_in = torch.randn(4, 13, dtype=torch.float64)
+    gated = Gate({("encoder", 0): factors}, {("encoder", 0): stand_in})(call)
+    for batch in range(2):
+        for head in range(4):
+            for query in range(5):
+                expected = factors[head] * output[batch, head, query] + (1 - factors[head]) * stand_in[head]
+                torch.testing.assert_close(gated[batch, head, query], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_open_gate_and_other_places_change_no_bit() -> None:
+    call = make_call()
+    open_gate = Gate({("encoder", 0): torch.ones(3)}, {("encoder", 0): torch.randn(3, 13)})
+    assert torch.equal(open_gate(call), attend(call))
+    assert torch.equal(Gate({("decoder", 0): torch.zeros(3), ("encoder", 1): torch.zeros(3)})(call), attend(call))
+
+
+def test_each_text_may_have_gates_of_its_own() -> None:
+    call = make_call()
+    factors = torch.tensor([[1.0, 0.0, 1.0], [0.5, 1.0, 0.0]], dtype=torch.float64)
+    gated = Gate({("encoder", 0): factors})(call)
+    torch.testing.assert_close(gated, attend(call) * factors[:, :, None, None])
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (3, 3), (2, 1), (2, 3, 1), ()])
+def test_factors_that_would_be_broadcast_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="3 heads and 2 texts"):
+        Gate({("encoder", 0): torch.ones(shape)})(make_call())
+
+
+def test_means_are_over_real_queries_of_all_texts() -> None:
+    calls = [make_call(seed=seed) for seed in (0, 1)]
+    real = torch.tensor([[True] * 5, [True, True, False, False, True]])
+    probe = Means({"encoder": real})
+    outputs = [probe(call) for call in calls]
+    kept = torch.cat([output.transpose(1, 2)[real] for output in outputs])
+    assert probe.counts == {("encoder", 0): 16}
+    torch.testing.assert_close(probe.sums["encoder", 0] / 16, kept.mean(0), rtol=1e-12, atol=1e-12)
+
+
+# Zeroing weights by hand ------------------------------------------------------------------------------------------
+
+
+def _zero_bert(model: Any, layer: int, head: int) -> None:
+    model.bert.encoder.layer[layer].attention.output.dense.weight[:, head * 5 : head * 5 + 5] = 0
+
+
+def _zero_gpt2(model: Any, layer: int, head: int) -> None:
+    model.transformer.h[layer].attn.c_proj.weight[head * 5 : head * 5 + 5] = 0
+
+
+def _zero_llama(model: Any, layer: int, head: int) -> None:
+    model.model.layers[layer].self_attn.o_proj.weight[:, head * 4 : head * 4 + 4] = 0
+
+
+def _zero_t5(kind: str, model: Any, layer: int, head: int) -> None:
+    stack = model.encoder if kind == "encoder" else model.decoder
+    part = stack.block[layer].layer[1 if kind == "cross" else 0]
+    attention = part.EncDecAttention if kind == "cross" else part.SelfAttention
+    attention.o.weight[:, head * 5 : head * 5 + 5] = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "zero"),
+    [
+        ("bert", "encoder", _zero_bert),
+        ("gpt2", "decoder", _zero_gpt2),
+        ("llama", "decoder", _zero_llama),
+        *(
+            ("t5", kind, functools.partial(_zero_t5, kind)) for kind in ("encoder", "decoder", "cross")
+        ),
+    ],
+)  # fmt: skip
+def test_ablation_by_the_seam_is_zeroing_the_weights_by_hand(
+    name: str, kind: Any, zero: Callable[[Any, int, int], None]
+) -> None:
+    source = tiny(name)
+    model = wrap(source)
+    batch = batch_of(model)
+    n_heads = {"llama": 6}.get(name, 3)
+    for layer, head in [(0, 0), (1, 2)]:
+        by_hand = copy.deepcopy(source)
+        with torch.no_grad():
+            zero(by_hand, layer, head)
+            given = {"input_ids": batch.ids}
+            if batch.target_ids is not None:
+                given["decoder_input_ids"] = batch.target_ids
+            expected = by_hand(**given, output_hidden_states=True)
+            factors = torch.ones(n_heads)
+            factors[head] = 0
+            ours = model.outputs(batch, Gate({(kind, layer): factors}))
+            whole = model.outputs(batch, attend)
+        assert ours.logits is not None
+        assert whole.logits is not None
+        torch.testing.assert_close(
+            ours.logits, expected.logits, rtol=1e-6, atol=1e-6 * float(expected.logits.abs().max())
+        )
+        assert not torch.allclose(ours.logits, whole.logits, atol=1e-3)
+
+
+def test_a_query_head_goes_without_its_group() -> None:
+    source = tiny("llama")
+    model = wrap(source)
+    batch = batch_of(model)
+    by_hand: Any = copy.deepcopy(source)
+    with torch.no_grad():
+        # Without the values of the first group, all three heads that read it are out.
+        by_hand.model.layers[1].self_attn.v_proj.weight[:4] = 0
+        group = by_hand(input_ids=batch.ids).logits
+        one = model.outputs(batch, Gate({("decoder", 1): torch.tensor([0.0, 1, 1, 1, 1, 1])})).logits
+        three = model.outputs(batch, Gate({("decoder", 1): torch.tensor([0.0, 0, 0, 1, 1, 1])})).logits
+    assert one is not None
+    assert three is not None
+    torch.testing.assert_close(three, group, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(one, group, atol=1e-3)
+
+
+# Reruns -----------------------------------------------------------------------------------------------------------
+
+
+def _gates(model: Reruns, batch: Batch, times: int, place: Any, n_heads: int) -> Gate:
+    factors = torch.rand(times * len(batch.ids), n_heads, generator=torch.Generator().manual_seed(3))
+    return Gate({place: factors})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rerun_from_the_layer_on_is_the_whole_forward(name: str) -> None:
+    model = wrapped(name)
+    batch = batch_of(model)
+    assert model.resumes
+    with torch.no_grad():
+        rerun = model.rerun(batch)
+        n_blocks = len({rerun.block([place]) for place in _places(model)})
+        assert n_blocks == sum(
+            n for kind, n in zip(model.info.kinds, model.info.n_layers, strict=True) if kind != "cross"
+        )
+        for place in _places(model):
+            gate = _gates(model, batch, 3, place, model.info.n_heads[model.info.kinds.index(place[0])])
+            short = rerun.again(gate, rerun.block([place]), 3)
+            repeated = Batch(
+                batch.ids.repeat(3, 1), target_ids=None if batch.target_ids is None else batch.target_ids.repeat(3, 1)
+            )
+            whole = model.outputs(repeated, gate)
+            assert short.logits is not None
+            assert whole.logits is not None
+            torch.testing.assert_close(short.hidden, whole.hidden, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(short.logits, whole.logits, rtol=1e-4, atol=1e-4)
+
+
+def _places(model: Any) -> list[Any]:
+    return [(kind, layer) for kind, layers in model.layers.items() for layer in layers]
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    source = tiny("gpt2")
+    model = wrap(source)
+    batch = batch_of(model)
+    before = source(input_ids=batch.ids).logits
+    with torch.no_grad():
+        rerun = model.rerun(batch)
+        rerun.again(Gate({}), 2)
+    assert all("forward" not in vars(module) for module in source.modules())
+    torch.testing.assert_close(source(input_ids=batch.ids).logits, before)
+
+
+def test_a_block_is_left_as_it_was_where_it_fails() -> None:
+    block = nn.Linear(3, 3)
+    tape = Tape([block])
+    with pytest.raises(RuntimeError), tape.recording(2):
+        block(torch.zeros(2, 4))
+    assert "forward" not in vars(block)
+    with tape.recording(2):
+        block(torch.zeros(2, 3))
+    assert tape.current is None
+
+
+def test_what_is_changed_in_place_later_is_not_changed_on_the_tape() -> None:
+    block = nn.Linear(3, 3)
+    tape = Tape([block])
+    given = torch.ones(2, 3)
+    with torch.no_grad():
+        with tape.recording(2):
+            first = block(given)
+            kept = first.clone()
+            first += 1
+        with tape.playing(1, 2):
+            again = block(given.repeat(2, 1))
+            again += 5
+        with tape.playing(1):
+            torch.testing.assert_close(block(given), kept)
+
+
+def test_blocks_are_the_outermost_of_lists() -> None:
+    inner = nn.ModuleList([nn.Linear(1, 1)])
+    outer = nn.ModuleList([nn.Sequential(inner), nn.Linear(1, 1)])
+    network = nn.Sequential(nn.Linear(1, 1), outer)
+    assert blocks_of(network, [inner[0], network[0]]) == [outer[0]]
+
+
+def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnscope.models import hf_outputs
+
+    monkeypatch.setattr(hf_outputs, "tolerance", lambda *_: -1.0)
+    model = wrapped("bert")
+    assert not model.resumes
+    batch = batch_of(model)
+    with torch.no_grad():
+        rerun = model.rerun(batch)
+        assert {rerun.block([place]) for place in _places(model)} == {0}
+        gate = Gate({("encoder", 2): torch.zeros(3)})
+        torch.testing.assert_close(rerun.again(gate).hidden, model.outputs(batch, gate).hidden)
+
+
+@pytest.mark.parametrize("spec", ["minilm", "own", "own-causal"])
+def test_models_of_our_own_are_resumed(spec: str) -> None:
+    from attnscope.models import load
+
+    model = load(spec)
+    assert isinstance(model, Reruns)
+    tokens = [model.tokenizer.encode(text).ids.astype("int64") for text in ("the cat sat", "a dog ran on")]
+    n = min(map(len, tokens))
+    batch = Batch(torch.stack([torch.from_numpy(ids[:n]) for ids in tokens]))
+    kind: Any = model.info.kinds[0]
+    for layer in range(model.info.n_layers[0]):
+        gate = _gates(model, batch, 2, (kind, layer), model.info.n_heads[0])
+        with torch.no_grad():
+            rerun = model.rerun(batch)
+            assert rerun.block([(kind, layer)]) == layer
+            ours = rerun.again(gate, layer, 2).hidden
+            whole = model.outputs(Batch(batch.ids.repeat(2, 1)), gate).hidden
+        torch.testing.assert_close(ours, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_native_and_hf_agree_on_what_a_head_does() -> None:
+    from attnscope.models import load
+
+    found = []
+    for engine in ("native", "hf"):
+        model: Any = load("minilm", engine=engine)
+        ids = torch.from_numpy(model.tokenizer.encode("the cat sat on the mat").ids.astype("int64"))[None]
+        gate = Gate({("encoder", 3): torch.tensor([0.0, *[1.0] * 11])})
+        with torch.no_grad():
+            found.append(model.outputs(Batch(ids), gate).hidden)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_head_on_top_predicts() -> None:
+    losses = {name: wrapped(name).loss for name in NAMES}
+    assert losses == {
+        "bert": "masked", "gpt2": "causal", "llama": "causal", "t5": "target", "albert": "masked",
+        "gpt_neox": "causal", "bart": "target",
+    }  # fmt: skip
+    base: Any = tiny("bert")
+    assert wrap(base.bert).loss is None

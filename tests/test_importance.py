@@ -1,0 +1,111 @@
+"""Importance by one backward pass: against finite differences, and text by text."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.core.probes import Gate
+from attnscope.corpus import CorpusText
+from attnscope.models.huggingface import HuggingFaceModel, wrap
+from attnscope.studies.ablation_reading import ReadBatch, Reader
+from attnscope.studies.ablation_sweep import heads_of
+from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer
+from tests.ablation_helpers import VOCABULARY, tiny
+
+TEXTS = [
+    CorpusText(i, "texts", i + 1, ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)))
+    for i in range(3)
+]
+STEP = 1e-5
+
+
+def _model(name: str, **more: Any) -> HuggingFaceModel:
+    return wrap(tiny(name, dtype=torch.float64, **more))
+
+
+def _loss(model: HuggingFaceModel, read: ReadBatch, place: Any, head: int, factor: float) -> float:
+    factors = torch.ones(model.info.n_heads[0], dtype=torch.float64)
+    factors[head] = factor
+    with torch.no_grad():
+        logits = model.outputs(read.batch, Gate({place: factors})).logits
+    assert logits is not None
+    logs = logits[read.rows, read.places].log_softmax(-1)
+    return float(-logs.gather(-1, read.answers[:, None]).mean())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gpt2", "decoder"), ("gpt_neox", "decoder")])
+def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name: str, kind: Any) -> None:
+    model = _model(name)
+    reader = Reader(model, "causal")
+    known = heads_of(model, reader, TEXTS)
+    found = importance(model, reader, TEXTS, known, has_loss=True)
+    for place, head in [((kind, 0), 0), ((kind, 1), 1)]:
+        slopes = []
+        for text in TEXTS:
+            (read,) = _reads(reader, [text])
+            high, low = (_loss(model, read, place, head, 1 + sign * STEP) for sign in (1, -1))
+            slopes.append((high - low) / (2 * STEP))
+        assert min(map(abs, slopes)) > 1e-4  # not the difference of nothing
+        # RunningSums keeps 26 bits of each text's number.
+        np.testing.assert_allclose(found.sums[place].ratio()[head], np.mean(np.abs(slopes)), rtol=1e-6)
+
+
+def _reads(reader: Reader, texts: list[CorpusText]) -> list[ReadBatch]:
+    from attnscope.corpus import Block
+
+    return reader.batches(Block(0, tuple(texts)))
+
+
+def test_it_does_not_depend_on_how_texts_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnscope.studies import ablation_reading
+
+    model = _model("gpt2")
+    reader = Reader(model, "causal")
+    known = heads_of(model, reader, TEXTS)
+    together = importance(model, reader, TEXTS, known, has_loss=True)
+    monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
+    assert len(_reads(reader, TEXTS)) == 3
+    alone = importance(model, reader, TEXTS, known, has_loss=True)
+    for place, sums in together.sums.items():
+        np.testing.assert_allclose(sums.ratio(), alone.sums[place].ratio(), rtol=1e-7)
+
+
+def test_sensitivity_is_the_finite_difference_along_fixed_unit_directions() -> None:
+    model = _model("gpt2")
+    reader = Reader(model, None)
+    known = heads_of(model, reader, TEXTS)
+    found = importance(model, reader, TEXTS, known, has_loss=False, seed=3)
+    place: Any = ("decoder", 1)
+    expected = []
+    for text in TEXTS:
+        (read,) = _reads(reader, [text])
+        ends = []
+        for sign in (1, -1):
+            factors = torch.tensor([1.0, 1.0, 1.0 + sign * STEP], dtype=torch.float64)
+            with torch.no_grad():
+                ends.append(model.outputs(read.batch, Gate({place: factors})).hidden[0])
+        change = (ends[0] - ends[1]) / (2 * STEP)
+        along = []
+        for number in range(DIRECTIONS):
+            u = torch.from_numpy(np.random.default_rng([3, number]).standard_normal(tuple(change.shape)))
+            along.append(abs(float((u / u.norm() * change).sum())))
+        expected.append(np.mean(along))
+    np.testing.assert_allclose(found.sums[place].ratio()[2], np.mean(expected), rtol=1e-6)
+    other = importance(model, reader, TEXTS, known, has_loss=False, seed=4)
+    assert other.sums[place].ratio()[2] != found.sums[place].ratio()[2]
+
+
+def test_normalising_divides_by_the_norm_of_the_layer() -> None:
+    norms = normalized_by_layer({("encoder", 0): np.array([3.0, 4.0]), ("encoder", 1): np.zeros(2)})
+    assert norms == {("encoder", 0): 5.0, ("encoder", 1): 1.0}
+
+
+def test_a_text_without_predictions_counts_nothing() -> None:
+    model = _model("gpt2")
+    reader = Reader(model, "causal")
+    lone = CorpusText(3, "texts", 4, ids=(5,))
+    known = heads_of(model, reader, TEXTS)
+    found = importance(model, reader, [*TEXTS, lone], known, has_loss=True)
+    assert found.sums["decoder", 0].total("c")[0] == 3

@@ -1,0 +1,210 @@
+"""`attnscope page`, `attnscope.page` and `record.page()`: from a text or a record to the file."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope import cli
+from attnscope.errors import AttnscopeError
+from attnscope.views.page import PageText, document, page_of
+from tests.conftest import write_tiny
+from tests.findings_helpers import fake_findings
+from tests.record_helpers import simple
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Runs the command in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def held(path: Path | str) -> dict[str, Any]:
+    """What a page says that it shows."""
+    html = Path(path).read_text("utf-8")
+    (found,) = re.findall(r'<script type="application/json" id="manifest">(.*?)</script>', html)
+    manifest: dict[str, Any] = json.loads(found)
+    return manifest
+
+
+def texts(path: Path | str) -> list[str]:
+    return [text["text"] for text in held(path)["texts"]]
+
+
+def test_a_text_becomes_a_file(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    status, out, err = run("page", "the cat", "-m", tiny_bert, "-o", "sub/page.html", "-q")
+    assert (status, out, err) == (0, "sub/page.html\n", "")
+    shown = held("sub/page.html")
+    assert shown["schema"] == "attnscope.page/1"
+    (text,) = shown["texts"]
+    (attention,) = text["maps"]
+    assert attention["heads"] == [[layer, head] for layer in range(2) for head in range(3)]
+    assert attention["full"] == [0, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sub", "tiny-bert"]
+
+
+def test_texts_and_files_in_their_order(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("the cat.\n\na cat'\n", "utf-8")
+    status, _, err = run(
+        "page", "cat the", "the", "--file", "lines.txt", "--split", "line", "-m", tiny_bert, "-o", "p.html"
+    )
+    assert status == 0, err
+    assert texts("p.html") == ["cat the", "the", "the cat.", "a cat'"]
+    status, _, err = run("page", "--file", "lines.txt", "-m", tiny_bert, "-o", "p.html")
+    assert texts("p.html") == ["the cat.\n\na cat'"]
+
+
+def test_the_default_name_is_of_what_is_shown(run: Run, tiny_bert: Path) -> None:
+    names = [
+        run("page", *given, "-m", tiny_bert)[1]
+        for given in (["the cat"], ["the cat"], ["the cat", "--words"], ["the cat", "a"])
+    ]
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+    assert re.fullmatch(r"attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}\.html\n", names[0])
+
+
+def test_one_json_document(run: Run, tiny_bert: Path) -> None:
+    status, out, err = run("page", "the cat", "-m", tiny_bert, "-o", "p.html", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["schema"] == "attnscope.page/1"
+    assert found["files"] == ["p.html"]
+    assert found["texts"] == ["the cat"]
+    assert found["bytes"] == Path("p.html").stat().st_size
+    assert {"model", "sha256", "versions", "dtype", "device"} <= set(found["run"])
+
+
+def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
+    first, second = simple(5), simple(6, seed=1)
+    first.save(tmp_path / "one" / "weights.npz")
+    second.save(tmp_path / "two.json")
+    status, out, err = run("page", "--record", "one", "--record", "two.json", "-o", "p.html", "--pick", "L1H2")
+    assert (status, out) == (0, "p.html\n"), err
+    assert texts("p.html") == [first.text, second.text]
+    assert held("p.html")["texts"][0]["maps"][0]["heads"] == [[1, 2]]
+    assert held("p.html")["texts"][0]["maps"][0]["full"] == []
+    assert held("p.html")["start"] == {"v": "matrix", "h": "1.2"}
+
+
+def test_a_saved_record_needs_no_torch(tmp_path: Path) -> None:
+    simple(5).save(tmp_path / "weights.npz")
+    code = (
+        "import sys; sys.argv = ['attnscope', 'page', '--record', 'weights.npz', '-o', 'p.html']\n"
+        "from attnscope import cli\n"
+        "try: cli.main()\n"
+        "finally: print([n for n in ('torch', 'transformers', 'matplotlib') if n in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "p.html\n[]\n", done.stderr
+
+
+def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
+    record = simple(5)
+    record.save(tmp_path / "weights.npz")
+    findings = fake_findings(2, 3)
+    findings.save(tmp_path / "heads.npz")
+    status, _, err = run("page", "--record", "weights.npz", "--heads-record", "heads.npz", "-o", "p.html")
+    assert status == 0, err
+    roles = held("p.html")["roles"]
+    for head in findings.heads:
+        found = roles["heads"]["encoder"][f"{head.layer}.{head.head}"]
+        assert [role["name"] for role in found] == [role.name for role in head.roles]
+    replace(findings, run={"model": "other", "sha256": "cd" * 32}).save(tmp_path / "heads.npz")
+    status, out, err = run("page", "--record", "weights.npz", "--heads-record", "heads.npz", "-o", "q.html")
+    assert (status, out) == (1, "")
+    assert "of another model" in err
+    assert not Path("q.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ([], 2, "nothing to show"),
+        (["a", "--split", "word"], 2, "no split 'word'"),
+        (["a", "--scale", "log"], 2, "no scale 'log'"),
+        (["a", "-o", "."], 2, "is a folder"),
+        (["--record", "gone.npz"], 1, "there is no file gone.npz"),
+        (["--file", "gone.txt"], 1, "gone.txt"),
+        ([" "], 1, "text"),
+        (["a", "--heads-record", "gone.npz"], 1, "there is no file gone.npz"),
+        (["a", "-L", "9"], 1, "there is no layer 9"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, tiny_bert: Path, arguments: list[str], status: int, said: str) -> None:
+    found, out, err = run("page", *arguments, "-m", tiny_bert)
+    assert (found, out) == (status, ""), err
+    assert said in err.splitlines()[0]
+    assert len(err.splitlines()) <= 2
+    assert not list(Path().glob("**/*.html"))
+
+
+def test_what_no_browser_would_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MOST_WEIGHTS", 2 * 3 * 5 * 5 - 1)
+    with pytest.raises(AttnscopeError, match="too large for a browser"):
+        simple(5).page()
+    assert simple(4).page().html
+
+
+def test_no_text_is_no_page() -> None:
+    with pytest.raises(AttnscopeError, match="a page needs a text"):
+        page_of([])
+
+
+def test_grouped_queries_have_a_full_width_head(run: Run, tmp_path: Path) -> None:
+    folder = write_tiny(
+        tmp_path / "llama", "llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=16, head_dim=4
+    )
+    status, _, err = run("page", "the cat", "-m", folder, "-o", "p.html")
+    assert status == 0, err
+    (attention,) = held("p.html")["texts"][0]["maps"]
+    assert (attention["kind"], attention["full"]) == ("decoder", [0, 1])
+
+
+def test_python(tiny_bert: Path, tmp_path: Path) -> None:
+    model = attnscope.load(tiny_bert)
+    made = attnscope.page(model, ["the cat", "a"])
+    assert texts(made.save(tmp_path / "page.html")) == ["the cat", "a"]
+    assert "MiB of HTML" in repr(made)
+    assert attnscope.page(model, "the cat").html.count('id="d0"') == 1
+    with pytest.raises(AttnscopeError, match="of another model"):
+        attnscope.page(model, "a", findings=replace(fake_findings(2, 3), run={"sha256": "00"}))
+
+
+def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert: Path) -> None:
+    from attnscope.studies.heatmap import Choice, Prompt
+    from attnscope.studies.page import page_text
+
+    model = attnscope.load(tiny_bert)
+    shown = page_text(model, Prompt("the cat"), Choice(heads=(1,)))
+    full = shown.full_width["encoder"]
+    assert full.shape == (2, *shown.record.weights.shape[2:])
+    np.testing.assert_allclose(full.sum(-1), 1, atol=1e-5)
+    np.testing.assert_array_equal(shown.record.weights, attnscope.heatmap(model, "the cat", heads=1).weights)
+
+
+def test_a_page_holds_no_more_than_was_picked() -> None:
+    record = simple(5).only([(0, 1), (1, 2)])
+    html = page_of([PageText(record)]).html
+    assert html.count('id="d') == 1
+    assert '"heads":[[0,1],[1,2]]' in html

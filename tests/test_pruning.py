@@ -1,0 +1,182 @@
+"""Models without some heads, as files: what is zero, that any user of transformers can load them, and bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from attnscope.core.probes import Gate
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models import load
+from attnscope.models.huggingface import wrap
+from attnscope.studies import pruning
+from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.pruning import PruneOrder, prune
+from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny, wrapped
+
+
+def _pruned(tmp_path: Path, name: str, pick: Any, kind: str | None = None, **more: Any) -> tuple[Path, Path]:
+    source, out = save_tiny(tmp_path / name, name, **more), tmp_path / "out"
+    prune(str(source), PruneOrder(pick, out, kind, target="a cat" if kind else None))
+    return source, out
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "pick", "n_heads"),
+    [
+        ("bert", "encoder", ((0, 1), (2, 2)), 3),
+        ("gpt2", "decoder", ((0, 1), (2, 2)), 3),
+        ("llama", "decoder", ((0, 1), (2, 3), (2, 4), (2, 5)), 6),
+        ("gpt_neox", "decoder", ((0, 1), (1, 2)), 3),
+        ("phi3", "decoder", ((0, 1), (1, 3), (1, 4), (1, 5)), 6),
+        ("t5", "cross", ((0, 1), (1, 2)), 3),
+        ("bart", "encoder", ((0, 1), (1, 2)), 3),
+    ],
+)
+def test_transformers_loads_it_and_computes_what_the_gated_model_does(
+    tmp_path: Path, name: str, kind: Any, pick: Any, n_heads: int
+) -> None:
+    source, out = _pruned(tmp_path, name, pick, kind if name in ("t5", "bart") else None)
+    model_class = getattr(transformers, SIZES[name][0])
+    theirs, original = (model_class.from_pretrained(folder).eval() for folder in (out, source))
+    gate = {(kind, layer): torch.ones(n_heads) for layer, _ in pick}
+    for layer, head in pick:
+        gate[kind, layer][head] = 0
+    model = wrap(original)
+    batch = batch_of(model)
+    given = {"input_ids": batch.ids}
+    if batch.target_ids is not None:
+        given["decoder_input_ids"] = batch.target_ids
+    with torch.no_grad():
+        ours, found = model.outputs(batch, Gate(gate)).logits, theirs(**given).logits
+    assert ours is not None
+    torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6 * float(ours.abs().max()))
+
+
+def test_only_the_heads_own_numbers_are_zero_where_queries_are_grouped(tmp_path: Path) -> None:
+    source, out = _pruned(tmp_path, "llama", ((0, 1), (2, 3), (2, 4), (2, 5)))
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
+    changed = {name: (before[name] != after[name]) for name in before if not torch.equal(before[name], after[name])}
+    start = "model.layers.{}.self_attn.{}_proj.weight"
+    expected = {
+        start.format(0, "q"): (0, range(4, 8)),
+        start.format(0, "o"): (1, range(4, 8)),
+        start.format(2, "q"): (0, range(12, 24)),
+        start.format(2, "k"): (0, range(4, 8)),
+        start.format(2, "v"): (0, range(4, 8)),
+        start.format(2, "o"): (1, range(12, 24)),
+    }
+    assert set(changed) == set(expected)
+    for name, (axis, places) in expected.items():
+        assert changed[name].any(1 - axis).nonzero().flatten().tolist() == list(places)
+        assert not after[name].index_select(axis, torch.tensor(list(places))).any()
+
+
+def test_biases_go_and_the_output_bias_stays(tmp_path: Path) -> None:
+    source, out = _pruned(tmp_path, "bert", ((1, 0),))
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    start = "bert.encoder.layer.1.attention"
+    parts = {f"{start}.self.{part}.{what}" for part in ("query", "key", "value") for what in ("weight", "bias")}
+    assert changed == {*parts, f"{start}.output.dense.weight"}
+    assert not after[f"{start}.self.value.bias"][:5].any()
+    assert torch.equal(after[f"{start}.self.value.bias"][5:], before[f"{start}.self.value.bias"][5:])
+
+
+def test_everything_else_is_copied(tmp_path: Path) -> None:
+    source, out = _pruned(tmp_path, "bert", ((1, 0),))
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            assert (out / path.name).read_bytes() == path.read_bytes()
+    about = json.loads((out / "prune.json").read_text("utf-8"))
+    assert about["schema"] == "attnscope.prune/1"
+    assert about["heads"] == ["L1H0"]
+    assert about["effects"]["zero_l2"]["value"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert", "out"]
+    assert load(str(out)).info.n_layers == (3,)
+
+
+def test_half_precision_and_shards_stay(tmp_path: Path) -> None:
+    from tests.conftest import VOCABULARY, write_tokenizer
+
+    source = tmp_path / "sharded"
+    tiny("llama", vocab_size=len(VOCABULARY)).to(torch.bfloat16).save_pretrained(source, max_shard_size="4KB")
+    write_tokenizer(source)
+    shards = sorted(path.name for path in source.glob("*.safetensors"))
+    assert len(shards) > 1
+    prune(str(source), PruneOrder(((1, 2),), tmp_path / "out"))
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == shards
+    after = {k: v for name in shards for k, v in load_file(tmp_path / "out" / name).items()}
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+    assert not after["model.layers.1.self_attn.q_proj.weight"][8:12].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("albert", "share their weights"), ("olmo2", "no weights of its own for its queries")]
+)
+def test_heads_without_weights_of_their_own_are_refused(tmp_path: Path, name: str, says: str) -> None:
+    source = save_tiny(tmp_path / name, name)
+    with pytest.raises(AttnscopeError, match=says):
+        prune(str(source), PruneOrder(((0, 1),), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_norm_before_the_output_projection_is_refused() -> None:
+    source: Any = tiny("bert")
+
+    class Normed(torch.nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.dense = torch.nn.Sequential(torch.nn.LayerNorm(15), inner.dense)
+            self.LayerNorm, self.dropout = inner.LayerNorm, inner.dropout
+
+        def forward(self, hidden: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+            normed: torch.Tensor = self.LayerNorm(self.dense(hidden) + given)
+            return normed
+
+    source.bert.encoder.layer[0].attention.output = Normed(source.bert.encoder.layer[0].attention.output)
+    with pytest.raises(AttnscopeError, match="is changed before it is projected"):
+        wrap(source).head_slices({("encoder", 0): [1]})
+
+
+def test_what_was_written_wrong_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save_tiny(tmp_path / "bert", "bert")
+    monkeypatch.setattr(pruning, "_zero", lambda tensor, one: tensor.mul_(0.5))
+    with pytest.raises(AttnscopeError, match="differs from the model without these heads"):
+        prune(str(source), PruneOrder(((0, 1),), tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
+
+
+def test_a_folder_with_files_in_it_is_left_alone(tmp_path: Path) -> None:
+    source = save_tiny(tmp_path / "bert", "bert")
+    with pytest.raises(AttnscopeError, match="there already, with files in it"):
+        prune(str(source), PruneOrder(((0, 1),), source))
+
+
+def test_what_cannot_be_pruned_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(AttnscopeError, match="own"):
+        prune("own", PruneOrder(((0, 1),), out))
+    with pytest.raises(UsageError, match="no head is named"):
+        prune("minilm", PruneOrder(None, out))
+    with pytest.raises(UsageError, match="those of transformers"):
+        prune("minilm", PruneOrder(((0, 1),), out), LoadOptions(engine="native"))
+    source = save_tiny(tmp_path / "bert", "bert")
+    with pytest.raises(AttnscopeError, match="no head 3"):
+        prune(str(source), PruneOrder(((0, 3),), out))
+    assert not out.exists()
+
+
+def test_slices_are_named_as_the_model_names_them() -> None:
+    slices = wrapped("gpt2").head_slices({("decoder", 1): [2]})
+    found = {(one.name, one.axis, one.role): one.indices for one in slices}
+    attention = "transformer.h.1.attn.c_attn"
+    for number, role in enumerate(("query", "key", "value")):
+        places = tuple(range(15 * number + 10, 15 * number + 15))
+        assert found[f"{attention}.weight", 1, role] == places
+        assert found[f"{attention}.bias", 0, role] == places
+    assert found["transformer.h.1.attn.c_proj.weight", 0, "output"] == tuple(range(10, 15))

@@ -1,0 +1,214 @@
+"""Links between words: the rules of Clark et al. 2019 on weights made by hand, and against plain loops in float64."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnscope.core import wide
+from attnscope.core.attention import AttentionCall, attend, attention_weights
+from attnscope.core.relations import LinkFacts, Links, LinkSums, links_of_weights, word_weights
+
+# [CLS] un ##happy cats sleep [SEP]
+UNITS = [-1, 0, 0, 1, 2, -1]
+UNHAPPY, CATS, SLEEP = 0, 1, 2
+WEIGHTS = [
+    [1.00, 0.00, 0.00, 0.00, 0.00, 0.00],
+    [0.50, 0.00, 0.00, 0.20, 0.30, 0.00],  # un alone looks at sleep; with ##happy, (0.20 + 0.50) / 2 on cats wins
+    [0.10, 0.10, 0.10, 0.50, 0.10, 0.10],
+    [0.35, 0.15, 0.15, 0.05, 0.20, 0.10],  # 0.15 + 0.15 on unhappy beats 0.20 on sleep, and special tokens are out
+    [0.07, 0.10, 0.08, 0.15, 0.50, 0.10],  # the word itself is out: unhappy has 0.18
+    [0.00, 0.00, 0.00, 0.00, 0.00, 1.00],
+]
+
+
+def facts_of(
+    units: Sequence[Sequence[int]], links: Sequence[tuple[int, Sequence[int], Sequence[int], int]]
+) -> LinkFacts:
+    """Facts of links (text, source words, target words, cell)."""
+    rows: dict[tuple[int, tuple[int, ...]], int] = {}
+    for text, source, _, _ in sorted(links):
+        rows.setdefault((text, tuple(source)), len(rows))
+    numbers = torch.tensor
+    return LinkFacts(
+        units=numbers(units),
+        row_text=numbers([text for text, _ in rows], dtype=torch.int64),
+        pieces=numbers(
+            [(row, k) for (text, own), row in rows.items() for k, unit in enumerate(units[text]) if unit in own],
+            dtype=torch.int64,
+        ).view(-1, 2),
+        own=numbers([(row, unit) for (_, own), row in rows.items() for unit in own], dtype=torch.int64).view(-1, 2),
+        link_row=numbers([rows[text, tuple(source)] for text, source, _, _ in links], dtype=torch.int64),
+        targets=numbers(
+            [(i, unit) for i, (_, _, targets, _) in enumerate(links) for unit in targets], dtype=torch.int64
+        ).view(-1, 2),
+        link_cell=numbers([cell for *_, cell in links], dtype=torch.int64),
+        n_cells=max((cell for *_, cell in links), default=-1) + 1,
+    )
+
+
+def test_the_rules_counted_by_hand() -> None:
+    links = [
+        (0, [UNHAPPY], [CATS], 0),  # right, by the mean over its pieces: 0.35 on cats, 0.20 on sleep
+        (0, [CATS], [UNHAPPY], 1),  # right, by the sum over the pieces of unhappy: 0.30
+        (0, [CATS], [SLEEP], 2),  # wrong; mass 0.20
+        (0, [SLEEP], [CATS], 3),  # wrong; mass 0.15
+        (0, [SLEEP], [CATS, UNHAPPY], 4),  # right, as one of the two is; mass 0.15 + 0.18
+        (0, [UNHAPPY], [SLEEP], 4),  # wrong; mass 0.20
+        (0, [UNHAPPY, CATS], [SLEEP], 5),  # right, as nothing else is left; mass (0.30 + 0.10 + 0.20) / 3
+    ]
+    found = links_of_weights(torch.tensor([[WEIGHTS]]), facts_of([UNITS], links))
+    assert found.hits[:, 0].tolist() == [1, 1, 0, 0, 1, 1]
+    assert found.mass[:, 0].tolist() == pytest.approx([0.35, 0.30, 0.20, 0.15, 0.53, 0.20])
+
+
+def test_what_a_word_gives_to_each_word() -> None:
+    weights, units = torch.tensor([WEIGHTS]), torch.tensor(UNITS)
+    given = word_weights(weights, units, torch.tensor([1, 2]), torch.tensor([UNHAPPY]))
+    assert given[0].tolist() == pytest.approx([-1, 0.35, 0.20])
+
+
+def test_a_tie_is_shared_and_nothing_is_right_without_weight() -> None:
+    even = torch.full((1, 1, 4, 4), 0.25)
+    units = [[0, 1, 2, 3]]
+    found = links_of_weights(even, facts_of(units, [(0, [0], [1], 0), (0, [1], [0, 3], 1)]))
+    assert found.hits[:, 0].tolist() == pytest.approx([1 / 3, 2 / 3])
+    nothing = torch.zeros(1, 1, 4, 4)
+    nothing[..., 0, 0] = 1
+    found = links_of_weights(nothing, facts_of(units, [(0, [0], [1], 0)]))
+    assert found.hits.tolist() == found.mass.tolist() == [[0]]
+
+
+# Plain loops ----------------------------------------------------------------------------------------------------
+
+
+def by_loops(weights: Any, units: Any, links: Any, n_cells: int) -> tuple[Any, Any]:
+    """Hits and mass, (cell, head), one number at a time."""
+    n_heads = len(weights[0])
+    hits, mass = np.zeros((2, n_cells, n_heads))
+    for text, source, targets, cell in links:
+        tokens = [k for k, unit in enumerate(units[text]) if unit in source]
+        for head in range(n_heads):
+            row = [sum(float(weights[text][head][q][k]) for q in tokens) / len(tokens) for k in range(len(units[text]))]
+            words: dict[int, float] = {}
+            for k, unit in enumerate(units[text]):
+                if unit >= 0:
+                    words[unit] = words.get(unit, 0.0) + row[k]
+            mass[cell, head] += sum(words[unit] for unit in targets)
+            others = {unit: given for unit, given in words.items() if unit not in source}
+            best = max(others.values())
+            hits[cell, head] += best > 0 and any(others[unit] == best for unit in targets)
+    return hits, mass
+
+
+def made_up(
+    seed: int, n_texts: int, length: int
+) -> tuple[list[list[int]], list[tuple[int, list[int], list[int], int]]]:
+    """Units of texts of up to that length, with gaps and padding, and links between them."""
+    chance = np.random.default_rng(seed)
+    units, links = [], []
+    for text in range(n_texts):
+        n = int(chance.integers(5, length + 1)) if text else length
+        mine, unit = [-1], 0
+        while len(mine) < n - 1:
+            mine += [unit] * int(chance.integers(1, 4))
+            unit += 1
+            if chance.random() < 0.1:
+                mine.append(-1)
+        mine = [*mine[: n - 1], *[-1] * (length - n + 1)]
+        n_units = max(mine) + 1
+        if chance.random() < 0.3:  # words need not lie in one piece
+            mine[1:n_units] = chance.permutation(mine[1:n_units]).tolist()
+        units.append(mine)
+        for _ in range(5 if n_units > 2 else 0):
+            order = chance.permutation(n_units).tolist()
+            n_source = int(chance.integers(1, 3)) if n_units > 3 else 1
+            source = sorted(order[:n_source])
+            links += [
+                (text, source, sorted(order[n_source : n_source + int(chance.integers(1, 3))]), int(cell))
+                for cell in chance.integers(0, 4, 2)
+            ]
+    return units, links
+
+
+def made_call(seed: int, units: list[list[int]], causal: bool) -> AttentionCall:
+    """Grouped queries; padding (what comes after the last word but one) is hidden."""
+    generator = torch.Generator().manual_seed(seed)
+    n_texts, n = len(units), len(units[0])
+    query, key, value = (torch.randn(n_texts, heads, n, 5, generator=generator) for heads in (4, 2, 2))
+    mask = None
+    if n_texts > 1:
+        mask = torch.ones(n_texts, 1, 1, n, dtype=torch.bool)
+        for text, mine in enumerate(units):
+            mask[text, ..., max(k for k, unit in enumerate(mine) if unit >= 0) + 2 :] = False
+    return AttentionCall(0, "decoder" if causal else "encoder", query, key, value, 0.6, mask=mask, is_causal=causal)
+
+
+def require(found: LinkSums, expected: tuple[Any, Any]) -> None:
+    np.testing.assert_allclose(found.hits.numpy(), expected[0], atol=1e-12)
+    np.testing.assert_allclose(found.mass.numpy(), expected[1], atol=2e-6)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**31), n_texts=st.integers(1, 4), length=st.sampled_from([7, 13, 29]), causal=st.booleans(),
+    elements=st.sampled_from([40, 300, 10**6]),
+)  # fmt: skip
+def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int, causal: bool, elements: int) -> None:
+    units, links = made_up(seed, n_texts, length)
+    call = made_call(seed, units, causal)
+    facts = facts_of(units, links)
+    expected = by_loops(attention_weights(call).double().tolist(), units, links, facts.n_cells)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(wide, "TILE_ELEMENTS", elements)
+        patched.setattr(wide, "LEAST_QUERIES", 1)
+        probe = Links(facts)
+        output = probe(call)
+    torch.testing.assert_close(output, attend(call), atol=2e-6, rtol=1e-5)
+    require(probe.sums[call.kind][0], expected)
+    require(links_of_weights(attention_weights(call), facts), expected)
+
+
+def test_every_layer_is_its_own_and_none_comes_twice() -> None:
+    units, links = made_up(3, 2, 13)
+    call = made_call(3, units, causal=False)
+    probe = Links(facts_of(units, links))
+    probe(call)
+    other = AttentionCall(1, "encoder", call.key.repeat(1, 2, 1, 1), call.key, call.value, 0.1, mask=call.mask)
+    probe(other)
+    fresh = Links(facts_of(units, links))
+    fresh(other)
+    assert torch.equal(probe.sums["encoder"][1].mass, fresh.sums["encoder"][1].mass)
+    assert not torch.equal(probe.sums["encoder"][0].mass, probe.sums["encoder"][1].mass)
+    with pytest.raises(RuntimeError, match="twice"):
+        probe(call)
+    with pytest.raises(ValueError, match="the links are of"):
+        Links(facts_of([units[0]], [links[0]]))(call)
+
+
+def test_a_batch_without_links_is_attention_alone() -> None:
+    units, _ = made_up(5, 2, 13)
+    call = made_call(5, units, causal=True)
+    probe = Links(facts_of(units, []))
+    torch.testing.assert_close(probe(call), attend(call), atol=2e-6, rtol=1e-5)
+    assert probe.sums["decoder"][0].hits.shape == (0, 4)
+
+
+def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
+    # What is held between blocks are the rows of words that lie in both: one, of a text of single tokens and one pair.
+    n = 400
+    units = [[*range(n - 1), 7]]
+    facts = facts_of(units, [(0, [unit], [(unit + 5) % (n - 1)], 0) for unit in range(n - 1)])
+    call = made_call(0, units, causal=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(wide, "TILE_ELEMENTS", 4 * n * 16)
+        probe = Links(facts)
+        probe(call)
+    (plan,) = probe._plans.values()
+    assert len(plan[1]) == n // 16
+    assert max(len(place.kept) for place in plan[1]) == 1
+    assert max(place.n_rows for place in plan[1]) <= 17

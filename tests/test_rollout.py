@@ -1,0 +1,198 @@
+"""Rollout and flow from a text to figures and back: the numbers, the record, what is drawn, what is refused."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnscope import heatmap, load, load_rollout, rollout
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records.rollouts import ROLLOUT_SCHEMA, Rollout
+from attnscope.records.storage import schema_of
+from attnscope.studies import rollout as study
+from attnscope.views.figures import MapCanvas, Style
+from attnscope.views.rollout_figures import _as_maps, _RolloutPainter, draw, sheets_of
+from tests.conftest import write_tiny
+from tests.record_helpers import RUN, shares, tokens_of
+from tests.test_cli import TIRED, Run, attnscope, elsewhere, loaded_once, require_one_line
+
+__all__ = ["attnscope", "elsewhere", "loaded_once"]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Model:
+    return load("minilm")
+
+
+@pytest.fixture(scope="module")
+def tired(minilm: Model) -> Rollout:
+    return rollout(minilm, TIRED, query="it")
+
+
+def made(n: int = 5, n_layers: int = 2, **fields: object) -> Rollout:
+    tokens = tokens_of(["[CLS]", *(f"t{i}" for i in range(1, n - 1)), "[SEP]"], (0, n - 1))
+    maps = {name: shares(n_layers, n, n, seed=seed).astype(np.float64) for seed, name in enumerate(("mean", "rollout"))}
+    flow = shares(n_layers, n, n, seed=2).astype(np.float64) * 2
+    given = {
+        "text": tokens.text,
+        "tokens": tokens,
+        "kind": "encoder",
+        "residual": 0.5,
+        **maps,
+        "flow": flow,
+        "run": RUN,
+    }
+    return Rollout(**(given | fields))  # type: ignore[arg-type]
+
+
+def test_the_numbers_are_those_of_the_weights(minilm: Model, tired: Rollout) -> None:
+    weights = heatmap(minilm, TIRED).weights.astype(np.float64)
+    np.testing.assert_allclose(tired.mean, weights.mean(1), atol=1e-12)
+    product = np.eye(16)
+    for layer in range(6):
+        product = (weights[layer].mean(0) + np.eye(16)) / 2 @ product
+        np.testing.assert_allclose(tired.rollout[layer], product, atol=1e-6)  # rows of float32 sum to 1 nearly
+    assert tired.flowing == (10,)
+    np.testing.assert_allclose(tired.flow[0, 10], tired.rollout[0, 10], atol=1e-8)
+    assert (tired.flow[5, 10] <= 1).all() and (tired.flow[5, 10] >= tired.rollout[5, 10] - 1e-6).all()
+    np.testing.assert_allclose(tired.flow_shares[:, 10].sum(-1), 1)
+
+
+def test_a_decoder_sees_nothing_of_what_comes_later() -> None:
+    found = rollout(load("own-causal"), "1, 2, 1, 2", residual=0.25)
+    for method in ("mean", "rollout", "flow"):
+        assert not np.triu(found.of(method), 1).any() and np.tril(found.of(method)).any()
+    assert found.kind == "decoder" and found.residual == 0.25
+
+
+def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path: Path) -> None:
+    write_tiny(
+        tmp_path / "t5",
+        "t5",
+        d_model=15,
+        d_kv=5,
+        num_heads=3,
+        num_layers=2,
+        d_ff=11,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+    )
+    model = load(str(tmp_path / "t5"))
+    found = rollout(model, "the cat")
+    assert found.kind == "encoder" and found.tokens.labels == ("[CLS]", "the", "cat", "[SEP]")
+    whole = heatmap(model, "the cat", target="a")
+    np.testing.assert_allclose(found.mean, whole.maps[0].weights.mean(1, dtype=np.float64))
+    assert found.run["notes"][-1].startswith("rollout and flow are the encoder's")
+
+
+def test_flow_that_would_take_long_is_left_out_and_that_is_said(minilm: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "MOST_FLOWS", 6 * 16 * 16 - 1)
+    found = rollout(minilm, TIRED)
+    assert not found.flowing and np.isnan(found.flow).all()
+    assert "attention flow is left out: it takes 1,536 maximum flows" in found.run["notes"][-1]
+    assert rollout(minilm, TIRED, flow=False).run["notes"] == []
+    told: list[tuple[int, int]] = []
+    some = rollout(minilm, "a b", flow=True, report=lambda done, of: told.append((done, of)))
+    assert some.flowing == (0, 1, 2, 3) and told[-1] == (24, 24)
+    with pytest.raises(AttnscopeError, match="no token is 'cat'"):
+        rollout(minilm, TIRED, query="cat")
+    with pytest.raises(UsageError, match=r"connection is 1\.5"):
+        rollout(minilm, TIRED, residual=1.5)
+
+
+@pytest.mark.parametrize("ending", ["npz", "json"])
+def test_a_record_reads_back_without_loss(ending: str, tmp_path: Path) -> None:
+    flow = made().flow.copy()
+    flow[:, 3] = np.nan
+    record = made(flow=flow, run={**RUN, "notes": ["ä"]})
+    again = load_rollout(record.save(tmp_path / f"r.{ending}"))
+    assert schema_of(tmp_path / f"r.{ending}") == ROLLOUT_SCHEMA
+    for name in ("mean", "rollout", "flow"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(record, name))
+    assert again.describe() == record.describe() and again.flowing == (0, 1, 2, 4)
+
+
+def test_a_damaged_record_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = made().save(tmp_path / "r.npz")
+    whole = path.read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "odd.json").write_text(json.dumps({"schema": ROLLOUT_SCHEMA}))
+    replace(made(), mean=made(4).mean).save(tmp_path / "unfit.npz")
+    for name in ("cut.npz", "odd.json", "unfit.npz"):
+        with pytest.raises(AttnscopeError, match="is no record of rollout"):
+            load_rollout(tmp_path / name)
+    with pytest.raises(AttnscopeError, match="there is no file"):
+        load_rollout(tmp_path / "absent.npz")
+    with pytest.raises(AttnscopeError, match=r"\.npz or \.json"):
+        made().save(tmp_path / "r.csv")
+
+
+def canvas(record: Rollout, stem: str, query: str | None = None) -> MapCanvas:
+    sheet = next(sheet for sheet in sheets_of(record, query) if sheet.stem == stem)
+    maps = _as_maps(record)
+    shown = _RolloutPainter(record, Style("figure")).canvas(maps, sheet).show(maps, sheet)
+    assert isinstance(shown, MapCanvas)
+    return shown
+
+
+def test_figures_hold_the_shares_beside_the_mean_attention() -> None:
+    record = made()
+    assert [sheet.stem for sheet in sheets_of(record, "t2")] == ["overview", "L00", "L01", "query-002"]
+    shown = canvas(record, "L01")
+    for picture, method in zip(shown.maps, ("mean", "rollout", "flow"), strict=True):
+        np.testing.assert_allclose(picture.get_array(), record.of(method)[1], atol=1e-7)
+    assert {"toy · layer 1: attention, and where it came from", "mean attention", "rollout", "flow"} <= {
+        text.get_text() for text in shown.axes.texts
+    }
+    assert {"L0", "L1", "mean attention", "rollout", "flow"} <= {
+        text.get_text() for text in canvas(record, "overview").axes.texts
+    }
+
+
+def test_flow_of_some_tokens_is_drawn_as_bars_only() -> None:
+    flow = made().flow.copy()
+    flow[:, [0, 1, 3, 4]] = np.nan
+    record = made(flow=flow)
+    assert len(canvas(record, "L01").maps) == 2
+    bars = {sheet.stem: len(sheet.heads) for query in ("t2", "t1") for sheet in sheets_of(record, query)[3:]}
+    assert bars == {"query-002": 6, "query-001": 4}
+
+
+def test_the_same_rollout_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        draw(made(), tmp_path / name, ["png", "svg", "pdf"], query="t1")
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+def test_on_the_command_line(attnscope: Run, tmp_path: Path) -> None:
+    out = attnscope("rollout", TIRED, "--query", "it", "-o", "out", "-f", "npz,png").out
+    assert re.search(r"L0 +because 0\.19 .*it 0\.53 .*it 0\.53", out)
+    names = ["rollout.npz", "overview.png", *(f"L{i:02d}.png" for i in range(6)), "query-010.png"]
+    assert out.splitlines()[-9:] == [f"out/{name}" for name in names]
+    shown = attnscope("show", "out", "--query", "it", "-o", "again").out
+    assert shown.splitlines()[-8:] == [f"again/{name}" for name in names[1:]]
+    assert all(Path("again", name).read_bytes() == Path("out", name).read_bytes() for name in names[1:])
+    assert attnscope("show", "out", "--query", "it").out == out.split("out/")[0]
+    told = json.loads(attnscope("rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
+    assert told["schema"] == ROLLOUT_SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.3
+    assert np.array(told["flow"]).shape == np.array(told["rollout"]).shape
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["rollout", TIRED, "--query", "cat"], 1, "no token is 'cat'"),
+        (["rollout", TIRED, "--residual", "2"], 2, "--residual.*less than or equal to 1"),
+        (["rollout", TIRED, "-f", "png"], 2, "no folder to write files to"),
+        (["rollout", TIRED, "-o", "out", "-f", "csv"], 2, "no format 'csv'"),
+        (["rollout"], 2, "no text is given"),
+    ],
+)
+def test_what_is_refused(attnscope: Run, arguments: list[str], status: int, said: str) -> None:
+    result = attnscope(*arguments)
+    require_one_line(result, said, status)

@@ -1,0 +1,266 @@
+"""The same queries, keys and values in more and fewer heads."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attnscope
+from attnscope.core import example, reference, splitting
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.records.split import Split, load
+from attnscope.studies.split import SplitOptions, split, split_example
+from attnscope.views import split_figure
+from tests.core_helpers import EXACT, WORKED, few_examples
+from tests.test_trace import tiny
+
+FOUR = {"atol": 5.1e-5, "rtol": 0}
+TEXT = "The cat sat on the mat."
+
+
+def plain_entropy(row: np.ndarray) -> float:
+    return -sum(p * np.log(p) for p in row if p > 0)
+
+
+@given(
+    n_queries=st.integers(1, 5),
+    n_keys=st.integers(1, 7),
+    count=st.sampled_from([1, 2, 3, 6, 12]),
+    seed=st.integers(0, 99),
+)
+@few_examples
+def test_heads_and_what_is_said_of_them_are_the_loops(n_queries: int, n_keys: int, count: int, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    q, k, v = (chance.standard_normal((n, 12)) for n in (n_queries, n_keys, n_keys))
+    may = chance.random((n_queries, n_keys)) > 0.5
+    may[:, 0] = True
+    found = splitting.cut(q, k, v, count, may=may)
+    output, weights = reference.multi_head(q, k, v, count, mask=may)
+    np.testing.assert_allclose(found.weights, weights, **EXACT)
+    np.testing.assert_allclose(found.joined, output, **EXACT)
+    for head in range(count):
+        entropies = [plain_entropy(row) for row in weights[head]]
+        np.testing.assert_allclose(found.entropy_nats[head], np.mean(entropies), rtol=1e-9, atol=1e-12)
+        d = 12 // count
+        dots = q[:, head * d : (head + 1) * d] @ k[:, head * d : (head + 1) * d].T
+        assert found.rank[head] == np.linalg.matrix_rank(dots) <= d
+    for query in range(n_queries):
+        rows = weights[:, query]
+        shannon = plain_entropy(rows.mean(0)) - np.mean([plain_entropy(row) for row in rows])
+        np.testing.assert_allclose(found.disagreement_nats[query], max(0.0, shannon), rtol=1e-9, atol=1e-12)
+        assert found.disagreement_nats[query] <= np.log(count) + 1e-12
+
+
+def test_uniform_rows_are_those_whose_scores_are_all_equal() -> None:
+    q, k, v = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[1.0, 3.0], [1.0, 2.0], [1.0, 3.0]]), np.ones((3, 2))
+    assert splitting.cut(q, k, v, 2).uniform.tolist() == [2, 1]
+    # Where only one key may be attended to, there is nothing to choose from.
+    may = np.array([[True, False, False], [True, True, False]])
+    assert splitting.cut(q, k, v, 2, may=may).uniform.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("width", [1, 4, 7])
+def test_random_projections_are_what_they_are_called(width: int) -> None:
+    turned, mixed = splitting.orthogonal(width, 3), splitting.permutation(width, 3)
+    np.testing.assert_allclose(turned @ turned.T, np.eye(width), atol=1e-12)
+    assert sorted(mixed.argmax(1).tolist()) == list(range(width)) and mixed.sum() == width
+    np.testing.assert_array_equal(splitting.orthogonal(width, 3), turned)
+    if width > 1:
+        assert not np.allclose(splitting.orthogonal(width, 4), turned)
+
+
+def test_mixing_is_each_heads_share_of_the_squares() -> None:
+    w_o = np.array([[3.0, 0.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    shares = splitting.mixing(w_o, np.array([[0, 2], [2, 4]]))
+    np.testing.assert_allclose(shares, [[9 / 25, 0, 0.5], [16 / 25, 0, 0.5]])
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_what_does_not_divide_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} heads"):
+        splitting.cut(example.Q, example.K, example.V, count)
+
+
+# The worked example
+
+
+def test_every_number_of_the_worked_example() -> None:
+    record = split_example(SplitOptions(drop=(0, 1)))
+    one, two, four = (record.of(count) for count in (1, 2, 4))
+    np.testing.assert_allclose(one.weights[0], WORKED["single_head"]["weights"], **FOUR)
+    np.testing.assert_allclose(one.output, WORKED["single_head"]["output"], **FOUR)
+    np.testing.assert_allclose(two.weights, [WORKED["weights_head_1"], WORKED["weights_head_2"]], **FOUR)
+    np.testing.assert_allclose(two.output, WORKED["output"], **FOUR)
+    np.testing.assert_allclose(two.mean_weights, WORKED["mean_of_two_heads"], **FOUR)
+    np.testing.assert_allclose(four.weights, WORKED["four_heads"]["weights"], **FOUR)
+    np.testing.assert_allclose(four.output, WORKED["four_heads"]["output"], **FOUR)
+    np.testing.assert_allclose([d.l2 for d in two.drops], WORKED["l2_change_when_a_head_is_dropped"], **FOUR)
+    # Squares of disjoint columns add up to the output's.
+    np.testing.assert_allclose(sum(d.l2**2 for d in two.drops), np.linalg.norm(two.output) ** 2)
+    np.testing.assert_allclose(sum(d.share**2 for d in two.drops), 1.0)
+    for drop in two.drops:
+        np.testing.assert_allclose(np.linalg.norm(drop.l2_by_query), drop.l2)
+    assert [d.head for d in one.drops] == [0], "one head has no head 1 to drop"
+    assert [seen.uniform.sum() for seen in record.seen] == [0, 1, 9]
+    assert [seen.rank.max() for seen in record.seen] == [4, 2, 1]
+
+
+def test_heads_with_the_same_columns_are_the_same() -> None:
+    record = split_example(SplitOptions((1, 2, 4), same_columns=True))
+    for count in (2, 4):
+        seen = record.of(count)
+        np.testing.assert_array_equal(seen.weights[0], seen.weights[1])
+        assert seen.columns[1].tolist() == seen.columns[0].tolist()
+    np.testing.assert_allclose(record.of(2).disagreement_nats, 0, atol=1e-15)
+    assert record.of(1).columns.tolist() == [[0, 4]]
+
+
+def test_a_projection_mixes_heads_and_keeps_what_it_should(tmp_path: Path) -> None:
+    plain = split_example(SplitOptions(drop=(1,))).of(2)
+    turned = split_example(SplitOptions(project="orthogonal", seed=5, drop=(1,)))
+    np.testing.assert_allclose(turned.of(2).drops[0].l2, plain.drops[0].l2, err_msg="a rotation keeps lengths")
+    mixing = turned.of(2).mixing
+    assert mixing is not None and ((mixing > 0.01) & (mixing < 0.99)).any()
+    permuted = split_example(SplitOptions(project="permute", seed=5)).of(2)
+    assert permuted.mixing is not None
+    assert set(permuted.mixing.ravel().tolist()) == {0.0, 1.0}
+    np.testing.assert_allclose(np.sort(permuted.output, 1), np.sort(plain.output, 1))
+    matrix = np.arange(12.0).reshape(3, 4)
+    np.save(tmp_path / "w.npy", matrix)
+    np.savetxt(tmp_path / "w.txt", matrix)
+    np.savetxt(tmp_path / "w.csv", matrix, delimiter=",")
+    for name in ("w.npy", "w.txt", "w.csv"):
+        given = split_example(SplitOptions(project=str(tmp_path / name)))
+        np.testing.assert_allclose(given.of(2).output, plain.output @ matrix.T)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("1 2 3\n", "W_O has 4 columns"), ("one two", "holds no matrix"), ("nan 1 2 3", "finite"), (None, "no file")],
+)
+def test_what_is_no_projection_is_refused(content: str | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "w.txt"
+    if content is not None:
+        path.write_text(content, "utf-8")
+    with pytest.raises(AttnscopeError, match=says):
+        split_example(SplitOptions(project=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"counts": ()}, "at least 1"),
+        ({"counts": (1,), "same_columns": True}, "two heads"),
+        ({"drop": (4,)}, "no head 4"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(how: dict, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        SplitOptions(**how)
+
+
+def test_a_count_that_does_not_fit_says_which_do() -> None:
+    with pytest.raises(AttnscopeError, match="into 3 heads.*1, 2, 4"):
+        split_example(SplitOptions((3,)))
+
+
+# Models
+
+
+def test_a_models_own_number_of_heads_gives_its_own_weights(minilm_folder: Path) -> None:
+    del minilm_folder
+    model = attnscope.load("minilm")
+    record = split(model, TEXT, 3, SplitOptions((1, 12)))
+    np.testing.assert_allclose(record.of(12).weights, attnscope.heatmap(model, TEXT, layers=3).weights[0], atol=1e-6)
+    assert record.run["model"] == "minilm"
+
+
+def test_causal_models_stay_causal() -> None:
+    model = tiny("gpt2")
+    record = split(model, "5 3 9 17", 1, SplitOptions((2, 4)))
+    heat = attnscope.heatmap(model, "5 3 9 17", layers=1)
+    np.testing.assert_allclose(record.of(4).weights, heat.weights[0], atol=1e-6)
+    assert not np.triu(record.of(2).weights, 1).any()
+
+
+@pytest.mark.parametrize(
+    ("family", "says"), [("llama", "grouped queries"), ("gemma2", "grouped"), ("t5", "single heads")]
+)
+def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) -> None:
+    from attnscope.studies.heatmap import Prompt
+
+    prompt = Prompt("5 3 9", target="4 7" if family == "t5" else None)
+    with pytest.raises(AttnscopeError, match=says):
+        split(tiny(family), prompt, 0)
+
+
+# Records and figures
+
+
+def test_a_saved_split_is_the_split(tmp_path: Path) -> None:
+    record = split_example(SplitOptions(project="permute", drop=(1,)))
+    again = load(record.save(tmp_path / "split.json"))
+    assert again.as_json() == record.as_json()
+    for mine, theirs in zip(record.seen, again.seen, strict=True):
+        for field in dataclasses.fields(mine):
+            if field.name != "drops":
+                np.testing.assert_array_equal(getattr(mine, field.name), getattr(theirs, field.name))
+    assert json.loads((tmp_path / "split.json").read_text("utf-8"))["schema"] == "attnscope.split/1"
+    with pytest.raises(AttnscopeError, match="it has 1, 2, 4"):
+        record.of(3)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"schema": "attnscope.cost/1"}', '{"schema": "attnscope.split/1"}']
+)
+def test_what_is_no_split_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    path.write_text(content, "utf-8")
+    with pytest.raises(AttnscopeError, match="is no split"):
+        load(path)
+
+
+def shrunk(record: Split, n: int) -> Split:
+    """The record as it would be of n tokens."""
+    seen = tuple(
+        dataclasses.replace(one, weights=np.full((one.n_heads, n, n), 1 / n), mean_weights=np.full((n, n), 1 / n))
+        for one in record.seen
+    )
+    labels = tuple(f"token{i}$_" for i in range(n))
+    return dataclasses.replace(record, queries=labels, keys=labels, seen=seen)
+
+
+@pytest.mark.parametrize("n", [1, 5, 40, 400])
+def test_figures_hold_their_maps(n: int) -> None:
+    record = shrunk(split_example(), n)
+    canvas = split_figure._drawn(record, vector=False)
+    assert len(canvas.axes.images) == 1 + 2 + 1 + 4 + 1 + 1  # heads, means, and the colour bar
+    pixels = canvas.pixels()
+    assert pixels.shape[1] <= 1800 and pixels.min() < 128
+    for artist in canvas.axes.images:
+        left, right, bottom, top = artist.get_extent()
+        assert 0 <= left < right <= canvas.width_px and 0 <= top < bottom <= canvas.height_px
+
+
+def test_many_heads_are_drawn_in_lines_and_counted() -> None:
+    columns = np.stack([np.arange(20), np.arange(1, 21)], 1)
+    many = dataclasses.replace(
+        split_example().of(4), n_heads=20, weights=np.full((20, 5, 5), 0.2), columns=columns
+    )  # fmt: skip
+    record = dataclasses.replace(split_example(), seen=(many,))
+    canvas = split_figure._drawn(record, vector=False)
+    assert len(canvas.axes.images) == 12 + 1 + 1
+    assert any("first 12 are drawn" in text.get_text() for text in canvas.axes.texts)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_figures_are_the_same_bytes_every_time(kind: str, tmp_path: Path) -> None:
+    record = split_example(SplitOptions((1, 2)))
+    first, second = (record.draw(tmp_path / name, (kind,))[0].read_bytes() for name in ("a", "b"))
+    assert first == second and len(first) > 1000
+    with pytest.raises(UsageError, match="gif"):
+        record.draw(tmp_path, ("gif",))

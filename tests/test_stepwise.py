@@ -1,0 +1,180 @@
+"""Attention line by line: the lines that are shown compute what the loops compute."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.core import example, reference, stepwise
+from attnscope.core.stepwise import Inputs, Rotation
+from tests.core_helpers import WORKED, few_examples
+
+
+def inputs_of(
+    n_queries: int = 5,
+    n_keys: int = 7,
+    n_kv_heads: int = 2,
+    group: int = 3,
+    d_head: int = 4,
+    d_value: int = 3,
+    seed: int = 0,
+    rotary: bool = False,
+    **others: object,
+) -> Inputs:
+    chance = np.random.default_rng(seed)
+    n_heads = n_kv_heads * group
+    given: dict[str, object] = {
+        "Q": chance.standard_normal((n_queries, n_heads * d_head)),
+        "K": chance.standard_normal((n_keys, n_kv_heads * d_head)),
+        "V": chance.standard_normal((n_keys, n_kv_heads * d_value)),
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "scale": 0.37,
+    }
+    if rotary:
+        given["rotation"] = rotation(max(n_queries, n_keys), d_head)
+    return Inputs(**given | others)  # type: ignore[arg-type]
+
+
+def rotation(n_tokens: int, d_head: int) -> Rotation:
+    """The first two pairs of columns apart are turned, the rest is not."""
+    angles = np.arange(n_tokens)[:, None] * np.array([1.0, 0.1])
+    cos, sin = np.ones((n_tokens, d_head)), np.zeros((n_tokens, d_head))
+    partner = np.arange(d_head)
+    pairs = np.array([[0, 2], [1, 3]])
+    for pair, (a, b) in enumerate(pairs):
+        cos[:, a] = cos[:, b] = np.cos(angles[:, pair])
+        sin[:, a], sin[:, b] = -np.sin(angles[:, pair]), np.sin(angles[:, pair])
+        partner[a], partner[b] = b, a
+    return Rotation(cos, sin, partner, pairs, np.array([1.0, 0.1]))
+
+
+def steps(inputs: Inputs, head: int, query: int | None) -> dict[str, np.ndarray]:
+    lines = stepwise.head_lines(inputs, head, query)
+    return dict(zip((line.name for line in lines), stepwise.compute(lines, inputs), strict=True))
+
+
+def test_the_lines_share_no_code_with_what_they_are_checked_by() -> None:
+    tree = ast.parse(Path(stepwise.__file__).read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {module for module in modules if module and module.startswith("attnscope")}
+
+
+@given(
+    n_queries=st.integers(1, 5),
+    n_keys=st.integers(1, 7),
+    group=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    softcap=st.sampled_from([None, 0.8]),
+    has_bias=st.booleans(),
+    has_mask=st.booleans(),
+    has_sinks=st.booleans(),
+    one_query=st.booleans(),
+)
+@few_examples
+def test_lines_and_loops_agree(
+    n_queries, n_keys, group, seed, softcap, has_bias, has_mask, has_sinks, one_query
+) -> None:
+    chance = np.random.default_rng(seed + 1000)
+    n_heads = 2 * group
+    may = chance.random((n_heads, n_queries, n_keys)) > 0.4
+    may[..., 0] = True
+    inputs = inputs_of(
+        n_queries, n_keys, group=group, seed=seed, softcap=softcap,
+        bias=chance.standard_normal((n_heads, n_queries, n_keys)) if has_bias else None,
+        may=may if has_mask else None, sinks=chance.standard_normal(n_heads) if has_sinks else None,
+    )  # fmt: skip
+    head, query = int(chance.integers(n_heads)), int(chance.integers(n_queries)) if one_query else None
+    found = steps(inputs, head, query)
+    read, d, d_value = head // group, inputs.d_head, inputs.d_value
+    rows = slice(None) if query is None else slice(query, query + 1)
+    expected = reference.head_steps(
+        inputs.Q[rows, head * d : (head + 1) * d], inputs.K[:, read * d : (read + 1) * d],
+        inputs.V[:, read * d_value : (read + 1) * d_value], inputs.scale,
+        mask=may[head, rows] if has_mask else None, softcap=softcap,
+        bias=None if inputs.bias is None else inputs.bias[head, rows],
+        sink=None if inputs.sinks is None else float(inputs.sinks[head]),
+    )  # fmt: skip
+    output, weights = reference.attention(
+        inputs.Q[rows, head * d : (head + 1) * d], inputs.K[:, read * d : (read + 1) * d],
+        inputs.V[:, read * d_value : (read + 1) * d_value], scale=inputs.scale,
+        mask=may[head, rows] if has_mask else None, softcap=softcap,
+        bias=None if inputs.bias is None else inputs.bias[head, rows],
+        sinks=None if inputs.sinks is None else float(inputs.sinks[head]),
+    )  # fmt: skip
+    np.testing.assert_allclose(expected["weights"], weights, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(expected["head_output"], output, rtol=1e-12, atol=1e-13)
+    for name, value in expected.items():
+        if name in found:
+            np.testing.assert_allclose(found[name], value if query is None else value[0], rtol=1e-12, atol=1e-13)
+    assert {"dot_products", "scores", "exponentials", "weights", "head_output"} <= set(found)
+    assert ("capped_scores" in found) == (softcap is not None)
+
+
+@pytest.mark.parametrize("query", [None, 2])
+def test_rotary_lines_and_loops_agree(query: int | None) -> None:
+    inputs = inputs_of(5, 5, d_head=5, rotary=True)
+    turn = inputs.rotation
+    assert turn is not None
+    found = steps(inputs, 4, query)
+    q = reference.rotated(inputs.Q[:, 20:25], turn.cos, turn.sin, turn.partner.tolist())
+    k = reference.rotated(inputs.K[:, 5:10], turn.cos, turn.sin, turn.partner.tolist())
+    np.testing.assert_allclose(found["rotated_keys"], k, rtol=1e-14)
+    np.testing.assert_allclose(found["rotated_query"], q if query is None else q[query], rtol=1e-14)
+    if query is None:
+        assert "scores_by_pair" not in found
+    else:
+        assert found["scores_by_pair"].shape == (5, 2)
+        whole = found["scores_by_pair"].sum(1) + found["scores_unrotated"]
+        np.testing.assert_allclose(whole, found["scores"], rtol=1e-12)
+        # A pair's part is a function of the distance alone: the same vectors further on give the same.
+        by_hand = 0.37 * (q[query, 0] * k[:, 0] + q[query, 2] * k[:, 2])
+        np.testing.assert_allclose(found["scores_by_pair"][:, 0], by_hand, rtol=1e-12)
+
+
+def test_the_columns_that_are_not_turned_are_told_apart() -> None:
+    assert rotation(3, 6).unpaired.tolist() == [4, 5]
+    assert rotation(3, 4).unpaired.tolist() == []
+
+
+def test_heads_are_joined_and_projected_as_the_loops_do() -> None:
+    chance = np.random.default_rng(3)
+    w_o, b_o = chance.standard_normal((5, 18)), chance.standard_normal(5)
+    inputs = inputs_of(W_O=w_o, b_O=b_o)
+    lines = [line for head in range(6) for line in stepwise.head_lines(inputs, head, None)]
+    lines += stepwise.joining_lines(inputs, None)
+    values = stepwise.compute(lines, inputs)
+    expected, _ = reference.multi_head(
+        inputs.Q, inputs.K, inputs.V, 6, n_kv_heads=2, scale=0.37, out=reference.Projection(w_o, b_o)
+    )
+    assert lines[-1].code == "output = joined @ W_O.T + b_O"
+    np.testing.assert_allclose(values[-1], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_computing_leaves_the_inputs_alone() -> None:
+    inputs = inputs_of(H=np.ones((6, 5, 3)))
+    before = {name: np.copy(value) for name, value in inputs.names().items()}
+    stepwise.compute([*stepwise.head_lines(inputs, 1, 2), *stepwise.joining_lines(inputs, 2)], inputs)
+    for name, value in inputs.names().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_the_formula_of_the_scale_says_what_the_model_does() -> None:
+    def told(scale: float) -> str:
+        return next(
+            line.formula for line in stepwise.head_lines(inputs_of(scale=scale), 0, None) if line.name == "scores"
+        )
+
+    assert told(0.5) == "dots / √d_head = dots / √4 = dots × 0.5000"
+    assert "does not scale" in told(1.0)
+    assert "0.37, the model's own scale" in told(0.37)
+
+
+def test_the_example_is_the_one_worked_by_hand() -> None:
+    inputs = Inputs(example.Q, example.K, example.V, 2, 2, 2**-0.5)
+    for head, name in enumerate(("weights_head_1", "weights_head_2")):
+        np.testing.assert_allclose(steps(inputs, head, None)["weights"], WORKED[name], atol=5.1e-5, rtol=0)
+    assert not any(array.flags.writeable for array in (example.Q, example.K, example.V))

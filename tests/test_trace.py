@@ -1,0 +1,352 @@
+"""A trace: what is shown is what the model computed, and its lines compute it again."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.core.attention import AttentionCall, attend, attend_with_weights
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models import catalog
+from attnscope.models.around import surroundings
+from attnscope.models.model import Model
+from attnscope.models.plain import load_plain
+from attnscope.records.trace import Trace, load
+from attnscope.studies import trace as study
+from attnscope.studies.heatmap import Prompt
+from attnscope.studies.trace import trace, trace_example, trace_plain
+from tests.core_helpers import WORKED
+
+TEXT = "The cat sat on the mat."
+FOUR = {"atol": 5.1e-5, "rtol": 0}
+
+TINY = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 40}
+LLAMA = TINY | {"intermediate_size": 20, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 6}
+SETTINGS: dict[str, dict[str, object]] = {
+    "llama": LLAMA,
+    "cohere": LLAMA,
+    "gpt_neox": TINY | {"intermediate_size": 20, "max_position_embeddings": 64, "rotary_pct": 0.5, "hidden_size": 32},
+    "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 40, "n_positions": 64},
+    "bert": TINY | {"intermediate_size": 20, "max_position_embeddings": 64},
+    "t5": {
+        "d_model": 24,
+        "d_kv": 5,
+        "num_heads": 3,
+        "num_layers": 2,
+        "d_ff": 20,
+        "vocab_size": 40,
+        "decoder_start_token_id": 0,
+    },
+    "gemma2": LLAMA | {"attn_logit_softcapping": 2.0, "sliding_window": 4, "query_pre_attn_scalar": 5},
+    "gpt_oss": LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4},
+}
+ROTARY = {"llama", "cohere", "gpt_neox", "gemma2", "gpt_oss"}
+
+
+def tiny(family: str, dtype: torch.dtype = torch.float32) -> Model:
+    """A tiny random model of a family in memory, whose texts are token numbers."""
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(1)
+    model = AutoModel.from_config(AutoConfig.for_model(family, **SETTINGS[family]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.5 if "embed" in name else 0.3)
+    return attnscope.load(model.to(dtype).eval())
+
+
+def prompt(family: str) -> Prompt:
+    return Prompt("5 3 9 17 3 9 2 11", target="4 7 8" if family == "t5" else None)
+
+
+def run_lines(record: Trace) -> None:
+    """Runs the lines that a trace shows, on its inputs, and compares each value with what it shows."""
+    names = {"np": np} | {name: np.copy(value) for name, value in record.inputs.items()}
+    for step in record.steps:
+        exec(step.code, names)
+        np.testing.assert_allclose(eval(step.variable, names), step.value, rtol=1e-9, atol=1e-12, err_msg=step.code)
+        assert len(step.axes) == step.value.ndim
+
+
+# The worked example
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("token", [None, "cat", "@4"])
+def test_every_number_of_the_worked_example(engine: str, token: str | None) -> None:
+    record = trace_example(token, engine=engine)
+    rows = slice(None) if token is None else {"cat": 1, "@4": 4}[token]
+    for head, name in enumerate(("weights_head_1", "weights_head_2")):
+        np.testing.assert_allclose(record.of("weights", head), np.array(WORKED[name])[rows], **FOUR)
+    np.testing.assert_allclose(record.of("joined"), np.array(WORKED["output"])[rows], **FOUR)
+    run_lines(record)
+
+
+def test_the_steps_of_one_query_by_hand() -> None:
+    record = trace_example("cat", [0])
+    assert record.heads == (0,)
+    expected = {
+        "query": [0, 2],
+        "keys": [[0, 1], [1, 0], [1, 1], [0, 0], [1, 0]],
+        "dot_products": [2, 0, 2, 0, 0],
+        "scores": [2**0.5, 0, 2**0.5, 0, 0],
+        "exponentials": [1, 0.2431, 1, 0.2431, 0.2431],
+        "weights": [0.3664, 0.0891, 0.3664, 0.0891, 0.0891],
+        "weighted_values": [[0.3664, 0], [0, 0.0891], [0, 0], [0, 0], [0.0445, 0.0445]],
+        "head_output": [0.4109, 0.1336],
+        "joined": [0.4109, 0.1336, 0.2289, 0.3663],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(record.of(name), values, **FOUR, err_msg=name)
+    assert [step.shape for step in (step.value for step in record.steps)][:3] == [(2,), (5, 2), (5, 2)]
+
+
+def test_the_example_is_held_against_the_kernel() -> None:
+    check = trace_example().check
+    assert "scaled_dot_product_attention, float32" in check.kernel
+    assert 0 < check.outputs < 1e-6  # float32 against float64: rounding, but not nothing
+    assert check.outputs <= check.rounding
+    assert trace_example(engine="reference").check.outputs < 1e-15
+
+
+@pytest.mark.parametrize("text", [None, TEXT])
+def test_the_reference_needs_no_torch(text: str | None) -> None:
+    arguments = ["trace", "--engine", "reference", "--json", *([text, "-L", "1", "-H", "2"] if text else [])]
+    code = (
+        "import sys\nfrom attnscope.cli import main\n"
+        f"sys.argv = ['attnscope', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = [name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules]\n"
+        "print(heavy, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert json.loads(done.stdout)["schema"] == "attnscope.trace/1"
+
+
+# Models
+
+
+@pytest.mark.parametrize("family", sorted(SETTINGS))
+@pytest.mark.parametrize("token", [None, "@3"])
+def test_a_trace_is_what_the_model_computed(family: str, token: str | None) -> None:
+    model = tiny(family)
+    for number, kind in enumerate(model.info.kinds):
+        layer = model.info.n_layers[number] - 1
+        if kind != "encoder" and family == "t5":
+            token = None if token is None else "@2"
+        record = trace(model, prompt(family), layer, token=token, kind=kind)
+        run_lines(record)
+        assert record.check.outputs <= record.check.rounding < 1e-3
+        assert record.check.weights < 1e-5
+        assert record.check.projected < 1e-4, "the model's own output after W_O"
+        names = {step.name for step in record.steps}
+        assert "output" in names
+        assert ("rotated_query" in names) == (family in ROTARY)
+        assert ("biased_scores" in names) == (family == "t5" and kind != "cross")
+        assert ("capped_scores" in names) == (family == "gemma2")
+        assert ("sink" in names) == (family == "gpt_oss")
+        if family in ROTARY and token is not None:
+            rotary_adds_up(record)
+
+
+def rotary_adds_up(record: Trace) -> None:
+    for head in record.heads:
+        whole = record.of("scores_by_pair", head).sum(1)
+        if any(step.name == "scores_unrotated" for step in record.steps):
+            whole = whole + record.of("scores_unrotated", head)
+        np.testing.assert_allclose(whole, record.of("scores", head), rtol=1e-9, atol=1e-12)
+        bands = [band for band in record.bands if band.head == head]
+        np.testing.assert_allclose(sum(b.scores for b in bands), record.of("scores_by_pair", head).sum(1), rtol=1e-9)
+        assert sum(band.n_pairs for band in bands) == record.of("scores_by_pair", head).shape[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "cohere", "gpt_neox"])
+def test_rotary_positions_are_undone_and_their_speeds_found(family: str) -> None:
+    model = tiny(family)
+    record = trace(model, prompt(family), 0, 1, token="@3")
+    assert record.radians_per_token.size == {"llama": 3, "cohere": 3, "gpt_neox": 2}[family]
+    width = 2 * record.radians_per_token.size
+    theta = {"llama": 1e4, "cohere": 5e5, "gpt_neox": 1e4}[family]  # as transformers has them by default
+    expected = theta ** (-np.arange(0, width, 2) / width)
+    np.testing.assert_allclose(np.sort(record.radians_per_token)[::-1], expected, rtol=1e-3)
+    # What was before the rotation is what the projection gave: the same token has the same key wherever it stands.
+    keys = record.of("keys")
+    np.testing.assert_allclose(keys[1], keys[4], atol=1e-5)
+    assert np.abs(record.of("rotated_keys")[1] - record.of("rotated_keys")[4]).max() > 1e-2
+
+
+def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
+    del minilm_folder
+    model = attnscope.load("minilm")
+    record = trace(model, TEXT, 3, [1, 4], token="cat")
+    heat = attnscope.heatmap(model, TEXT, layers=3, heads=[1, 4])
+    for head in (1, 4):
+        np.testing.assert_allclose(record.of("weights", head), heat.of(3, head)[2], atol=1e-6)
+    run_lines(record)
+    assert record.queries[record.query or 0] == "cat"
+    plain = trace_plain(load_plain(catalog.resolve("minilm")), TEXT, 3, [1, 4], token="cat")
+    assert plain.run["engine"] == "reference"
+    run_lines(plain)
+    for mine, theirs in zip(plain.steps, record.steps, strict=True):
+        assert mine.code == theirs.code
+        np.testing.assert_allclose(mine.value, theirs.value, atol=2e-5, rtol=1e-4, err_msg=mine.name)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "gemma2", "gpt_oss"])
+def test_loops_give_what_the_lines_give(family: str) -> None:
+    model = tiny(family)
+    for token in (None, "@3"):
+        lines = trace(model, prompt(family), 1, [0, 2], token=token)
+        loops = trace(model, prompt(family), 1, [0, 2], token=token, loops=True)
+        for one, other in zip(lines.steps, loops.steps, strict=True):
+            np.testing.assert_allclose(one.value, other.value, rtol=1e-9, atol=1e-12, err_msg=one.name)
+
+
+def test_low_precision_is_held_to_its_own_rounding() -> None:
+    record = trace(tiny("llama", torch.bfloat16), prompt("llama"), 1, 0, token="@3")
+    assert "bfloat16" in record.check.kernel
+    assert record.check.outputs <= record.check.rounding
+
+
+def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnscope.models import around
+
+    def off(call: AttentionCall) -> torch.Tensor:
+        return attend(call) * 1.01
+
+    monkeypatch.setattr(around, "attend", off)
+    with pytest.raises(AttnscopeError, match="is not what the model computed"):
+        trace(tiny("llama"), prompt("llama"), 1, 0)
+
+
+# What lies around an attention
+
+
+def test_the_output_projection_is_the_map_behind_the_heads() -> None:
+    from attnscope.models.model import Batch
+
+    model = tiny("gpt2")
+    batch = Batch(ids=torch.tensor([[5, 3, 9, 17]]))
+    found = surroundings(model, batch, "decoder", 1)
+    own = next(iter(model.modules())).h[1].attn.c_proj  # type: ignore[attr-defined]
+    assert found.w_o is not None and found.b_o is not None
+    assert torch.equal(found.w_o, own.weight.T)
+    assert torch.equal(found.b_o, own.bias)
+    output, _ = attend_with_weights(found.call)
+    torch.testing.assert_close(output, found.output, atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_is_left_patched_or_hooked() -> None:
+    import transformers.models.llama.modeling_llama as file
+
+    def hooks() -> int:
+        return sum(len(m._forward_hooks) for root in model.modules() for m in root.modules())  # type: ignore[attr-defined]
+
+    model = tiny("llama")
+    before = file.apply_rotary_pos_emb, hooks()
+    trace(model, prompt("llama"), 0, 0)
+    assert (file.apply_rotary_pos_emb, hooks()) == before
+
+
+def test_models_off_the_seam_are_refused() -> None:
+    from transformers import BloomConfig, BloomModel
+
+    torch.manual_seed(0)
+    model = BloomModel(BloomConfig(hidden_size=24, n_layer=2, n_head=4, vocab_size=40)).eval()
+    with pytest.raises(AttnscopeError, match="does not show its queries and keys"):
+        trace(attnscope.load(model), "5 3 9", 0, 0)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [
+        ({"token": "dog"}, AttnscopeError, "no token is 'dog'"),
+        ({"token": "@9"}, AttnscopeError, "no token @9"),
+        ({"heads": [2]}, AttnscopeError, "no head 2"),
+        ({"engine": "hf"}, UsageError, "engine 'hf'"),
+    ],
+)
+def test_the_example_refuses_what_it_has_not(how: dict, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        trace_example(**how)
+
+
+def test_what_a_model_has_not_is_refused() -> None:
+    model = tiny("llama")
+    for how, says in (
+        ({"layer": 7}, "no layer 7"),
+        ({"layer": 0, "heads": 9}, "no head 9"),
+        ({"layer": 0, "token": "@99"}, "no token"),
+        ({"layer": 0, "kind": "cross"}, "no cross attention"),
+    ):
+        with pytest.raises(AttnscopeError, match=says):
+            trace(model, "5 3 9", **how)  # type: ignore[arg-type]
+
+
+def test_too_many_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "_MOST_NUMBERS", 10)
+    with pytest.raises(AttnscopeError, match="trace one query"):
+        trace(tiny("llama"), prompt("llama"), 0, 0)
+
+
+# Records
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_a_saved_trace_is_the_trace(family: str, tmp_path: Path) -> None:
+    record = trace(tiny(family), prompt(family), 1, [0, 3], token="@3")
+    again = load(record.save(tmp_path / "trace.npz"))
+    for field in dataclasses.fields(Trace):
+        mine, theirs = getattr(record, field.name), getattr(again, field.name)
+        if field.name == "steps":
+            for one, other in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(one.value, other.value)
+                assert (
+                    dataclasses.replace(one, value=0) == dataclasses.replace(other, value=0) or one.code == other.code
+                )
+        elif field.name == "inputs":
+            assert mine.keys() == theirs.keys()
+        elif field.name not in ("bands", "radians_per_token", "run"):
+            assert mine == theirs, field.name
+    assert again.as_json() == record.as_json()
+    run_lines(again)
+
+
+def test_the_script_prints_the_numbers(tmp_path: Path) -> None:
+    record = trace_example("cat")
+    for name in ("trace.npz", "trace.py"):
+        record.save(tmp_path / name)
+    done = subprocess.run([sys.executable, tmp_path / "trace.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "[0.4109 0.1336 0.2289 0.3663]" in done.stdout
+
+
+def test_json_has_every_number_and_names_its_schema(tmp_path: Path) -> None:
+    record = trace_example("cat")
+    data = json.loads(record.save(tmp_path / "trace.json").read_text("utf-8"))
+    assert data["schema"] == "attnscope.trace/1"
+    assert [step["code"] for step in data["steps"]] == [step.code for step in record.steps]
+    weights = [step["value"] for step in data["steps"] if step["name"] == "weights"]
+    np.testing.assert_allclose(weights, [WORKED["weights_head_1"][1], WORKED["weights_head_2"][1]], **FOUR)
+    assert data["steps"][0]["shape"] == [2]
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b'{"schema": "attnscope.trace/1"}'])
+def test_a_damaged_trace_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    path.write_bytes(content)
+    with pytest.raises(AttnscopeError, match="is no trace"):
+        load(path)
+    with pytest.raises(AttnscopeError, match="no file"):
+        load(tmp_path / "none.npz")
