@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.core import reference
+from attnscope.core import example, reference
 from attnscope.records import Heatmap
 from attnscope.views.page import PageText, document, page_of
 from tests.findings_helpers import fake_findings
@@ -422,7 +422,7 @@ def test_what_is_not_known_is_said(opened: Opened) -> None:
 
 @pytest.mark.parametrize("n_heads", [1, 2, 4])
 def test_the_worked_example(opened: Opened, n_heads: int) -> None:
-    q, k, v = (np.array(WORKED[name], float) for name in "QKV")
+    q, k, v = example.Q, example.K, example.V
     output, weights = reference.multi_head(q, k, v, n_heads)
     opened.show(v="headcount")
     opened.page.click(f".segmented button[data-value='{n_heads}'] >> nth=0")
@@ -430,7 +430,7 @@ def test_the_worked_example(opened: Opened, n_heads: int) -> None:
     for head in range(n_heads):
         cells = opened.page.locator(f"table.map[data-head='{head}'] tbody td").all_inner_texts()
         np.testing.assert_allclose(np.array(cells, float).reshape(5, 5), weights[head], atol=6e-5)
-    for token, name in enumerate(WORKED["tokens"]):
+    for token, name in enumerate(example.TOKENS):
         opened.page.click(f"[aria-label=Token] button:text-is('{name}')")
         opened.page.click("[data-step='2']")
         opened.frame()
@@ -453,8 +453,8 @@ def test_the_lines_of_numpy_compute_what_is_shown(opened: Opened, n_heads: int, 
     opened.page.click(f"[data-value={projection}]")
     mixing = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
     known: dict[str, Any] = {
-        "np": np, "X": np.eye(5), "W_Q": np.array(WORKED["Q"], float), "W_K": np.array(WORKED["K"], float),
-        "W_V": np.array(WORKED["V"], float), "W_O": np.eye(4) if projection == "identity" else mixing,
+        "np": np, "X": np.eye(5), "W_Q": example.Q, "W_K": example.K,
+        "W_V": example.V, "W_O": np.eye(4) if projection == "identity" else mixing,
     }  # fmt: skip
     shown = {}
     for step in range(5):
@@ -475,7 +475,7 @@ def test_the_lines_of_numpy_compute_what_is_shown(opened: Opened, n_heads: int, 
     np.testing.assert_allclose(shown[3]["c"], known["C"][1], atol=6e-5)
     np.testing.assert_allclose(shown[4]["o"], known["O"][1], atol=6e-5)
     out = reference.Projection(known["W_O"].T)
-    true, _ = reference.multi_head(WORKED["Q"], WORKED["K"], WORKED["V"], n_heads, out=out)
+    true, _ = reference.multi_head(example.Q, example.K, example.V, n_heads, out=out)
     np.testing.assert_allclose(known["O"], true, atol=1e-12)
     opened.until(f"location.hash.includes('wo=mixing') === {str(projection == 'mixing').lower()}")
     opened.page.click("[data-value=identity]")

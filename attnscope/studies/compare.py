@@ -445,21 +445,24 @@ class _Seen:
         return cls(tuple(places[n] for n in wanted), np.array(wanted), calls, maps)
 
     def rows(self, place: int, n: int) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """The weights of one text of n tokens, (head, query, key), some queries after the others."""
+        """The weights of one text of n tokens, (head, query, key), some queries after the others.
+
+        What was seen has no gradient, and none is switched off here: where two models take turns, the one that is
+        left last would leave it switched off for the whole process.
+        """
         import torch
 
         from attnscope.core.calls import of_text, rows_together
 
-        with torch.no_grad():
-            if self.maps:
-                step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(one.shape[1] for one in self.maps)))
-                for low in range(0, n, step):
-                    part = [one[place, :, low : min(n, low + step), :n] for one in self.maps]
-                    yield slice(low, min(n, low + step)), torch.cat(part).numpy()[self.kept]
-            else:
-                texts = [of_text(call, place, n, n) for call in self.calls]
-                for queries, rows in rows_together(texts, WEIGHTS_AT_ONCE):
-                    yield queries, rows.cpu().numpy()[self.kept]
+        if self.maps:
+            step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(one.shape[1] for one in self.maps)))
+            for low in range(0, n, step):
+                part = [one[place, :, low : min(n, low + step), :n] for one in self.maps]
+                yield slice(low, min(n, low + step)), torch.cat(part).numpy()[self.kept]
+        else:
+            texts = [of_text(call, place, n, n) for call in self.calls]
+            for queries, rows in rows_together(texts, WEIGHTS_AT_ONCE):
+                yield queries, rows.cpu().numpy()[self.kept]
 
 
 class _PairSums:

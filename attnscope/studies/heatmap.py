@@ -383,7 +383,7 @@ def observed(
     if part is not None and model.info.road == "seam":
         probe: Part | Weights = Part(*part, layers, heads, kinds)
     else:
-        probe = (probe_of or Weights)(layers, heads, kinds)
+        probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
     run_on(model, reading, probe)
     maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]
     return replace(record, maps=tuple(maps))
