@@ -526,10 +526,17 @@ def test_what_is_nobodys_fault_is_one_line_too(
 
 def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "attnscope", "heatmap", "word " * 40, "-f", "png,svg", "-o", "out"]
+
+    def begun() -> bool:
+        try:
+            return any(tmp_path.glob("out/*.png"))
+        except FileNotFoundError:  # the folder is made for a moment, to find out whether it can be
+            return False
+
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
-        while not list(tmp_path.glob("out/*.png")):
+        while not begun():
             assert run.poll() is None, run.communicate()
         os.killpg(run.pid, signal.SIGINT)
         out, err = run.communicate(timeout=60)
