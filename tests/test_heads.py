@@ -475,7 +475,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
     texts = ["a", long, "the cat", *SENTENCES[:3]]
     assert len(chunks(own.tokenizer.encode(long), chunk=30, stride=20)) > 1
     n_whole = 0
-    for n in range(1, 20, 3):
+    for n in range(1, 20, 2):
         found = heads(own, texts, options, after(n - 1))
         if found.corpus["complete"]:
             break
