@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnscope.core import apart
 from attnscope.core.precision import in_float64, moved
 
 How = Literal["columns", "gather", "tile"]
@@ -678,16 +679,9 @@ class Totals:
 def joined(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
     """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
     keep = [heads.names.index(name) for name in names]
-    return SumsOf(
-        names=names,
-        sum=heads.sum[keep],
-        count=heads.count[keep],
-        uniform_sum=uniform.sum[keep],
-        uniform_count=uniform.count[keep],
-        offset_sum=heads.offset_sum,
-        offset_count=heads.offset_count,
-        offset_uniform=uniform.offset_sum,
-    )
+    shared = [heads.sum[keep], heads.count[keep], uniform.sum[keep], uniform.count[keep]]
+    # They stay while the next layers run.
+    return SumsOf(names, *apart.copies([*shared, heads.offset_sum, heads.offset_count, uniform.offset_sum]))
 
 
 def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:

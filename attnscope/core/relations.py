@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
 from attnscope.core.precision import sum_dtype
-from attnscope.core.wide import Block, blocks, tiles, times_values
+from attnscope.core.wide import Block, Buffers, blocks, tiles, times_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +76,15 @@ class Links:
 
     Args:
         facts: What is asked.
+        buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
 
     Attributes:
         sums: Kind -> layer -> sums. In the order in which they came.
     """
 
-    def __init__(self, facts: LinkFacts) -> None:
+    def __init__(self, facts: LinkFacts, buffers: Buffers | None = None) -> None:
         self.sums: dict[Kind, dict[int, LinkSums]] = {}
+        self._buffers = Buffers() if buffers is None else buffers
         self._facts = facts
         self._plans: dict[object, tuple[list[Block], list[_Place], Tensor | None]] = {}
         self._moved: dict[torch.device, LinkFacts] = {}
@@ -120,7 +122,7 @@ class Links:
         rows = torch.zeros(batch, n_queries, n_heads, d_value, dtype=dtype, device=values.device)
         output = rows.transpose(1, 2)
         adding = _Adding(facts, n_heads, n_keys, dtype)
-        for tile, place in zip(tiles(call, parts), places, strict=True):
+        for tile, place in zip(tiles(call, parts, self._buffers), places, strict=True):
             block = tile.block
             if tile.weights.numel():
                 output[block.texts, :, block.queries] = times_values(tile.weights, values[block.texts, :, block.keys])

@@ -23,7 +23,6 @@ from attnscope.core.attention import AttentionCall, Kind
 from attnscope.core.measures import (
     REACH,
     WINDOW,
-    Ground,
     SumsOf,
     TextFacts,
     Totals,
@@ -39,7 +38,7 @@ from attnscope.core.measures import (
     pair_targets,
 )
 from attnscope.core.precision import sum_dtype
-from attnscope.core.wide import Block, Tile, blocks, tiles, times_values
+from attnscope.core.wide import Block, Buffers, Tile, blocks, tiles, times_values
 
 KEPT_NUMBERS = 16_000_000
 """Numbers by query and key that may be kept from layer to layer (64 MB); beyond, they are worked out anew."""
@@ -60,6 +59,7 @@ class Sums:
         output_projections: (kind, layer) -> the weight of its output projection as torch.nn.Linear stores it, (d_model,
             n_heads * d_value), or what `core.measures.output_factor` made of it (n_heads, d, d_value), which spares the
             time; layers that are not there leave norm_weighted undefined.
+        buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
 
     Attributes:
         sums: Kind -> layer -> sums and counts by measure, text and head. In the order in which they came.
@@ -75,6 +75,7 @@ class Sums:
         *,
         query_facts: TextFacts | None = None,
         output_projections: Mapping[tuple[Kind, int], Tensor] | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         chosen = None if measures is None else tuple(measures)
         self.names = measure_names(chosen)
@@ -82,6 +83,7 @@ class Sums:
         self._internal = internal_names(chosen)
         self._offsets = chosen is None or "positional" in chosen
         self._facts, self._query_facts = facts, query_facts
+        self._buffers = Buffers() if buffers is None else buffers
         self._projections = dict(output_projections or {})
         self._plans: dict[object, tuple[_Plan, Tensor | None]] = {}
         self._moved: dict[tuple[TextFacts, torch.device], TextFacts] = {}
@@ -107,8 +109,8 @@ class Sums:
             )
         plan = self._plan(call)
         run = _Run(call, plan, self._internal)
-        for tile, place in zip(tiles(call, plan.blocks), plan.places, strict=True):
-            run.add(tile, place)
+        for tile in tiles(call, plan.blocks, self._buffers):
+            run.add(tile, plan.place(tile.block))
         totals, uniform = run.finish(self._factor(call))
         layers[call.layer] = joined(totals, uniform, self.names)
         return run.output.to(call.value.dtype)
@@ -153,44 +155,60 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """What one block's queries and keys are, whatever the head.
+    """What one block's queries and keys are, whatever the head; all views of what the plan holds of the whole batch.
 
     Attributes:
-        real: Queries that are tokens, and no mere context, (text, query).
-        all_real: Whether all are.
-        counted: As Ground's, as numbers; likewise defined.
-        inverse_log: 1 / ln n_q where relative_entropy is defined, (text, mask head, query).
-        active_names: Names of `_active` measures that are defined query by query.
-        active_defined: Which queries they count, (text, mask head, query, name).
-        similar: similar_token under uniform attention and its `_active`, (text, mask head, query) each.
-        band_index: Where in a tile's row each offset lies, (query, offset), within the keys.
-        band: Which offsets a query may attend to, (text, mask head, query, offset); band_active: off resting keys.
+        facts: Of the block's texts.
+        rows: By name, as _Rows holds them: `real`, queries that are tokens, and no mere context, (text, 1, query);
+            `counted`, as Ground's, as numbers; `max_weight` and `rarest_token`, likewise defined; `inverse_log`,
+            1 / ln n_q where relative_entropy is defined, (text, mask head, query); `active_defined`, which queries the
+            `_active` measures count, (text, mask head, query, name); `similar`, similar_token under uniform attention
+            and its `_active`, (text, mask head, query, 2); `band`, which offsets a query may attend to, (text, mask
+            head, query, offset), and `band_active`, those off resting keys.
+        all_real: Whether all queries are real.
         pairs: Same token and induction, both without and with resting keys' columns left out, as (places in the tile,
             (pair, 4) worths) for one text with few; None otherwise.
         functions: (text, query * key, function) of a block of several texts; None for one text.
         cosine: Cosines of static embeddings, (query, key), of a block of one text, where they may be kept.
         off_rest: 1 for keys that nobody rests on, (text, key).
         final: Where each text ends in a special token, (text,), by key of the tile; None if none does.
-        rarest: Where the rarest token lies, (text,), or None.
     """
 
-    real: Tensor
+    facts: TextFacts
+    rows: dict[str, Tensor]
     all_real: bool
-    counted: Tensor
-    defined: dict[str, Tensor]
-    inverse_log: Tensor
-    active_names: tuple[str, ...]
-    active_defined: Tensor
-    similar: tuple[Tensor, Tensor] | None
-    band_index: Tensor
-    band: Tensor
-    band_active: Tensor
     pairs: tuple[Tensor, Tensor] | None
     functions: Tensor | None
     cosine: Tensor | None
     off_rest: Tensor
     final: Tensor | None
-    rarest: Tensor | None
+
+    @property
+    def real(self) -> Tensor:
+        """(text, query)."""
+        return self.rows["real"][:, 0]
+
+
+class _Rows:
+    """What is known of each query of a batch, by name; in one array each.
+
+    Kept block by block they would lie in memory between what the next blocks need for a moment, which then finds no
+    gap large enough: a text of 32,000 tokens took gigabytes so.
+    """
+
+    def __init__(self, batch: int, n_queries: int) -> None:
+        self._batch, self._n_queries = batch, n_queries
+        self._arrays: dict[str, Tensor] = {}
+
+    def put(self, name: str, block: Block, part: Tensor) -> None:
+        """Takes down a block's, (text, mask head, query, ...)."""
+        if name not in self._arrays:
+            self._arrays[name] = part.new_zeros(self._batch, part.shape[1], self._n_queries, *part.shape[3:])
+        self._arrays[name][block.texts, :, block.queries] = part
+
+    def of(self, block: Block) -> dict[str, Tensor]:
+        """A block's, as views."""
+        return {name: array[block.texts, :, block.queries] for name, array in self._arrays.items()}
 
 
 _FUNCTIONS = ("distance_tokens", "similar_token", "same_token", "induction")
@@ -223,20 +241,20 @@ class _Plan:
         self.columns = key_columns(keys, self.summed)
         self.off_rest = self.columns["active"].to(self.dtype)
         self.blocks = blocks(call)
+        self.active_names: list[str] = []
         kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else 2 * len(_FUNCTIONS))
-        self.keeps = kept <= KEPT_NUMBERS
-        self._texts: dict[int, tuple[TextFacts, dict[str, Tensor]]] = {}
-        self.places = [self._place(block, mask_heads, queries.asking) for block in self.blocks]
+        self._keeps = kept <= KEPT_NUMBERS
+        self._texts = {texts.start: keys.part(texts) for texts in (block.texts for block in self.blocks)}
+        self._ends = {start: bool((facts.final_special >= 0).any()) for start, facts in self._texts.items()}
+        self._rows = _Rows(batch, n_queries)
+        self._all_real: dict[Block, bool] = {}
+        self._kept: dict[Block, tuple[tuple[Tensor, Tensor] | None, Tensor | None, Tensor | None]] = {}
+        columns = {start: key_columns(facts, self.dtype) for start, facts in self._texts.items()}
+        for block in self.blocks:
+            self._prepare(block, mask_heads, queries.asking, columns[block.texts.start])
 
-    def texts(self, block: Block) -> tuple[TextFacts, dict[str, Tensor]]:
-        """The facts of a block's texts, and what their keys are worth; worked out once for all blocks of a text."""
-        if block.texts.start not in self._texts:
-            facts = self.keys.part(block.texts)
-            self._texts[block.texts.start] = facts, key_columns(facts, self.dtype)
-        return self._texts[block.texts.start]
-
-    def _place(self, block: Block, mask_heads: int, asking: Tensor) -> _Place:
-        facts, columns = self.texts(block)
+    def _prepare(self, block: Block, mask_heads: int, asking: Tensor, columns: dict[str, Tensor]) -> None:
+        facts = self._texts[block.texts.start]
         real = asking[block.texts, block.queries]
         allowed = block.allowed(self.device)
         n_texts, n_queries, n_keys = block.shape
@@ -249,57 +267,63 @@ class _Plan:
             cosines=cosines,
         )  # fmt: skip
         band = add_uniform(self.uniform, block.texts, given)
+        self.uniform.settle()
         counted = given.counted.to(self.dtype)
         share = counted / given.n_allowed.clamp(min=1)
         self.evenly[block.texts, :, block.keys] += (share.unsqueeze(2) @ allowed.to(self.dtype)).squeeze(2)
         self.counted[block.texts] += counted.sum(-1)
         defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
-        active = tuple(name for name in defined if name.endswith("_active"))
-        off_rest = self.off_rest[block.texts, block.keys]
-        index = torch.arange(block.queries.start, block.queries.stop, device=self.device)[:, None]
-        index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
-        index = index.clamp(0, max(n_keys - 1, 0))
-        pairs, functions = self._functions(block, facts, real, off_rest, cosines)
-        final, rarest = facts.final_special, facts.rarest
-        return _Place(
-            real=real.to(self.dtype),
-            all_real=bool(real.all()),
-            counted=counted,
-            defined=defined,
-            inverse_log=defined["relative_entropy"] / given.n_allowed.clamp(min=2).log(),
-            active_names=active,
-            active_defined=torch.stack([defined[name] for name in active], -1),
-            similar=self._similar(given),
-            band_index=index,
-            band=band,
-            band_active=band * off_rest[:, index].unsqueeze(1) if n_keys else band,
-            pairs=pairs,
-            functions=functions,
-            cosine=cosines[0] if cosines is not None and n_texts == 1 and self.keeps else None,
-            off_rest=off_rest,
-            final=final if bool((final >= 0).any()) else None,
-            rarest=rarest,
-        )
+        self.active_names = [name for name in defined if name.endswith("_active")]
+        rows = {
+            "real": real.to(self.dtype).unsqueeze(1),
+            "counted": counted,
+            "max_weight": defined["max_weight"],
+            "inverse_log": defined["relative_entropy"] / given.n_allowed.clamp(min=2).log(),
+            "active_defined": torch.stack([defined[name] for name in self.active_names], -1),
+            "band": band,
+            "band_active": band,
+        }
+        if n_keys:
+            off_rest = self.off_rest[block.texts, block.keys]
+            rows["band_active"] = band * off_rest[:, self.band_index(block)].unsqueeze(1)
+        if "rarest_token" in defined:
+            rows["rarest_token"] = defined["rarest_token"]
+        if "similar_token" in given.uniform:
+            both = ("similar_token", "similar_token_active")
+            rows["similar"] = torch.stack([given.uniform[name] * given.defined[name] for name in both], -1)
+        for name, row in rows.items():
+            self._rows.put(name, block, row)
+        self._all_real[block] = bool(real.all())
+        if self._keeps:
+            cosine = cosines[0] if cosines is not None and n_texts == 1 else None
+            self._kept[block] = *self._functions(block, facts, real, cosines), cosine
 
-    def _similar(self, given: Ground) -> tuple[Tensor, Tensor] | None:
-        if "similar_token" not in given.uniform:
-            return None
-        name = "similar_token"
-        return (
-            given.uniform[name] * given.defined[name],
-            given.uniform[f"{name}_active"] * given.defined[f"{name}_active"],
-        )
+    def place(self, block: Block) -> _Place:
+        """What is known of a block."""
+        facts, off_rest = self._texts[block.texts.start], self.off_rest[block.texts, block.keys]
+        rows = self._rows.of(block)
+        if block in self._kept:
+            pairs, functions, cosine = self._kept[block]
+        else:
+            (pairs, functions), cosine = self._functions(block, facts, rows["real"][:, 0] > 0, None), None
+        final = facts.final_special if self._ends[block.texts.start] else None
+        return _Place(facts, rows, self._all_real[block], pairs, functions, cosine, off_rest, final)
+
+    def band_index(self, block: Block) -> Tensor:
+        """Where in a tile's row each offset lies, (query, offset), within the keys."""
+        index: Tensor = torch.arange(block.queries.start, block.queries.stop, device=self.device)[:, None]
+        index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
+        return index.clamp_(0, max(block.shape[2] - 1, 0))
 
     def _functions(
-        self, block: Block, facts: TextFacts, real: Tensor, off_rest: Tensor, cosines: Tensor | None
+        self, block: Block, facts: TextFacts, real: Tensor, cosines: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
         """Like tokens as a short list, or all functions as one array: see _Place."""
         if not self.own_text:
             return None, None
+        off_rest = self.off_rest[block.texts, block.keys]
         if block.shape[0] > 1:
-            if not self.keeps:
-                return None, None
-            return None, self.function_values(block, facts, real, off_rest, cosines).flatten(1, 2)
+            return None, self._function_values(block, facts, real, off_rest, cosines).flatten(1, 2)
         same, followed = (pair & real[..., None] for pair in pair_targets(facts, block.queries, block.keys))
         places = (same | followed).flatten().nonzero().squeeze(-1)
         if len(places) * SHORT_LIST > same.numel():
@@ -320,8 +344,8 @@ class _Plan:
         k = torch.arange(block.keys.start, block.keys.stop, device=self.device, dtype=self.dtype)
         return k - q[:, None]
 
-    def function_values(
-        self, block: Block, facts: TextFacts, real: Tensor, off_rest: Tensor, cosines: Tensor | None = None
+    def _function_values(
+        self, block: Block, facts: TextFacts, real: Tensor, off_rest: Tensor, cosines: Tensor | None
     ) -> Tensor:
         """_FUNCTIONS without and with resting keys left out, (text, query, key, 2 * function); 0 for padded queries.
 
@@ -332,14 +356,16 @@ class _Plan:
             off_rest: As _Place's.
             cosines: Those of the block where they are known already.
         """
-        same, followed = pair_targets(facts, block.queries, block.keys)
-        distance = self.offsets_of(block).abs().expand(same.shape)
-        if cosines is None and facts.embeddings is not None:
-            cosines = self.cosines(block, facts)
-        similar = torch.zeros_like(distance) if cosines is None else cosines
-        whole = torch.stack([distance, similar, same.to(self.dtype), followed.to(self.dtype)], -1)
-        whole = whole * real[..., None, None]
-        return torch.cat([whole, whole * off_rest[:, None, :, None]], -1)
+        n_functions = len(_FUNCTIONS)
+        n_texts, n_queries, n_keys = block.shape
+        # Filled in place: a copy or two of it would be the largest things that a batch of short texts needs.
+        values = torch.zeros(n_texts, n_queries, n_keys, 2 * n_functions, dtype=self.dtype, device=self.device)
+        values[..., 0] = self.offsets_of(block).abs_()
+        if cosines is not None or facts.embeddings is not None:
+            values[..., 1] = self.cosines(block, facts) if cosines is None else cosines
+        values[..., 2], values[..., 3] = pair_targets(facts, block.queries, block.keys)
+        torch.mul(values[..., :n_functions], off_rest[:, None, :, None], out=values[..., n_functions:])
+        return values.mul_(real[..., None, None])
 
 
 class _Run:
@@ -400,13 +426,13 @@ class _Run:
         log_sum_exp = tile.log_sum_exp(largest)
         if self._wants["entropy"]:
             entropies = tile.entropies(log_sum_exp)
-            self._note("entropy_nats", (entropies * place.counted).sum(-1))
-            self._note("relative_entropy", (entropies * place.inverse_log).sum(-1))
+            self._note("entropy_nats", (entropies * place.rows["counted"]).sum(-1))
+            self._note("relative_entropy", (entropies * place.rows["inverse_log"]).sum(-1))
         scratch = tile.scores
         if "rms_distance_tokens" in self._totals and self._plan.own_text:
             squares = self._plan.offsets_of(block).square_()
             spread = torch.mul(weights, squares, out=scratch).sum(-1).sqrt_()
-            self._note("rms_distance_tokens", (spread * place.counted).sum(-1))
+            self._note("rms_distance_tokens", (spread * place.rows["counted"]).sum(-1))
         if self._wants["ties"]:
             ties = torch.eq(weights, largest.unsqueeze(-1), out=scratch).sum(-1)
             self._add_places_of_the_largest(tile, place, largest, ties)
@@ -419,37 +445,35 @@ class _Run:
         weights = tile.weights
         first = tile.block.queries.start
         q = torch.arange(first, tile.block.queries.stop, device=weights.device, dtype=weights.dtype)
-        mass = place.counted if self._call.sinks is None else weights.sum(-1) * place.counted
+        counted = place.rows["counted"]
+        mass = counted if self._call.sinks is None else weights.sum(-1) * counted
         heads = weights.shape[:2]
         self._note("mass from", (mass * q).sum(-1).expand(heads))
-        if place.similar is not None:
-            uniform = place.similar[0] if self._call.sinks is None else weights.sum(-1) * place.similar[0]
+        similar = place.rows.get("similar")
+        if similar is not None:
+            uniform = similar[..., 0] if self._call.sinks is None else weights.sum(-1) * similar[..., 0]
             self._note("uniform similar", uniform.sum(-1).expand(heads))
         if not self._wants["active"]:
             return
         active = _times_columns(weights, place.off_rest)
-        self._note("active from", (active * place.counted * q).sum(-1))
-        if place.active_defined.shape[1] == 1:
-            counts = active @ place.active_defined[:, 0]
-        else:
-            counts = (active.unsqueeze(-2) @ place.active_defined).squeeze(-2)
+        self._note("active from", (active * counted * q).sum(-1))
+        defined = place.rows["active_defined"]
+        one_mask = defined.shape[1] == 1
+        counts = active @ defined[:, 0] if one_mask else (active.unsqueeze(-2) @ defined).squeeze(-2)
         self._note("active counts", counts)
-        if place.similar is not None:
-            self._note("uniform similar_active", (active * place.similar[1]).sum(-1))
+        if similar is not None:
+            self._note("uniform similar_active", (active * similar[..., 1]).sum(-1))
 
     def _add_functions(self, tile: Tile, place: _Place) -> None:
         block, weights, plan = tile.block, tile.weights, self._plan
         n_texts, n_heads, n_queries, n_keys = weights.shape
         flat = weights.view(n_texts, n_heads, n_queries * n_keys)
         if n_texts > 1:
-            functions = place.functions
-            if functions is None:
-                facts = plan.texts(block)[0]
-                functions = plan.function_values(block, facts, place.real, place.off_rest).flatten(1, 2)
-            self._note("functions", torch.bmm(flat, functions))
+            assert place.functions is not None
+            self._note("functions", torch.bmm(flat, place.functions))
             return
         heads = flat[0]
-        facts = plan.texts(block)[0]
+        facts = place.facts
         nothing = heads.new_zeros(n_heads)
         found = [nothing] * 2 * len(_FUNCTIONS)
         functions_by_name: dict[str, Tensor] = {"distance_tokens": plan.offsets_of(block).abs_()}
@@ -484,24 +508,25 @@ class _Run:
             without = weights.amax(-1)
             weights.scatter_(-1, index, there)
             largest = torch.maximum(without, at_end)
-        self._note("max_weight", (without * place.defined["max_weight"]).sum(-1))
+        self._note("max_weight", (without * place.rows["max_weight"]).sum(-1))
         return largest
 
     def _add_places_of_the_largest(self, tile: Tile, place: _Place, largest: Tensor, ties: Tensor | None) -> None:
         """Weights at the offsets; and where the largest is: at an offset, on the rarest token."""
         weights = tile.weights
         shared = None if ties is None else ties.clamp_(min=1).reciprocal_()
-        if place.rarest is not None and shared is not None and "rarest_token" in self._totals:
-            hits = at_key(weights, place.rarest, tile.block.keys) == largest
-            self._note("rarest_token", (hits * shared * place.defined["rarest_token"]).sum(-1))
+        rarest, rows = place.facts.rarest, place.rows
+        if rarest is not None and shared is not None and "rarest_token" in self._totals:
+            hits = at_key(weights, rarest, tile.block.keys) == largest
+            self._note("rarest_token", (hits * shared * rows["rarest_token"]).sum(-1))
         if not self._wants["band"]:
             return
-        band = weights.gather(-1, place.band_index.expand(*weights.shape[:2], -1, -1))
+        band = weights.gather(-1, self._plan.band_index(tile.block).expand(*weights.shape[:2], -1, -1))
         if self._plan.offsets and shared is not None:
             hits = torch.eq(band, largest.unsqueeze(-1)) * shared.unsqueeze(-1)
-            self._note("offsets", (hits * place.band).sum(2))
-        self._note("band", (band * place.band).sum(2))
-        self._note("band_active", band.mul_(place.band_active).sum(2))
+            self._note("offsets", (hits * rows["band"]).sum(2))
+        self._note("band", (band * rows["band"]).sum(2))
+        self._note("band_active", band.mul_(rows["band_active"]).sum(2))
 
     def finish(self, factor: Tensor | None) -> tuple[Totals, Totals]:
         """Turns what was added up into measures; returns the totals of the heads and of uniform attention."""
@@ -528,7 +553,7 @@ class _Run:
         }
         if "active counts" in board:
             counts = board["active counts"].permute(2, 0, 1)
-            totals.add_several(list(plan.places[0].active_names), whole, counts, "count")
+            totals.add_several(plan.active_names, whole, counts, "count")
         if plan.own_text:
             sums |= self._sums_by_place(board)
         if sums:

@@ -219,8 +219,29 @@ def _block(mask: Tensor | None, texts: slice, queries: slice, n_keys: int, call:
     )
 
 
+class Buffers:
+    """Memory for scores and weights of tiles, to be kept from call to call. Serves one walk over tiles at a time.
+
+    Taken anew for each layer of each batch, in ever other sizes, it leaves gaps in the C library's heap, and each time
+    the system hands out its pages one by one.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def pair(self, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Two flat arrays of at least `size` numbers, of any content."""
+        held = self._held.get((dtype, device))
+        if held is None or held[0].numel() < size:
+            self._held.pop((dtype, device), None)
+            room = max(size, TILE_ELEMENTS)
+            held = torch.empty(room, dtype=dtype, device=device), torch.empty(room, dtype=dtype, device=device)
+            self._held[dtype, device] = held
+        return held
+
+
 @torch.no_grad()
-def tiles(call: AttentionCall, parts: list[Block] | None = None) -> Iterator[Tile]:
+def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffers | None = None) -> Iterator[Tile]:
     """The weights of an attention, tile by tile.
 
         s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
@@ -229,6 +250,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None) -> Iterator[Til
     Args:
         call: The attention. Keys of grouped queries are not repeated. Dropout is not applied.
         parts: What `blocks` made of a call with the same mask, causality and shapes; None = cut it here.
+        buffers: Where scores and weights lie; None = in memory of their own.
 
     Yields:
         Tiles in the order of the blocks; float64 for float64 queries, else float32. Weights of queries that may attend
@@ -239,7 +261,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None) -> Iterator[Til
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     parts = blocks(call) if parts is None else parts
     largest = max((math.prod(block.shape) for block in parts), default=0) * n_heads
-    buffers = [torch.empty(largest, dtype=dtype, device=call.query.device) for _ in range(2)]
+    flat = (Buffers() if buffers is None else buffers).pair(largest, dtype, call.query.device)
     # Finite numbers as low as finfo.min are scores like any other in a bias: there only -inf is below them.
     fill = _HIDDEN if call.bias is None else -math.inf
     bias = None
@@ -250,9 +272,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None) -> Iterator[Til
         for block in parts:
             n_texts, n_queries, n_keys = block.shape
             size = n_texts * n_heads * n_queries * n_keys
-            scores, weights = (
-                buffer[:size].view(n_texts * n_kv_heads, group * n_queries, n_keys) for buffer in buffers
-            )
+            scores, weights = (buffer[:size].view(n_texts * n_kv_heads, group * n_queries, n_keys) for buffer in flat)
             queries = call.query[block.texts, :, block.queries]
             # Scaled into its final layout at once. Scaled after the product instead, weights are twice as far off.
             rows = torch.empty(queries.shape, dtype=dtype, device=queries.device)

@@ -17,6 +17,7 @@ from attnscope.corpus.batching import (
     block_batches,
     blocks,
     chunks,
+    runs,
     tokens_of_ids,
 )
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
@@ -41,6 +42,7 @@ __all__ = [
     "block_batches",
     "blocks",
     "chunks",
+    "runs",
     "count_tokens",
     "expand",
     "read_frequencies",

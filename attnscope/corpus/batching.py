@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,17 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import Tokens
 from attnscope.text import build_tokens
 
+T = TypeVar("T")
+
 Encode = Callable[[str], Tokens]
 """Tokenises a text, special tokens included: `encode` of a model's tokenizer."""
 
 BLOCK = 256
-"""Texts in a block. Like TOKEN_BUDGET part of what a result means: two runs agree bit for bit where both agree."""
+"""Most texts in a block. Like the next two part of what a result means: two runs agree bit for bit where all agree."""
+
+BLOCK_CHARACTERS = 100_000
+"""Characters after which a block ends, however few its texts are: tokens of a block are in memory together, and so are
+the sums of texts of which chunks are to come. Of texts of 330 words that is one block for 25,000 tokens."""
 
 TOKEN_BUDGET = 1024
 """Tokens in a batch, padding included. A MiniLM forward of 4096 is no faster on a processor, and takes three times the
@@ -27,7 +33,7 @@ instead of 1.23 times as long as a forward (one core)."""
 
 @dataclass(frozen=True)
 class Block:
-    """A fixed run of consecutive texts.
+    """A run of consecutive texts; where it ends depends on the texts alone.
 
     Attributes:
         index: Its number in the corpus, from 0.
@@ -39,11 +45,13 @@ class Block:
 
 
 def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
-    """Cuts a corpus into blocks of n consecutive texts (the last may have fewer), and picks those of a shard.
+    """Cuts a corpus into blocks of consecutive texts, and picks those of a shard.
+
+    A block ends with its n-th text, or with the one with which it reaches BLOCK_CHARACTERS.
 
     Args:
         texts: The whole corpus, whatever the shard.
-        n: Texts in a block.
+        n: Most texts in a block.
         shard: (k, number of shards), k from 1: takes the blocks whose index modulo the number of shards is k - 1.
 
     Raises:
@@ -56,14 +64,36 @@ def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int
         raise AttnscopeError(f"there is no shard {k}/{of}", "shards are 1/8 to 8/8")
 
     def cut() -> Iterator[Block]:
-        stream = iter(texts)
-        index = 0
-        while held := tuple(islice(stream, n)):
+        for index, held in enumerate(runs(texts, n, _n_characters)):
             if index % of == k - 1:
                 yield Block(index, held)
-            index += 1
 
     return cut()
+
+
+def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
+    """Cuts texts of any kind where `blocks` does.
+
+    Args:
+        texts: The texts.
+        n: Most texts in a run, at least 1.
+        n_characters: How long a text is.
+    """
+    held: list[T] = []
+    characters = 0
+    for text in texts:
+        held.append(text)
+        characters += n_characters(text)
+        if len(held) == n or characters >= BLOCK_CHARACTERS:
+            yield tuple(held)
+            held, characters = [], 0
+    if held:
+        yield tuple(held)
+
+
+def _n_characters(text: CorpusText) -> int:
+    """How long a text is; of one that comes as numbers, about how long it would be."""
+    return len(text.text or "") if text.ids is None else 4 * len(text.ids)
 
 
 @dataclass(frozen=True, eq=False)

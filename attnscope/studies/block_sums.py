@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core import apart
 from attnscope.corpus import Chunk
 from attnscope.studies.tally import Tally
 
@@ -111,7 +112,11 @@ class _OpenText:
         self.n_tokens += len(chunk) - chunk.n_repeated
         for kind, of in sums.items():
             known = self.sums.get(kind)
-            self.sums[kind] = {part: array if known is None else known[part] + array for part, array in of.items()}
+            if known is None:
+                self.sums[kind] = dict(zip(of, apart.copies(list(of.values())), strict=True))
+            else:
+                for part, array in of.items():
+                    known[part] += array
         for kind, (hit, count) in hits.items():
             before: Any = self.hits.get(kind, (0.0, 0.0))
             self.hits[kind] = before[0] + hit, before[1] + count

@@ -57,9 +57,6 @@ if TYPE_CHECKING:
 
     from attnscope.core.measures import SumsOf, TextFacts
 
-LONG = 128
-"""Tokens of a text from which on memory is given back after each layer, not only after each batch."""
-
 
 @dataclass(frozen=True)
 class HeadsOptions:
@@ -185,7 +182,7 @@ def _notes(model: Model, done: _Done, options: HeadsOptions) -> list[str]:
     if done.halved_to is not None:
         notes.append(halving_note(done.halved_to))
     if not done.n_texts and options.shard != (1, 1):
-        notes.append(f"This shard holds no text: the corpus has fewer blocks of {BLOCK} texts than shards.")
+        notes.append(f"This shard holds no text: the corpus has fewer blocks of up to {BLOCK} texts than shards.")
     return notes
 
 
@@ -284,6 +281,8 @@ class _Study:
         special: frozenset[int],
         trained: Model | None = None,
     ) -> None:
+        from attnscope.core.wide import Buffers
+
         self.model, self.options = model, options
         self.done = _Done()
         self.room = Room()
@@ -293,6 +292,7 @@ class _Study:
         self._dense = model.info.road == "eager"
         self._start = _start(model)
         self._factors = None if self._dense else _factors(model)
+        self._buffers = Buffers()
 
     def run(self, texts: Texts, report: Report | None, workers: Workers | None) -> bool:
         """Goes through a corpus; False if it was interrupted."""
@@ -331,9 +331,7 @@ class _Study:
                         report(Progress(self.done.n_texts, self.done.n_tokens, share and max(shares)))
         except KeyboardInterrupt:
             if last // self.options.shard[1] >= n_done:
-                self.notes = (
-                    f"Interrupted: these are whole blocks of {BLOCK} texts, but not the first ones of the corpus.",
-                )
+                self.notes = ("Interrupted: these are whole blocks of texts, but not the first ones of the corpus.",)
             raise
 
     def _add_block(self, block: Block, texts: Texts, report: Report | None) -> None:
@@ -404,8 +402,8 @@ class _Study:
             given = replace(given, target_ids=written.ids.to(device), target_mask=written.real.to(device))
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
-                probe = Sums(facts, query_facts=written, output_projections=self._factors)
-                self.model.run(given, probe if facts.real.shape[1] < LONG else sparing(probe))
+                probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers)
+                self.model.run(given, sparing(probe, facts.real.shape[1]))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             kept = Weights()
             self.model.run(given, kept)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import Placed, placed
-from attnscope.corpus import TOKEN_BUDGET, Chunk, batches, chunks
+from attnscope.corpus import TOKEN_BUDGET, Chunk, batches, chunks, runs
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
 from attnscope.records.relations import Relations
-from attnscope.studies.heads import LONG
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.memory import Room, give_memory_back, halves, halving_note, sparing
 from attnscope.studies.relation_evidence import (
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from attnscope.core.relations import LinkFacts, LinkSums
 
 BLOCK = 512
-"""Texts that are cut into batches together."""
+"""Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
 
 
 @dataclass(frozen=True)
@@ -319,16 +317,14 @@ class _Study:
                         report(Progress(self.done.n_texts, self.done.n_tokens, block.share and share))
         except KeyboardInterrupt:
             if found:
-                self.notes.append(f"Interrupted: these are whole blocks of {BLOCK} texts, but not the first ones.")
+                self.notes.append("Interrupted: these are whole blocks of texts, but not the first ones.")
             for number in sorted(found):
                 self._take(*found[number])
             raise
 
     def _blocks(self, texts: Iterable[AnnotatedText]) -> Iterator[_Block]:
-        stream, number = iter(texts), 0
-        while block := list(islice(stream, BLOCK)):
-            yield self._block(block, number, _share(texts))
-            number += 1
+        for number, held in enumerate(runs(texts, BLOCK, lambda text: len(text.text))):
+            yield self._block(held, number, _share(texts))
 
     def _block(self, texts: Sequence[AnnotatedText], number: int, share: float | None) -> _Block:
         tallies: dict[str, Tally] = {}
@@ -414,8 +410,11 @@ class _Observer:
     """Looks at what the heads of a model do on batches of parts."""
 
     def __init__(self, model: Model) -> None:
+        from attnscope.core.wide import Buffers
+
         self.model = model
         self.room = Room()
+        self._buffers = Buffers()
         self._dense = model.info.road == "eager"
 
     def steps(self, batches: Batches) -> Iterator[list[_CellSums]]:
@@ -451,8 +450,8 @@ class _Observer:
                     layer: links_of_weights(weights, facts) for layer, weights in maps.items()
                 }
             else:
-                probe = Links(facts)
-                self.model.run(given, probe if facts.units.shape[1] < LONG else sparing(probe))
+                probe = Links(facts, self._buffers)
+                self.model.run(given, sparing(probe, facts.units.shape[1]))
                 (by_layer,) = probe.sums.values()
         n_heads = max(sums.hits.shape[1] for sums in by_layer.values())
         found = np.full((n_cells, len(by_layer), n_heads, 2), np.nan)
