@@ -19,6 +19,7 @@ import torch
 from attnscope.core.attention import attend
 from attnscope.core.measures import MEASURES, OFFSETS, TextFacts, output_factor
 from attnscope.core.sums import Sums
+from attnscope.core.wide import Buffers
 from attnscope.corpus import TOKEN_BUDGET
 from attnscope.models import load
 from attnscope.models.model import Batch
@@ -95,11 +96,13 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
 
 
 def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.ndarray]:
+    buffers = Buffers()  # kept from batch to batch, as a study of heads keeps them
+
     def plain(batch: Batch, _: TextFacts) -> None:
         model.run(batch, attend)
 
     def measured(batch: Batch, facts: TextFacts) -> None:
-        model.run(batch, Sums(facts, output_projections=factors))
+        model.run(batch, Sums(facts, output_projections=factors, buffers=buffers))
 
     def from_weights(batch: Batch, facts: TextFacts) -> None:
         model.run(batch, Dense(facts, factors))
@@ -117,7 +120,7 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
         alone(batch, facts, lambda text: Dense(text, factors))
 
     def sums_one_by_one(batch: Batch, facts: TextFacts) -> None:
-        alone(batch, facts, lambda text: Sums(text, output_projections=factors))
+        alone(batch, facts, lambda text: Sums(text, output_projections=factors, buffers=buffers))
 
     rivals = {"plain": plain, "sums": measured}
     rivals |= {

@@ -499,15 +499,15 @@ class _Run:
             largest = weights.amax(-1)
             without = largest
         else:
-            at_end = at_key(weights, place.final, block.keys)
             index = place.final - block.keys.start
             inside = (index >= 0) & (index < weights.shape[3])
-            index = index.clamp(0, weights.shape[3] - 1)[:, None, None, None].expand(*weights.shape[:3], 1)
-            there = weights.gather(-1, index)
-            weights.scatter_(-1, index, there.masked_fill(inside[:, None, None, None], 0.0))
+            index = index.clamp(0, weights.shape[3] - 1)
+            by_key, texts = weights.permute(0, 3, 1, 2), torch.arange(len(index), device=index.device)
+            there = by_key[texts, index]  # (text, head, query)
+            by_key[texts, index] = there.masked_fill(inside[:, None, None], 0.0)
             without = weights.amax(-1)
-            weights.scatter_(-1, index, there)
-            largest = torch.maximum(without, at_end)
+            by_key[texts, index] = there
+            largest = torch.maximum(without, there)
         self._note("max_weight", (without * place.rows["max_weight"]).sum(-1))
         return largest
 
