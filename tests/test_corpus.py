@@ -478,6 +478,17 @@ def stream(n: int, length=lambda i: 3) -> list[CorpusText]:
     return [CorpusText(i, "s", i + 1, text="x" * length(i)) for i in range(n)]
 
 
+def test_a_block_ends_where_its_texts_are_many_characters(monkeypatch):
+    monkeypatch.setattr("attnscope.corpus.batching.BLOCK_CHARACTERS", 10)
+    texts = [CorpusText(i, "s", i + 1, text="x" * n) for i, n in enumerate([4, 4, 4, 30, 1, 9, 1, 1, 1, 1])]
+    texts.append(CorpusText(10, "s", 11, ids=(1, 2, 3)))
+    whole = list(blocks(texts, 3))
+    assert [[text.index for text in block.texts] for block in whole] == [[0, 1, 2], [3], [4, 5], [6, 7, 8], [9, 10]]
+    assert [block.index for block in whole] == [0, 1, 2, 3, 4]
+    second = list(blocks(texts, 3, shard=(2, 2)))
+    assert [block.texts for block in second] == [whole[1].texts, whole[3].texts]
+
+
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))
 def test_shards_are_whole_blocks_and_together_the_corpus(n, size, shards):
     whole = list(blocks(stream(n), size))

@@ -1,6 +1,9 @@
 """Long texts through whole models: pooled maps and parts equal the exact map, and nothing of its size is ever made."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,8 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attnscope import heatmap, pooled_heatmap
-from attnscope.core import wide
+from attnscope import heads, heatmap, pooled_heatmap
+from attnscope.core import sums, wide
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.measures import TextFacts
 from attnscope.core.sums import Sums
@@ -298,7 +301,11 @@ def run_part(model: HuggingFaceModel, n: int) -> None:
     heatmap(model, text_of(n), rows=(n - 5, n), cols=(0, 3))
 
 
-@pytest.mark.parametrize("run", [run_pooled, run_part])
+def run_heads(model: HuggingFaceModel, n: int) -> None:
+    heads(model, [text_of(n)])
+
+
+@pytest.mark.parametrize("run", [run_pooled, run_part, run_heads])
 @pytest.mark.parametrize(("model_type", "more"), WINDOWED, ids=[name for name, _ in WINDOWED])
 def test_nothing_of_the_size_of_a_map_is_ever_made(
     model_type: str, more: dict[str, Any], run: Callable[[HuggingFaceModel, int], None], monkeypatch: pytest.MonkeyPatch
@@ -306,6 +313,7 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
     monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", 64)
     monkeypatch.setattr(wide, "TILE_ELEMENTS", 1)
+    monkeypatch.setattr(sums, "KEPT_NUMBERS", 1)
     model, n = model_of(model_type, **more), 640
     run(model, n)  # what is made once and kept
     with Largest() as largest:
@@ -319,3 +327,38 @@ def test_the_count_of_allocations_sees_a_map() -> None:
     with Largest() as largest:
         heatmap(model, text_of(n), layers=0, heads=0)
     assert largest.n_bytes >= n * n * 4
+
+
+ADDS = """
+import json, sys, tempfile
+from pathlib import Path
+import torch, transformers, attnscope
+torch.manual_seed(0)
+torch.set_num_threads(1)
+shape = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=1000)
+model = attnscope.load(transformers.LlamaModel(transformers.LlamaConfig(**shape, max_position_embeddings=16384)).eval())
+text = Path(sys.argv[1])
+
+def study(n):
+    text.write_text(json.dumps({"input_ids": torch.randint(1, 1000, (n,)).tolist()}))
+    attnscope.heads(model, attnscope.Corpus(text))
+
+def kib(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+study(64)
+Path("/proc/self/clear_refs").write_text("5")  # makes the peak what is resident now
+before = kib("VmRSS")
+study(int(sys.argv[2]))
+print(kib("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
+def test_what_heads_add_to_a_process_grows_with_the_length_at_most(tmp_path: Path) -> None:
+    def adds(n: int) -> int:
+        arguments = [sys.executable, "-c", ADDS, str(tmp_path / "text.jsonl"), str(n)]
+        return int(subprocess.check_output(arguments, text=True))
+
+    # Most of it is two buffers and what a tile needs for a moment, which do not grow. One map would take 1 GiB.
+    assert adds(16384) < 1.6 * adds(4096)
