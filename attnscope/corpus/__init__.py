@@ -9,6 +9,7 @@ Knows no model: tokenising is a function that is handed in.
 
 from attnscope.corpus.batching import (
     BLOCK,
+    BLOCK_CHARACTERS,
     TOKEN_BUDGET,
     Block,
     Chunk,
@@ -28,6 +29,7 @@ from attnscope.corpus.texts import Corpus, CorpusText, expand
 __all__ = [
     "BAD_LINES",
     "BLOCK",
+    "BLOCK_CHARACTERS",
     "TOKEN_BUDGET",
     "Block",
     "Chunk",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import (
     BLOCK,
+    BLOCK_CHARACTERS,
     TOKEN_BUDGET,
     Block,
     Chunk,
@@ -98,7 +99,7 @@ def heads(
         found.save("heads.npz")
 
     Memory does not grow with the corpus, nor (but for models that only have dense weights) with the square of a text's
-    length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of 256 texts
+    length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of texts
     (of the first one, in all texts that were done) is returned, and said to be incomplete.
 
     In an encoder-decoder the decoder is given the same text that the encoder reads, as if it were to write it again
@@ -199,6 +200,7 @@ def _described(options: HeadsOptions, frequencies: _Frequencies) -> dict[str, An
         "chunk": options.chunk,
         "stride": options.stride,
         "block": BLOCK,
+        "block_characters": BLOCK_CHARACTERS,
         "frequencies": {
             "source": "corpus" if options.frequencies is None else Path(options.frequencies).name,
             "sha256": frequencies.sha256,
