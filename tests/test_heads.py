@@ -637,6 +637,7 @@ def test_damaged_sums_are_refused_by_name(own: Any) -> None:
 
 def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "BLOCK", 20)
+    monkeypatch.setattr("attnscope.core.apart.SMALLEST", 2**60)  # so that it is all counted
     model = attnscope.load(str(tiny_bert))
 
     # Of files alike: one of them may be in memory up to 64 KiB.
