@@ -44,10 +44,10 @@ __all__ = [
     "block_batches",
     "blocks",
     "chunks",
-    "runs",
     "count_tokens",
     "expand",
     "read_frequencies",
     "repeat_probe",
+    "runs",
     "tokens_of_ids",
 ]

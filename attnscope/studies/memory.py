@@ -32,11 +32,11 @@ _NEVER_APART = 32 << 20  # the most that glibc itself goes up to
 
 
 @cache
-def _of_glibc(name: str) -> Callable[..., int] | None:
-    """A function of glibc's malloc; None elsewhere."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        if name == "malloc_trim" or _of_glibc("malloc_trim") is not None:
-            found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+def _glibc() -> ctypes.CDLL | None:
+    """The C library where it is glibc, whose heap can be told what to keep; None elsewhere."""
+    with contextlib.suppress(OSError, TypeError):
+        found = ctypes.CDLL(None)
+        if hasattr(found, "malloc_trim") and hasattr(found, "mallopt"):
             return found
     return None
 
@@ -46,9 +46,9 @@ def give_memory_back() -> None:
 
     Without, a process holds four times as much after 90,000 tokens as after 9,000.
     """
-    trim = _of_glibc("malloc_trim")
-    if trim is not None:
-        trim(0)
+    glibc = _glibc()
+    if glibc is not None:
+        glibc.malloc_trim(0)
 
 
 def sparing(probe: Probe, n_tokens: int) -> Probe:
@@ -62,10 +62,10 @@ def sparing(probe: Probe, n_tokens: int) -> Probe:
         probe: The probe.
         n_tokens: Tokens in the batch's longest text.
     """
-    adjust = _of_glibc("mallopt")
-    if adjust is not None:
-        adjust(_TRIM_THRESHOLD, 2 * _NEVER_APART)
-        adjust(_MMAP_THRESHOLD, _NEVER_APART if n_tokens < LONG else _APART_FROM)
+    glibc = _glibc()
+    if glibc is not None:
+        glibc.mallopt(_TRIM_THRESHOLD, 2 * _NEVER_APART)
+        glibc.mallopt(_MMAP_THRESHOLD, _NEVER_APART if n_tokens < LONG else _APART_FROM)
     if n_tokens < LONG:
         return probe
 
