@@ -18,6 +18,7 @@ start = time.perf_counter()
 from attnscope.models.catalog import resolve
 source = resolve(sys.argv[1])
 import attnscope.models.huggingface as engine
+from attnscope.models.hf_loading import load_huggingface
 loaded = time.perf_counter()
 spent = []
 survey = engine.survey
@@ -27,7 +28,7 @@ def timed(*given, **more):
     spent.append(time.perf_counter() - begin)
     return found
 engine.survey = timed
-model = engine.load_huggingface(source, check=sys.argv[2] == "check")
+model = load_huggingface(source, check=sys.argv[2] == "check")
 end = time.perf_counter()
 print(json.dumps({"total_s": end - start, "import_s": loaded - start, "survey_s": spent[0]}))
 """

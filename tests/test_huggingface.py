@@ -17,10 +17,11 @@ from transformers.masking_utils import AttentionMaskInterface
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models import hf_seam, huggingface
+from attnscope.models import hf_loading, hf_seam
 from attnscope.models.catalog import Source
+from attnscope.models.hf_loading import load_huggingface
 from attnscope.models.hf_seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
-from attnscope.models.huggingface import load_huggingface, wrap
+from attnscope.models.huggingface import wrap
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
@@ -571,7 +572,7 @@ def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert: Path) -> None:
 def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tiny_bert / "model.safetensors").unlink()
     (tiny_bert / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(huggingface.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(hf_loading.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(AttnscopeError, match="gguf and accelerate"):
         load_huggingface(folder_source(tiny_bert))
 

@@ -84,7 +84,7 @@ def load(
         from attnscope.models.native import load_native
 
         return load_native(source, device=device, dtype=dtype)
-    from attnscope.models.huggingface import load_huggingface
+    from attnscope.models.hf_loading import load_huggingface
 
     return load_huggingface(
         source,

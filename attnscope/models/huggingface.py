@@ -1,45 +1,34 @@
-"""Hugging Face models: from files or from memory to a Model whose attention passes our seam.
+"""Hugging Face models: a transformers model in memory as a Model whose attention passes our seam.
 
-What is loaded is what the files hold, or nothing: no pickles and no code of strangers unless asked for, no layer that
-was never trained. Whether its attention is seen truly, hf_survey finds out.
+Whether its attention is seen truly, hf_survey finds out; how it comes from files, hf_loading knows.
 """
 
 import contextlib
 import copy
-import hashlib
-import importlib.util
 import inspect
-import io
 import logging
-import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.models.auto import modeling_auto
 from transformers.utils import logging as transformers_logging
 
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Place, Weights
-from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
-from attnscope.models.devices import place
-from attnscope.models.dispatch import DeviceMap, input_device, is_dispatched, loading_options, where_it_lies
+from attnscope.errors import AttnscopeError
+from attnscope.models.dispatch import input_device, is_dispatched
 from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, takes_light_masks, tolerance
 from attnscope.models.hf_examples import examples, pad_id, standing_arguments, vocab_size
-from attnscope.models.hf_hearing import heard_by, hears, open_feature_extractor, written_by
+from attnscope.models.hf_hearing import heard_by, hears, written_by
 from attnscope.models.hf_outputs import blocks_of_plan, can_resume, loss_of, run_with_logits, skipped_calls
 from attnscope.models.hf_seam import LIGHT_FROM, perform, switched
 from attnscope.models.hf_senses import (
     WordlessTokenizer,
-    open_image_processor,
     require_whole_grid,
     seen_by,
     sees_pictures,
@@ -338,7 +327,7 @@ class HuggingFaceModel:
         start = self._start_id()
         inputs = self._inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
         # In this order, as a load takes them: else two threads could wait for each other.
-        with _quiet(), torch.no_grad(), switched(self._base, None):
+        with quiet(), torch.no_grad(), switched(self._base, None):
             result = self._model.generate(
                 **{name: x.to(self._device) for name, x in inputs.items()},
                 decoder_start_token_id=start,
@@ -363,13 +352,13 @@ class HuggingFaceModel:
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
         """The same architecture with random weights, as transformers draws them before training."""
-        with torch.random.fork_rng(devices=[]), _quiet():
+        with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(seed)
             twin = type(self._base)(copy.deepcopy(self._base.config)).to(self._base.dtype).to(self._device)
             twin.train(False).requires_grad_(False)
             notes = [f"random weights, seed {seed}"]
             name = f"{self.info.name} untrained"
-            return _assemble(twin, self.tokenizer, name, "memory", "", check=False, notes=notes)
+            return assemble(twin, self.tokenizer, name, "memory", "", check=False, notes=notes)
 
     # What a forward gets ----------------------------------------------------------------------------------------
 
@@ -480,77 +469,6 @@ class HuggingFaceModel:
         raise AttnscopeError(f"{self.info.name} does not say which token its decoder starts with")
 
 
-def load_huggingface(
-    source: Source,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-    check: bool = True,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-    device_map: DeviceMap | None = None,
-) -> HuggingFaceModel:
-    """Loads a model and its tokenizer from a folder.
-
-    Args:
-        source: Where its files lie.
-        device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
-        dtype: Precision to compute with: "float32", "float64", "bfloat16" or "float16".
-        check: Whether to compare what is seen with the model's own eager attention.
-        allow_pickle: Whether weights may be pickles, which can run any code, where there are no safetensors.
-        trust_remote_code: Whether Python code that comes with the model may run.
-        device_map: How to spread it over devices, see `DeviceMap`; None = all of it on `device`.
-
-    Raises:
-        AttnscopeError: Files are missing or damaged; weights are missing, do not fit, or are not finite; the model has
-            no attention or cannot be shown truly; the device or precision does not exist.
-    """
-    where, precision = place(device, dtype)
-    if source.folder is None:
-        raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
-    gguf = _gguf_file(source.folder)
-    if gguf is None:
-        pickled = not any(
-            path.suffix == ".safetensors" for path in weight_files(source.folder, allow_pickle=allow_pickle)
-        )
-        sha256 = verify(source)
-    else:
-        pickled, sha256 = False, _sha256(source.folder / gguf)
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    if gguf is not None:
-        options["gguf_file"] = gguf
-    with _quiet():
-        tokenizer: _Tokenizer | None = _open_tokenizer(source.folder, options)
-        spreading = {} if device_map is None else loading_options(device_map)
-        model, notes = _read_model(source, source.folder, options | spreading, pickled=pickled, dtype=precision)
-        processor = None
-        if sees_pictures(_base_of(model)):
-            processor = open_image_processor(source.folder, options)
-            tokenizer = _wordless(source.name)
-        elif tokenizer is None:
-            raise AttnscopeError(
-                f"{source.folder} holds no tokenizer",
-                "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
-            )
-        elif hears(_base_of(model)):
-            processor = open_feature_extractor(source.folder, options)
-        if device_map is None:
-            try:
-                nn.Module.to(model, where)
-            except RuntimeError as error:
-                raise AttnscopeError(
-                    f"{source.name} does not fit on {where}: {first_line(error)}",
-                    "--device-map auto spreads it over all devices; --dtype bfloat16 takes half the memory",
-                ) from error
-        else:
-            notes.append(where_it_lies(getattr(model, "hf_device_map", {"": "cpu"})))
-        model.train(False).requires_grad_(False)
-        _check_finite(model, source.name)
-        return _assemble(
-            model, tokenizer, source.name, source.origin, sha256, check=check, notes=notes, processor=processor
-        )
-
-
 def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
     """Makes a Model of a transformers model that is in memory already. It is left as it is.
 
@@ -566,24 +484,25 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     if not isinstance(hf_model, PreTrainedModel):
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", "give a PreTrainedModel")
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
-    with _quiet():
-        if sees_pictures(_base_of(hf_model)):
-            eyes = _wordless(name)
-            return _assemble(hf_model, eyes, name, "memory", "", check=check, notes=[], processor=tokenizer)
+    with quiet():
+        if sees_pictures(base_of(hf_model)):
+            eyes = wordless(name)
+            return assemble(hf_model, eyes, name, "memory", "", check=check, notes=[], processor=tokenizer)
         wrapped = NumbersTokenizer() if tokenizer is None else HuggingFaceTokenizer(tokenizer)
-        return _assemble(hf_model, wrapped, name, "memory", "", check=check, notes=[])
+        return assemble(hf_model, wrapped, name, "memory", "", check=check, notes=[])
 
 
-def _base_of(model: PreTrainedModel) -> PreTrainedModel:
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model without what it has on top for its task."""
     return model.base_model if isinstance(model.base_model, PreTrainedModel) else model
 
 
-def _wordless(name: str) -> WordlessTokenizer:
+def wordless(name: str) -> WordlessTokenizer:
+    """What stands for the tokenizer of a model that sees pictures."""
     return WordlessTokenizer(name, "sees pictures", "attnscope heatmap --image photo.png")
 
 
-def _assemble(
+def assemble(
     model: PreTrainedModel,
     tokenizer: _Tokenizer,
     name: str,
@@ -594,7 +513,8 @@ def _assemble(
     notes: list[str],
     processor: Any = None,
 ) -> HuggingFaceModel:
-    base = _base_of(model)
+    """A Model of a transformers model, once its attention has been surveyed."""
+    base = base_of(model)
     found = survey(base, check=check)
     kinds = tuple(found.layers)
     info = ModelInfo(
@@ -617,148 +537,6 @@ def _assemble(
         notes=tuple(note for note in (*notes, *found.notes, tokenizer.note) if note),
     )
     return HuggingFaceModel(model, base, tokenizer, info, found, processor)
-
-
-# Files ------------------------------------------------------------------------------------------------------------
-
-
-def _read_model(
-    source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype
-) -> tuple[PreTrainedModel, list[str]]:
-    """The model as its files hold it, and what is worth a note."""
-    try:
-        about = {k: v for k, v in options.items() if k not in ("device_map", "offload_folder")}
-        config = transformers.AutoConfig.from_pretrained(folder, **about)
-        auto = _auto_class(config, is_gguf="gguf_file" in options)
-        if "gguf_file" not in options:
-            options = {**options, "use_safetensors": not pickled}
-        with _no_stderr() if "gguf_file" in options else contextlib.nullcontext():
-            model, report = auto.from_pretrained(
-                folder, config=config, dtype=dtype, output_loading_info=True, **options
-            )
-    except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
-        raise _explain(error, source) from error
-    missing = sorted(report["missing_keys"])
-    parts = {key: _head_of(key, model) for key in missing}
-    needed = [key for key, head in parts.items() if not head]
-    if needed:
-        raise AttnscopeError(
-            f"{source.name} lacks {len(needed)} weights, such as {needed[0]}, and random ones would take their place",
-            "the files are incomplete, or of another model than config.json describes",
-        )
-    heads = sorted(set(parts.values()))
-    notes = [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
-    if any(head != "pooler" for head in heads):
-        # It would write noise.
-        model = model.base_model
-    return model, notes
-
-
-def _head_of(key: str, model: PreTrainedModel) -> str:
-    """The part on top of the base model that a weight belongs to; "" for one of the base model's own."""
-    found = _HEAD.search(key)
-    if found:
-        return found[0].strip(".")
-    prefix = model.base_model_prefix
-    return key.partition(".")[0] if model.base_model is not model and not key.startswith(f"{prefix}.") else ""
-
-
-_HEAD = re.compile(
-    r"(^|\.)(pooler|lm_head|cls|classifier|score|qa_outputs|vocab_projector|embed_out|output_projection)\."
-)
-
-
-def _auto_class(config: Any, *, is_gguf: bool) -> Any:
-    """With its head where it can write or fill in masked tokens, else the base model."""
-    names = set(config.architectures or ())
-    for mapping, auto in (
-        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
-        (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
-        (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
-        (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
-    ):
-        # GGUF files name no class; they hold language models.
-        if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
-            return auto
-    return transformers.AutoModel
-
-
-def _explain(error: Exception, source: Source) -> AttnscopeError:
-    line = first_line(error)
-    if isinstance(error, AttnscopeError):
-        return error
-    if "trust_remote_code" in str(error) or "custom code" in str(error):
-        return AttnscopeError(
-            f"{source.name} brings its own Python code, which could do anything",
-            "--trust-remote-code if you have read it and trust it",
-        )
-    if "gguf" in str(error).lower() and isinstance(error, ImportError):
-        return AttnscopeError("GGUF files need the packages gguf and accelerate", "pip install gguf accelerate")
-    if isinstance(error, ImportError):
-        return AttnscopeError(f"{source.name} needs a package that is not installed: {line}")
-    if "does not recognize this architecture" in str(error):
-        return AttnscopeError(f"{source.name} is of an architecture that transformers {transformers.__version__} lacks")
-    return AttnscopeError(
-        f"cannot load {source.name}: {line}", "the files are damaged or not the model's; get them again"
-    )
-
-
-def _gguf_file(folder: Path) -> str | None:
-    """The GGUF file of a folder that holds no other weights.
-
-    Raises:
-        AttnscopeError: There are several, or the packages that read them are missing.
-    """
-    if not holds_gguf(folder):
-        return None
-    files = sorted(path.name for path in folder.glob("*.gguf"))
-    if len(files) > 1:
-        raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", "leave one in the folder")
-    if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
-        raise AttnscopeError(f"{files[0]} needs the packages gguf and accelerate", "pip install gguf accelerate")
-    return files[0]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model"),
-    *("spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm", "tekken.json", "*.tiktoken", "*.gguf"),
-)
-
-
-def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokenizer | None:
-    """The tokenizer of a folder; None where it holds none, as with models that read no text."""
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-        return None
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    except Exception as error:
-        raise AttnscopeError(
-            f"cannot load the tokenizer in {folder}: {first_line(error)}", "get its files again"
-        ) from error
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
-        raise AttnscopeError(
-            f"{type(tokenizer).__name__} finds no vocabulary in {folder}",
-            "save it there as tokenizer.json: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
-        )
-    return HuggingFaceTokenizer(tokenizer)
-
-
-def _check_finite(model: nn.Module, name: str) -> None:
-    for key, parameter in model.named_parameters():
-        if parameter.is_meta:  # it lies on disk, and comes when its layer runs
-            continue
-        # One pass without a mask of every weight; a sum can overflow, so that only then each one is looked at.
-        total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
-        if not bool(total.isfinite()) and not bool(parameter.isfinite().all()):
-            raise AttnscopeError(
-                f"{name} has weights that are no numbers (NaN or infinite), in {key}", "get the file again"
-            )
 
 
 def _position_table(model: nn.Module) -> nn.Embedding | None:
@@ -786,13 +564,11 @@ def _max_tokens(model: PreTrainedModel) -> int | None:
     return limit
 
 
-# Silence ----------------------------------------------------------------------------------------------------------
-
 _loading = threading.RLock()
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps transformers from writing to the terminal. Its switches are global, so one load at a time."""
     with _loading, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -805,10 +581,3 @@ def _quiet() -> Iterator[None]:
             transformers_logging.set_verbosity(verbosity)
             if bars:
                 transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def _no_stderr() -> Iterator[None]:
-    """For the reader of GGUF files, whose progress bar no switch turns off."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
