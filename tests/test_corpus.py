@@ -22,6 +22,7 @@ from attnscope.corpus import (
     block_batches,
     blocks,
     chunks,
+    copy_key,
     count_tokens,
     read_frequencies,
     repeat_probe,
@@ -726,3 +727,10 @@ def test_the_corpus_needs_no_heavy_library():
     code = "import sys, attnscope.corpus; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "tokenizers", "matplotlib", "scipy", "zstandard"} & set(loaded)
+
+
+def test_copies_differ_in_case_and_whitespace_alone() -> None:
+    assert copy_key("The  cat\nsat. ") == copy_key("the cat sat.")
+    assert copy_key("STRASSE") == copy_key("straße")
+    assert len({copy_key(text) for text in ("the cat", "thecat", "the cat.", "")}) == 4
+    assert copy_key("\ud800") == copy_key(" \ud800")

@@ -21,6 +21,7 @@ from attnscope.corpus.batching import (
     runs,
     tokens_of_ids,
 )
+from attnscope.corpus.copies import copy_key
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
 from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
 from attnscope.corpus.probe import repeat_probe
@@ -44,6 +45,7 @@ __all__ = [
     "block_batches",
     "blocks",
     "chunks",
+    "copy_key",
     "count_tokens",
     "expand",
     "read_frequencies",
