@@ -20,23 +20,12 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
-from attnscope.core.measures import (
-    REACH,
-    WINDOW,
-    SumsOf,
-    TextFacts,
-    Totals,
-    add_uniform,
-    at_key,
-    finish,
-    ground,
-    internal_names,
-    joined,
-    key_columns,
-    measure_names,
-    output_factor,
-    pair_targets,
-)
+from attnscope.core.measures.catalogue import REACH, WINDOW, measure_names
+from attnscope.core.measures.dense import add_uniform, finish
+from attnscope.core.measures.facts import TextFacts, key_columns, pair_targets
+from attnscope.core.measures.norms import output_factor
+from attnscope.core.measures.queries import at_key, ground
+from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
 from attnscope.core.precision import sum_dtype
 from attnscope.core.wide import Block, Buffers, Tile, blocks, tiles, times_values
 

@@ -1,0 +1,142 @@
+"""The catalogue of head measures: what each is called, says and adds up. Knows no torch."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+How = Literal["columns", "gather", "tile"]
+"""Linear in the weights with a column by key; single weights by place; or what needs all weights of a query at once."""
+
+REACH = 8
+"""Offsets up to this many tokens before and after the query are candidates for a positional head."""
+
+OFFSETS = tuple(range(-REACH, REACH + 1))
+"""Key minus query, in tokens."""
+
+WINDOW = 3
+"""Tokens before and after the query that `window` takes in."""
+
+SINK_THRESHOLD = 0.3
+"""Mean attention to the first token above which a head is an attention sink on a text (Gu et al. 2024)."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One head measure.
+
+    Attributes:
+        name: What results and records call it; its unit is part of the name where it has one.
+        what: What a large value says, in one line.
+        formula: What is added up for one query q (or as said), in terms of weights A, keys k and tokens x.
+        unit: Of the value: "share" of attention or of queries, "nats", "tokens", or what the model's vectors have.
+        low: Smallest possible value.
+        high: Largest possible value.
+        source: The publication that the definition is from, or "ours".
+        how: How `core.sums` computes it.
+        has_active: Whether there is also `<name>_active`.
+        needs_places: Whether queries and keys must be of one text, so that it is undefined in cross attention.
+    """
+
+    name: str
+    what: str
+    formula: str
+    unit: str
+    low: float
+    high: float
+    source: str
+    how: How
+    has_active: bool = False
+    needs_places: bool = False
+
+
+_CLARK = "Clark et al. 2019, section 3"
+_VOITA = "Voita et al. 2019"
+_KOBAYASHI = "Kobayashi et al. 2020, section 2"
+_INF = math.inf
+
+MEASURES: dict[str, Measure] = {
+    measure.name: measure
+    for measure in (
+        Measure("resting", "rests on special tokens or the first one",
+                "sum of A_qk over k special or first", "share", 0, 1, "ours; " + _CLARK, "columns"),
+        Measure("entropy_nats", "spreads over many keys",
+                "- sum over k of A_qk ln A_qk", "nats", 0, _INF, _CLARK + ".3", "columns"),
+        Measure("relative_entropy", "spreads evenly over the keys that the mask allows",
+                "entropy_nats_q / ln n_q, n_q >= 2 keys allowed", "share", 0, 1, "ours", "columns"),
+        Measure("max_weight", "is confident: puts much on a single key",
+                "max of A_qk over k but the text's final special token", "share", 0, 1,
+                _VOITA + ", confidence", "tile"),
+        Measure("previous_token", "attends to the token before",
+                "A[q, q-1]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+        Measure("self_token", "attends to the token itself",
+                "A[q, q]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+        Measure("next_token", "attends to the token after",
+                "A[q, q+1]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+        Measure("window", "attends within three tokens",
+                "sum of A_qk over |q - k| <= 3", "share", 0, 1, "ours", "gather", True, True),
+        Measure("positional", "has its largest weight at one fixed offset",
+                "1 if k = q + o has the largest A_qk (1/t if t share it), o the head's most frequent of -8 to 8",
+                "share", 0, 1, _VOITA + ", positional heads", "tile", False, True),
+        Measure("distance_tokens", "attends far away",
+                "sum over k of A_qk |k - q|", "tokens", 0, _INF, "Vig and Belinkov 2019, section 4.2", "tile",
+                True, True),
+        Measure("signed_distance_tokens", "attends ahead (positive) or back (negative)",
+                "sum over k of A_qk (k - q)", "tokens", -_INF, _INF, "ours", "columns", True, True),
+        Measure("rms_distance_tokens", "attends far away, the farthest counting most",
+                "square root of the sum over k of A_qk (k - q)^2", "tokens", 0, _INF, "ours", "tile", False, True),
+        Measure("first_token", "attends to the text's first token",
+                "A[q, first]", "share", 0, 1, "Xiao et al. 2024, section 3.1", "columns"),
+        Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2", "columns"),
+        Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2", "columns"),
+        Measure("special", "attends to special tokens",
+                "sum of A_qk over k special", "share", 0, 1, "Kovaleva et al. 2019, section 4.1", "columns"),
+        Measure("punctuation", "attends to punctuation",
+                "sum of A_qk over k punctuation", "share", 0, 1, _CLARK + ".2", "columns", True),
+        Measure("same_token", "attends to the same token elsewhere in the text",
+                "sum of A_qk over k != q with x_k = x_q", "share", 0, 1, "ours", "gather", True, True),
+        Measure("induction", "attends to what followed the same token before",
+                "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q", "share", 0, 1,
+                "Olsson et al. 2022, section 2", "gather", True, True),
+        Measure("similar_token", "attends to tokens of similar static embedding, more than uniform attention does",
+                "sum over k of (A_qk - 1/n_q) cos(e_q, e_k), k allowed", "cosine", -2, 2, "ours", "tile", True, True),
+        Measure("rarest_token", "has its largest weight on the text's rarest token",
+                "1 if k = rarest has the largest A_qk (1/t if t share it)", "share", 0, 1,
+                _VOITA + ", rare words", "tile"),
+        Measure("rarity", "attends to rare tokens",
+                "- sum over k of A_qk ln frequency(x_k)", "nats", 0, _INF, "ours", "columns", True),
+        Measure("sink", "is an attention sink on a text, which counts 1 if so",
+                "1 if the text's mean of A[q, first] > 0.3", "share of texts", 0, 1,
+                "Gu et al. 2024, section 3.1", "columns"),
+        Measure("received", "gives much of all its attention to one key of a text",
+                "max over k of the sum over q of A_qk, each text counting its queries", "share", 0, 1, "ours", "tile"),
+        Measure("value_weighted", "reads large value vectors",
+                "sum over k of A_qk |v_k|", "norm of values", 0, _INF, _KOBAYASHI, "columns", True),
+        Measure("norm_weighted", "writes large vectors to its output",
+                "sum over k of A_qk |W_O v_k|", "norm of outputs", 0, _INF, _KOBAYASHI, "columns", True),
+    )
+}  # fmt: skip
+"""All head measures by name."""
+
+FROM_OFFSETS = "positional"
+"""The measure that has no sum of its own: which offset counts is known once the whole corpus has been seen."""
+
+
+def measure_names(chosen: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names of the sums that measures need, `…_active` after each, in the catalogue's order; `positional` has none.
+
+    Args:
+        chosen: Names in MEASURES, or None for all of them.
+
+    Raises:
+        ValueError: A name is unknown.
+    """
+    wanted = set(MEASURES if chosen is None else chosen)
+    unknown = sorted(wanted - set(MEASURES))
+    if unknown:
+        raise ValueError(f"there is no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
+    names: list[str] = []
+    for name, measure in MEASURES.items():
+        if name in wanted and name != FROM_OFFSETS:
+            names += [name, f"{name}_active"] if measure.has_active else [name]
+    return tuple(names)

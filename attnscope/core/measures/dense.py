@@ -1,0 +1,179 @@
+"""The definition of all measures on dense weights, and what it shares with `core.sums`, which needs none."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from attnscope.core.measures.catalogue import measure_names
+from attnscope.core.measures.facts import TextFacts
+from attnscope.core.measures.norms import value_norms
+from attnscope.core.measures.queries import Ground, Rows, at_key, at_offsets, ground, linear_rows
+from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
+
+
+def add_rows(totals: Totals, texts: slice, rows: Rows, given: Ground) -> None:
+    """Adds up measures that are known query by query.
+
+    Args:
+        totals: What to add to.
+        texts: Which texts the rows are of.
+        rows: Name -> (text, head, query); `active` among them.
+        given: What the mask and the texts say of these queries.
+    """
+    names = [name for name in given.defined if name in totals]
+    if not names:
+        return
+    counts = torch.stack([given.defined[name] for name in names]).to(given.n_allowed.dtype)
+    is_active = torch.tensor([name.endswith("_active") for name in names], device=counts.device)
+    share = torch.where(is_active[:, None, None, None], rows["active"], 1.0)
+    totals.add_several(names, texts, (counts * share).sum(-1), "count")
+    known = [i for i, name in enumerate(names) if name in rows]
+    if not known:
+        return
+    values = torch.stack([rows[names[i]].expand_as(rows["active"]) for i in known])
+    totals.add_several([names[i] for i in known], texts, (values * counts[known]).sum(-1), "sum")
+
+
+def add_uniform(totals: Totals, texts: slice, given: Ground) -> Tensor:
+    """Adds what uniform attention has on some queries; returns the defined queries' `share` at each offset."""
+    rows = given.uniform | {
+        name: torch.zeros_like(row) for name, row in given.uniform.items() if name.startswith("similar_token")
+    }
+    add_rows(totals, texts, rows, given)
+    band = given.band.to(given.n_allowed.dtype)
+    share = 1 / given.n_allowed.clamp(min=1)
+    totals.add_offsets(texts, (band * share[..., None]).sum(2), band.sum(2))
+    return band
+
+
+def measures_of_weights(
+    weights: Tensor,
+    keys: TextFacts,
+    queries: TextFacts | None = None,
+    *,
+    allowed: Tensor | None = None,
+    values: Tensor | None = None,
+    factor: Tensor | None = None,
+    measures: Iterable[str] | None = None,
+) -> SumsOf:
+    """All measures of one layer from its dense weights: their definition, and the road for models that only have these.
+
+    Computed in float64, one text at a time, as MEASURES states them. A few arrays as large as a text's weights.
+
+    Args:
+        weights: (batch, head, query, key), any precision.
+        keys: The texts that the keys are of.
+        queries: In cross attention the texts that the queries are of; None = the same. Measures that compare places
+            are undefined in cross attention.
+        allowed: Which query may attend to which key, boolean, broadcastable to (batch, head, query, key). None = where
+            any head puts weight: right but for weights so small that they are 0 in every head.
+        values: (batch, kv_head, key, d_value), for value_weighted; None leaves it undefined.
+        factor: `output_factor` of the layer, for norm_weighted; None leaves it undefined.
+        measures: Which of MEASURES; None = all.
+
+    Returns:
+        Sums and counts by text and head.
+
+    Raises:
+        ValueError: Shapes do not fit together, or a measure is unknown.
+    """
+    own_text = queries is None
+    of_queries = keys if queries is None else queries
+    batch, n_heads, n_queries, n_keys = weights.shape
+    if keys.real.shape != (batch, n_keys) or of_queries.real.shape != (batch, n_queries):
+        raise ValueError(
+            f"weights {tuple(weights.shape)} are not of texts of {tuple(of_queries.real.shape)} queries and "
+            f"{tuple(keys.real.shape)} keys"
+        )
+    names = internal_names(measures)
+    everything = (slice(0, n_queries), slice(0, n_keys))
+    may = (weights > 0).any(1, keepdim=True) if allowed is None else allowed
+    may = may[(None,) * (4 - may.ndim)].expand(batch, -1, n_queries, n_keys)
+    totals, uniform = Totals(names, batch, n_heads), Totals(names, batch, may.shape[1])
+    received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=weights.device)
+    evenly = torch.zeros(batch, may.shape[1], n_keys, dtype=torch.float64, device=weights.device)
+    counted = torch.zeros(batch, may.shape[1], dtype=torch.float64, device=weights.device)
+    for t in range(batch):
+        texts = slice(t, t + 1)
+        text = keys.part(texts)
+        part = weights[texts].double()
+        given = ground(may[texts], text, of_queries.asking[texts], *everything, own_text=own_text)
+        band = add_uniform(uniform, texts, given)
+        rows = linear_rows(part, text, *everything, own_text=own_text)
+        rows |= _rows_of_weights(part, text, given, rows)
+        add_rows(totals, texts, rows, given)
+        largest = part.amax(-1, keepdim=True) if n_keys else part.sum(-1, keepdim=True)
+        hits = (at_offsets(part, *everything) == largest) / (part == largest).sum(-1, keepdim=True).clamp(min=1)
+        totals.add_offsets(texts, (hits * band).sum(2), band.sum(2))
+        is_counted = given.counted.double()
+        received[texts] = (part * is_counted[..., None]).sum(2)
+        evenly[texts] = (may[texts] * (is_counted / given.n_allowed.clamp(min=1))[..., None]).sum(2)
+        counted[texts] = is_counted.sum(-1)
+    finish(totals, uniform, keys, received, evenly, counted, values, factor)
+    return joined(totals, uniform, measure_names(measures))
+
+
+def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Rows) -> Rows:
+    """What is not linear in the weights, query by query, and similar_token less what uniform attention has."""
+    whole = slice(0, weights.shape[3])
+    entropy = torch.special.entr(weights).sum(-1)
+    ends = torch.arange(weights.shape[3], device=weights.device) == keys.final_special[:, None, None, None]
+    padded = torch.nn.functional.pad(weights, (0, 1))  # a row of no keys has no largest one
+    largest = padded.amax(-1)
+    ties = (weights == largest[..., None]).sum(-1).clamp(min=1)
+    rows = {
+        "entropy_nats": entropy,
+        "relative_entropy": entropy / given.n_allowed.clamp(min=2).log(),
+        "max_weight": torch.nn.functional.pad(weights.masked_fill(ends, 0.0), (0, 1)).amax(-1),
+    }
+    if keys.rarest is not None:
+        rows["rarest_token"] = (at_key(weights, keys.rarest, whole) == largest) / ties
+    if "similar_token" in linear:
+        for name, mass in (("similar_token", "mass"), ("similar_token_active", "active")):
+            rows[name] = linear[name] - linear[mass] * given.uniform[name]
+    return rows
+
+
+def finish(
+    totals: Totals,
+    uniform: Totals,
+    keys: TextFacts,
+    received: Tensor,
+    evenly: Tensor,
+    counted: Tensor,
+    values: Tensor | None,
+    factor: Tensor | None,
+) -> None:
+    """Adds what needs all queries of a text: received mass, the norms behind it, and sinks.
+
+    Args:
+        totals: Of the heads.
+        uniform: Of uniform attention.
+        keys: The texts of the keys.
+        received: The mass that each key received, (batch, head, key).
+        evenly: Likewise under uniform attention, (batch, mask head, key).
+        counted: How many queries were counted, (batch, mask head).
+        values: (batch, kv_head, key, d_value), or None.
+        factor: `output_factor`, or None.
+    """
+    n_heads = received.shape[1]
+    off_rest = (keys.real & ~keys.resting).to(received.dtype)
+    both = torch.stack([torch.ones_like(off_rest), off_rest], -1)  # (batch, key, 2)
+    of_heads: dict[str, Tensor] = {}
+    of_uniform: dict[str, Tensor] = {}
+    for name, by in (("value_weighted", None), ("norm_weighted", factor)):
+        if values is None or name not in totals or (name == "norm_weighted" and factor is None):
+            continue
+        norm = value_norms(values, n_heads, by).to(received.dtype)
+        of_heads[name] = (received * norm) @ both
+        if evenly.shape[1] == 1:
+            of_uniform[name] = norm @ (evenly[:, 0, :, None] * both)
+        else:
+            of_uniform[name] = (evenly * norm) @ both
+    # Uniform attention reads each head's own values, so its heads are no longer one for all.
+    uniform.widen(n_heads)
+    for part, mass, norms in ((totals, received, of_heads), (uniform, evenly, of_uniform)):
+        largest = mass.amax(-1) if mass.shape[2] else mass.sum(-1)
+        part.finish_keys(largest.expand(-1, n_heads), counted, norms)
+        part.finish_sinks()

@@ -1,0 +1,144 @@
+"""What measures must know of texts."""
+
+import functools
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from attnscope.core.precision import moved
+
+
+@dataclass(frozen=True, eq=False)
+class TextFacts:
+    """What measures must know of a padded batch of texts. What is None leaves its measures undefined (count 0).
+
+    Attributes:
+        real: (batch, token), bool; True = a token, False = padding.
+        special: (batch, token), bool: tokens that the tokenizer added, such as [CLS], <s>.
+        ids: (batch, token), int64: the tokenizer's numbers, by which tokens are the same.
+        cls: (batch, token), bool: the opening special token.
+        sep: (batch, token), bool: separating and closing special tokens.
+        punctuation: (batch, token), bool.
+        log_frequency: (batch, token), float, finite: natural log of each token's relative frequency in the corpus.
+        embeddings: (batch, token, d), float: each token's static embedding (the input layer's row), of length 1.
+        rarest: (batch,), int64: where the text's rarest token lies; -1 = there is none.
+        context: (batch, token), bool: tokens that are there for others to attend to: as queries they count nothing.
+
+    Raises:
+        ValueError: Shapes do not fit together, or a log frequency is not finite.
+        TypeError: A mask is not boolean.
+    """
+
+    real: Tensor
+    special: Tensor
+    ids: Tensor
+    cls: Tensor | None = None
+    sep: Tensor | None = None
+    punctuation: Tensor | None = None
+    log_frequency: Tensor | None = None
+    embeddings: Tensor | None = None
+    rarest: Tensor | None = None
+    context: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.real.shape
+        if len(shape) != 2:
+            raise ValueError(f"facts of texts are (batch, token); got {tuple(shape)}")
+        for name in (field.name for field in fields(self)):
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            expected = shape[:1] if name == "rarest" else shape
+            if tensor.shape[: len(expected)] != expected or tensor.ndim != len(expected) + (name == "embeddings"):
+                raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(shape)}")
+            if name in ("real", "special", "cls", "sep", "punctuation", "context") and tensor.dtype != torch.bool:
+                raise TypeError(f"{name} must be boolean; got {tensor.dtype}")
+        if self.log_frequency is not None and not bool(self.log_frequency[self.real].isfinite().all()):
+            raise ValueError("log_frequency must be finite: a token that was never counted has no frequency of 0")
+
+    @functools.cached_property
+    def asking(self) -> Tensor:
+        """(batch, token), bool: the tokens that count as queries."""
+        return self.real if self.context is None else self.real & ~self.context
+
+    @functools.cached_property
+    def first(self) -> Tensor:
+        """(batch, token), bool: the first real token of each text."""
+        return self.real & (self.real.cumsum(1) == 1)
+
+    @functools.cached_property
+    def resting(self) -> Tensor:
+        """(batch, token), bool: special tokens and the first, on which most trained heads rest."""
+        return (self.special & self.real) | self.first
+
+    @functools.cached_property
+    def final_special(self) -> Tensor:
+        """(batch,), int64: where the text ends, if it ends with a special token ([SEP], </s>); else -1."""
+        places = torch.arange(self.real.shape[1], device=self.real.device)
+        last = torch.where(self.real, places, -1).amax(1) if self.real.shape[1] else self.real.sum(1) - 1
+        ends = (self.special & (places == last[:, None])).any(1)
+        return last.masked_fill(~ends, -1)
+
+    def on(self, device: torch.device) -> "TextFacts":
+        """The same facts on a device, for layers may lie on several."""
+        if self.real.device == device:
+            return self
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: moved(tensor, device) for name, tensor in given.items() if tensor is not None})
+
+    def part(self, texts: slice) -> "TextFacts":
+        """The facts of some of the texts."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: tensor[texts] for name, tensor in given.items() if tensor is not None})
+
+
+def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What each key is worth to the measures that ask for the key alone.
+
+    Args:
+        keys: The texts.
+        dtype: Of the result.
+
+    Returns:
+        Name -> (batch, key); `active` is 1 for keys that nobody rests on. Padding is worth 0. Measures whose facts are
+        missing are not there.
+    """
+    real, active = keys.real, keys.real & ~keys.resting
+    columns: dict[str, Tensor] = {"resting": keys.resting, "active": active, "first_token": keys.first}
+    columns["special"] = keys.special & real
+    for name in ("cls", "sep", "punctuation"):
+        given = getattr(keys, name)
+        if given is not None:
+            columns[name] = given & real
+    if keys.punctuation is not None:
+        columns["punctuation_active"] = keys.punctuation & active
+    found = {name: column.to(dtype) for name, column in columns.items()}
+    if keys.log_frequency is not None:
+        rarity = torch.where(real, -keys.log_frequency, 0.0).to(dtype)
+        found |= {"rarity": rarity, "rarity_active": rarity * found["active"]}
+    return found
+
+
+def pair_targets(facts: TextFacts, queries: slice, keys: slice) -> tuple[Tensor, Tensor]:
+    """Which keys are the same token as the query, elsewhere, and which followed it before.
+
+    Args:
+        facts: The texts.
+        queries: A range of queries.
+        keys: A range of keys.
+
+    Returns:
+        `same`: k != q, x_k = x_q; and `induction`: k - 1 < q, x_(k-1) = x_q, k != q; both (batch, query, key), bool,
+        and False for padding.
+    """
+    device = facts.ids.device
+    q = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    k = torch.arange(keys.start, keys.stop, device=device)
+    # Tokens are never negative: padding is like nothing.
+    of_query = torch.where(facts.real, facts.ids, -1)[:, queries, None]
+    of_key = torch.where(facts.real, facts.ids, -2)
+    same = (of_query == of_key[:, None, keys]) & (q != k)
+    before = torch.cat([torch.full_like(of_key[:, :1], -2), of_key[:, :-1]], 1)
+    followed = (of_query == before[:, None, keys]) & (k < q) & facts.real[:, None, keys]
+    return same, followed

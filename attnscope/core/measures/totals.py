@@ -1,0 +1,191 @@
+"""Sums and counts of one layer: how they are added up, and what they come to."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnscope.core import apart
+from attnscope.core.measures.catalogue import OFFSETS, SINK_THRESHOLD, measure_names
+
+Sum = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class SumsOf:
+    """The measures of one layer on one batch, as sums and counts.
+
+    Attributes:
+        names: What the first axis of the sums holds (`measure_names`).
+        sum: (measure, batch, head), float64.
+        count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
+        uniform_sum: The same under uniform attention over the keys that the mask allows.
+        uniform_count: Its count; differs from `count` for `…_active` alone.
+        offset_sum: (offset, batch, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
+            the largest weight each counts 1/t.
+        offset_count: Queries that may attend to a key at the offset.
+        offset_uniform: The sum under uniform attention, where all allowed keys share the largest weight.
+    """
+
+    names: tuple[str, ...]
+    sum: Sum
+    count: Sum
+    uniform_sum: Sum
+    uniform_count: Sum
+    offset_sum: Sum
+    offset_count: Sum
+    offset_uniform: Sum
+
+    def value(self, name: str) -> Sum:
+        """Pooled over the batch: sum / count, (head,); NaN where nothing was counted."""
+        return self._ratio(self.sum, self.count, name)
+
+    def uniform(self, name: str) -> Sum:
+        """The value under uniform attention, (head,); NaN where nothing was counted."""
+        return self._ratio(self.uniform_sum, self.uniform_count, name)
+
+    def _ratio(self, sums: Sum, counts: Sum, name: str) -> Sum:
+        i = self.names.index(name)
+        total, count = sums[i].sum(0), counts[i].sum(0)
+        ratio: Sum = np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+        return ratio
+
+
+_AT_ONCE = 1000
+"""So many handfuls of numbers wait before they are converted together."""
+
+
+class Totals:
+    """Adds up one layer's measures text by text, and assembles SumsOf. Shared by both roads.
+
+    Args:
+        names: Which sums are wanted.
+        batch: How many texts.
+        n_heads: How many heads.
+    """
+
+    def __init__(self, names: tuple[str, ...], batch: int, n_heads: int) -> None:
+        self.names = names
+        shape = (len(names), batch, n_heads)
+        self.sum, self.count = np.zeros(shape), np.zeros(shape)
+        offsets = (len(OFFSETS), batch, n_heads)
+        self.offset_sum, self.offset_count = np.zeros(offsets), np.zeros(offsets)
+        self._place = {name: i for i, name in enumerate(names)}
+        self._waiting: list[tuple[str, int | slice | list[int], slice, Tensor]] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._place
+
+    def add(self, name: str, texts: slice, sums: Tensor | None, counts: Tensor | None = None) -> None:
+        """Adds sums and counts of some texts, each (text, head or 1); what nobody asked for is passed over."""
+        i = self._place.get(name)
+        if i is None:
+            return
+        for kind, numbers in (("sum", sums), ("count", counts)):
+            if numbers is not None:
+                self._later(kind, i, texts, numbers)
+
+    def add_several(self, names: list[str], texts: slice, numbers: Tensor, kind: Literal["sum", "count"]) -> None:
+        """Adds sums or counts of several measures, (measure, text, head or 1); what nobody asked for is passed over."""
+        known = [i for i, name in enumerate(names) if name in self._place]
+        if known:
+            numbers = numbers if len(known) == len(names) else numbers[known]
+            self._later(kind, [self._place[names[i]] for i in known], texts, numbers)
+
+    def add_offsets(self, texts: slice, sums: Tensor, counts: Tensor) -> None:
+        """Adds the counts of largest weights by offset, each (text, head or 1, offset)."""
+        self._later("offset_sum", slice(None), texts, sums.permute(2, 0, 1))
+        self._later("offset_count", slice(None), texts, counts.permute(2, 0, 1))
+
+    def _later(self, kind: str, place: int | slice | list[int], texts: slice, numbers: Tensor) -> None:
+        # A tile has some fifty handfuls of numbers: converted one by one they would take as long as the tile itself.
+        self._waiting.append((kind, place, texts, numbers))
+        if len(self._waiting) >= _AT_ONCE:
+            self.settle()
+
+    def settle(self) -> None:
+        """Adds what was put off; before anything is read."""
+        if not self._waiting:
+            return
+        flat = torch.cat([numbers.detach().flatten() for *_, numbers in self._waiting]).cpu().double().numpy()
+        start = 0
+        for kind, place, texts, numbers in self._waiting:
+            end = start + numbers.numel()
+            getattr(self, kind)[place, texts] += flat[start:end].reshape(numbers.shape)
+            start = end
+        self._waiting.clear()
+
+    def finish_keys(self, largest: Tensor, counted: Tensor, norms: dict[str, Tensor]) -> None:
+        """Adds what follows from the mass that each key received.
+
+        Args:
+            largest: What the most attended key of each text received, (batch, head).
+            counted: How many queries were counted, (batch, head or 1).
+            norms: Measure -> sum over keys of the mass received times the value's norm: of all keys, and of those that
+                nobody rests on, (batch, head, 2).
+        """
+        whole = slice(0, self.sum.shape[1])
+        self.add("received", whole, largest, counted.expand(largest.shape))
+        for name in ("value_weighted", "norm_weighted"):
+            if name in norms:
+                self.add(name, whole, norms[name][..., 0])
+                self.add(f"{name}_active", whole, norms[name][..., 1])
+            else:
+                self.clear(name)
+
+    def finish_sinks(self) -> None:
+        """Adds which texts a head is a sink on, from what first_token came to."""
+        self.settle()
+        if "sink" in self:
+            i, first = self._place["sink"], self._place["first_token"]
+            self.sum[i] = self.sum[first] > SINK_THRESHOLD * self.count[first]
+            self.count[i] = self.count[first] > 0
+
+    def clear(self, name: str) -> None:
+        """Makes a measure undefined, and its `_active`."""
+        self.settle()
+        for i in (self._place.get(name), self._place.get(f"{name}_active")):
+            if i is not None:
+                self.sum[i] = self.count[i] = 0.0
+
+    def copy(self) -> "Totals":
+        """The same sums, to be added to apart."""
+        self.settle()
+        other = Totals(self.names, self.sum.shape[1], self.sum.shape[2])
+        other.sum[:], other.count[:] = self.sum, self.count
+        other.offset_sum[:], other.offset_count[:] = self.offset_sum, self.offset_count
+        return other
+
+    def take_counts(self, uniform: "Totals") -> None:
+        """Takes over the counts of everything but the `_active` measures, which no weights enter."""
+        self.settle()
+        uniform.settle()
+        for name, i in self._place.items():
+            if not name.endswith("_active"):
+                self.count[i] = uniform.count[i]
+
+    def widen(self, n_heads: int) -> None:
+        """Repeats sums that all heads share."""
+        self.settle()
+        for name in ("sum", "count", "offset_sum", "offset_count"):
+            given = getattr(self, name)
+            setattr(self, name, np.repeat(given, n_heads // given.shape[2], axis=2))
+
+
+def joined(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
+    """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
+    keep = [heads.names.index(name) for name in names]
+    shared = [heads.sum[keep], heads.count[keep], uniform.sum[keep], uniform.count[keep]]
+    # They stay while the next layers run.
+    return SumsOf(names, *apart.copies([*shared, heads.offset_sum, heads.offset_count, uniform.offset_sum]))
+
+
+def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:
+    """`measure_names`, and what these need to be computed: a sink is told by first_token."""
+    chosen = None if measures is None else set(measures)
+    names = measure_names(chosen)
+    return measure_names(chosen | {"first_token"}) if chosen is not None and "sink" in names else names
