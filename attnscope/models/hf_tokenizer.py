@@ -56,6 +56,10 @@ class HuggingFaceTokenizer:
         known = self._backend.get_vocab().items()
         return sorted(number for piece, number in known if number not in special and "unused" not in piece)
 
+    def spell(self, number: int) -> str:
+        """The text of one token."""
+        return str(self._backend.decode([number]))
+
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
         if self._backend.is_fast:

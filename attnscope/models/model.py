@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from attnscope.errors import AttnscopeError
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor, nn
 
@@ -342,3 +343,48 @@ class Vocabulary(Protocol):
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text: no special ones, none that are kept unused."""
         ...
+
+
+@runtime_checkable
+class Spells(Protocol):
+    """A tokenizer that can say of a number what text it stands for."""
+
+    def ordinary_ids(self) -> list[int]:
+        """As of `Vocabulary`."""
+        ...
+
+    def spell(self, number: int) -> str:
+        """The text of one token."""
+        ...
+
+
+def example_tokens(tokenizer: Tokenizer) -> Tokens:
+    """A short text that a tokenizer reads, with the special tokens around it.
+
+    Tokenizers of SMILES or amino acids pass over whatever is not of their alphabet, letters and digits too: then it is
+    a text of their own vocabulary.
+
+    Raises:
+        AttnscopeError: It reads none of the texts that are tried.
+    """
+    found: Tokens | None = None
+    refused: AttnscopeError | None = None
+    for text in _tried(tokenizer):
+        try:
+            found = tokenizer.encode(text)
+        except AttnscopeError as error:
+            refused = refused or error
+            continue
+        if not found.special.all():
+            return found
+    if found is None and refused is not None:
+        raise refused
+    raise AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
+
+
+def _tried(tokenizer: Tokenizer) -> "Iterator[str]":
+    yield from ("a", "0")  # a number is a text to models without tokenizer too
+    if isinstance(tokenizer, Spells):
+        numbers = tokenizer.ordinary_ids()
+        for number in numbers[:: len(numbers) // 64 + 1]:
+            yield tokenizer.spell(number)

@@ -43,6 +43,10 @@ class FastTokenizer:
         known = self._backend.get_vocab().items()
         return sorted(number for piece, number in known if number not in added and not piece.startswith("[unused"))
 
+    def spell(self, number: int) -> str:
+        """The text of one token."""
+        return self._backend.decode([number], skip_special_tokens=False)
+
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
         """Loads a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json.

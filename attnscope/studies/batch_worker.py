@@ -19,6 +19,7 @@ from attnscope.studies.batch_folder import ENTRY, clear
 from attnscope.studies.heatmap import Prompt, Reading, changed, fitted, observed, outline, read
 from attnscope.studies.heatmap_files import Wanted, save_data
 from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.texts import special_ids
 from attnscope.views.figures import FIGURE_FORMATS, Painter, sheets_of
 
 
@@ -144,8 +145,7 @@ class _Drawer:
                 "token numbers are shown as they are, by models of one kind of attention", "give texts"
             )
         if self._special_ids is None:
-            example = self._model.tokenizer.encode("a")
-            self._special_ids = frozenset(example.ids[example.special].tolist())
+            self._special_ids = special_ids(self._model)
         tokens, cut = fitted(tokens_of_ids(task.ids, self._special_ids), self._model.info.max_tokens)
         return Reading(tokens, None, (cut,) if cut else ())
 

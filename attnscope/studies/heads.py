@@ -30,7 +30,7 @@ from attnscope.corpus import (
     read_frequencies,
 )
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Embeds, Model, Projects, Trained, Writer
+from attnscope.models.model import Batch, Embeds, Model, Projects, Trained, Writer, example_tokens
 from attnscope.records import Tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.block_sums import BlockSums, Hits, undisturbed
@@ -162,8 +162,8 @@ def heads(
 
 def _require_measurable(model: Model, options: HeadsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
-    # Chunks that do not fit the model are refused here. A number is a text to models without tokenizer too.
-    chunks(model.tokenizer.encode("0"), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
+    # Chunks that do not fit the model are refused here.
+    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
 def _notes(model: Model, done: _Done, options: HeadsOptions) -> list[str]:

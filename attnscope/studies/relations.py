@@ -15,7 +15,7 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import Placed, placed
 from attnscope.corpus import TOKEN_BUDGET, Chunk, batches, chunks, runs
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.relations import Relations
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.memory import Room, give_memory_back, halves, halving_note, sparing
@@ -134,7 +134,7 @@ def _require_measurable(model: Model, options: RelationsOptions) -> None:
             f"{model.info.name} has an encoder and a decoder; relations are studied in models that have one of them",
             "look at single texts with: attnscope heatmap",
         )
-    example = model.tokenizer.encode("a")
+    example = example_tokens(model.tokenizer)
     if not (example.offsets >= 0).any():
         raise AttnscopeError(
             f"the tokenizer of {model.info.name} does not tell which characters its tokens are",

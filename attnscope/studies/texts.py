@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model
+from attnscope.models.model import Model, example_tokens
 
 Texts = Corpus | Sequence[CorpusText]
 
@@ -83,7 +83,7 @@ def special_ids(model: Model) -> frozenset[int]:
     None of a model in memory without a tokenizer.
     """
     try:
-        example = model.tokenizer.encode("a")
+        example = example_tokens(model.tokenizer)
     except AttnscopeError:
         return frozenset()
     return frozenset(example.ids[example.special].tolist())
