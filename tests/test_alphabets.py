@@ -18,7 +18,7 @@ SMILES = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|
 """The pattern of Schwaller et al. 2018, Found in translation, and of rxnmapper."""
 
 ALPHABETS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
-    "smiles": (SMILES, ["C", "N", "O", "Br", "(", ")", "=", ".", ">>", "1", "c"], ("CC(=O)O.OCC>>CC(=O)OCC.O", "CN>>C")),
+    "smiles": (SMILES, ["C", "N", "O", "Br", "(", ")", "=", ".", ">>", "1", "c"], ("CC(=O)O.OCC>>CC(=O)OCC", "N>>C")),
     "protein": ("[ACDEFGHIKLMNPQRSTVWY]", list("ACDEFGHIKLMNPQRSTVWY"), ("MKTAYIAKQR", "GAVLIMFWP")),
     "selfies": (r"\[[^\]]+\]", ["[C]", "[O]", "[=O]", "[Branch1]"], ("[C][C][=O][O]", "[O][Branch1][C][C]")),
 }  # fmt: skip

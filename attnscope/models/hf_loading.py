@@ -222,7 +222,7 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
         # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
         held = next((path.name for pattern in _TOKENIZER_FILES[2:] for path in folder.glob(pattern)), "")
         raise AttnscopeError(
-            f"{type(tokenizer).__name__} finds no vocabulary in {folder}" + (f", and does not read {held}" * bool(held)),
+            f"{type(tokenizer).__name__} finds no vocabulary in {folder}{held and f', and does not read {held}'}",
             "save the tokenizer that the model was trained with there, as tokenizer.json, or hand it over in Python: "
             "attnscope.load(model, tokenizer)",
         )
