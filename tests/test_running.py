@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from attnscope.core import running
-from attnscope.core.running import LARGEST, MAX_TEXTS, RunningSums, benjamini_hochberg
+from attnscope.core.running import LARGEST, MAX_TEXTS, RunningSums, benjamini_hochberg, simes
 
 RNG = np.random.default_rng
 # Every magnitude from below the resolution to the limit, both signs.
@@ -298,6 +298,119 @@ def test_intervals_from_ten_texts_hold_the_truth_too(lengths):
         assert rejected <= 0.07
 
 
+def texts_of_hits(share, c, rng):
+    return rng.binomial(c.astype(int), share).astype(float)
+
+
+def texts_that_depend(share, c, rng):  # an intraclass correlation of 0.3
+    return rng.binomial(c.astype(int), rng.beta(share * 7 / 3, (1 - share) * 7 / 3, c.shape)).astype(float)
+
+
+def texts_of_mass(share, c, rng):
+    return c * rng.beta(share * 5, (1 - share) * 5, c.shape)
+
+
+def texts_with_outliers(share, c, rng):
+    return c * np.where(rng.random(c.shape) < (1 - share) / 0.8, 0.2, 1.0)
+
+
+SHARES = {
+    "a hit a text": (lambda rng, shape: np.ones(shape), texts_of_hits, True),
+    "hits": (lambda rng, shape: np.ceil(rng.lognormal(3, 0.6, shape)), texts_of_hits, True),
+    "hits that depend": (lambda rng, shape: np.ceil(rng.lognormal(3, 0.6, shape)), texts_that_depend, True),
+    "masses": (lambda rng, shape: np.ceil(rng.lognormal(3, 0.6, shape)), texts_of_mass, False),
+    "outliers": (lambda rng, shape: np.full(shape, 20.0), texts_with_outliers, False),
+}
+
+
+def share_coverage(kind: str, n: int, share: float, *, replications: int = 4000) -> tuple[float, float]:
+    """How often the 95% interval of a share holds it, and how often r ± t·se does."""
+    lengths, draw, hits = SHARES[kind]
+    rng = RNG(7)
+    c = lengths(rng, (n, replications))
+    held = RunningSums((replications,))
+    held.add(draw(share, c, rng), c)
+    (low, high), (low_t, high_t) = held.share_interval(hits=hits), held.interval()
+    return float(((low <= share) & (share <= high)).mean()), float(((low_t <= share) & (share <= high_t)).mean())
+
+
+@pytest.mark.parametrize("share", [0.03, 0.5, 0.9, 0.97, 0.99])
+@pytest.mark.parametrize("n", [10, 30, 100])
+@pytest.mark.parametrize("kind", SHARES)
+def test_intervals_of_shares_hold_the_truth_near_the_edges_too(kind, n, share):
+    if kind == "outliers" and share < 0.2:
+        pytest.skip("no text is below 0.2")
+    covered, _ = share_coverage(kind, n, share)
+    # From above they are bounded by their widths, below: at 0.99 all that ten texts show is often 1.
+    assert covered >= 0.93
+    if n == 100 and share == 0.5:
+        assert covered <= 0.97
+
+
+@pytest.mark.parametrize(("kind", "covered"), [("a hit a text", 0.26), ("masses", 0.75), ("outliers", 0.32)])
+def test_what_shares_are_there_for(kind, covered):
+    """Ten texts at 0.97: r ± t·se holds the truth in so few samples."""
+    held, of_t = share_coverage(kind, 10, 0.97)
+    assert of_t == pytest.approx(covered, abs=0.03)
+    assert held >= 0.95
+
+
+def test_intervals_of_shares_are_not_wider_than_they_must_be():
+    rng = RNG(3)
+    c = np.ceil(rng.lognormal(3, 0.6, (200, 1000)))
+    held = RunningSums((1000,))
+    held.add(texts_of_mass(0.4, c, rng), c)
+    (low, high), (low_t, high_t) = held.share_interval(), held.interval()
+    assert (high - low).mean() / (high_t - low_t).mean() == pytest.approx(1, abs=0.05)
+
+
+def test_texts_that_are_all_alike_are_not_certain():
+    """A share is what n of n say: Clopper and Pearson's end; of queries, as if they depended on each other."""
+    for n in (3, 12, 200):
+        held = RunningSums((4,))
+        held.add(np.tile([1, 0, 20, 10], (n, 1)), np.tile([1, 1, 20, 20], (n, 1)))
+        low, high = held.share_interval(hits=[True, True, False, False])
+        exact = stats.binomtest(n, n).proportion_ci(0.95, method="exact")
+        assert (low[0], high[0]) == (pytest.approx(exact.low), 1)
+        assert (low[1], high[1]) == (0, pytest.approx(1 - exact.low))
+        assert exact.low < low[2] < 1 == high[2]
+        assert low[3] < 0.5 < high[3]
+        assert 0.5 - low[3] == pytest.approx((1 - low[2]) / 2)
+    # A mean is no share of anything that could have been missed.
+    assert np.ravel(held.share_interval(unseen=False))[3::4].tolist() == [0.5, 0.5]
+
+
+def test_a_hit_a_text_has_wilsons_interval():
+    held = RunningSums()
+    held.add(np.repeat([1.0, 0.0], [1700, 300]), np.ones(2000))
+    wilson = stats.binomtest(1700, 2000).proportion_ci(0.95, method="wilsoncc")
+    np.testing.assert_allclose(held.share_interval(hits=True), (wilson.low, wilson.high), rtol=1e-4)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), min_size=3, max_size=12),
+    st.booleans(), st.booleans(), st.sampled_from([0.5, 0.9, 0.95, 0.999]),
+)  # fmt: skip
+@example([(1, 1.0)] * 5, True, True, 0.95)
+@example([(7, 0.0)] * 5, False, True, 0.95)
+@example([(7, 0.4)] * 5, False, False, 0.95)
+def test_p_of_a_share_agrees_with_its_interval(texts, hits, unseen, level):
+    c = np.array([c for c, _ in texts], float)
+    s = np.array([share for _, share in texts]) * c
+    held = RunningSums()
+    held.add(np.round(s) if hits else s, c)
+    low, high = held.share_interval(level, hits=hits, unseen=unseen)
+    assert 0 <= low <= np.clip(held.ratio(), 0, 1) + 1e-12
+    assert low <= high <= 1
+    limits = np.linspace(-0.1, 1.1, 121)
+    p = np.array([held.share_p_above(limit, hits=hits, unseen=unseen) for limit in limits])
+    assert ((p >= 0) & (p <= 1)).all()
+    assert (np.diff(p) >= -1e-12).all()
+    apart = np.abs(limits[:, None] - [low, high]).min(1) > 1e-6
+    np.testing.assert_array_equal((p < (1 - level) / 2)[apart], (limits < low)[apart])
+    np.testing.assert_array_equal((p > (1 + level) / 2)[apart], (limits > high)[apart])
+
+
 def test_what_cannot_be_known_is_nan():
     #                never counted, in one text only, in two
     held = RunningSums((3,))
@@ -355,6 +468,16 @@ def test_a_level_is_a_share():
     for level in (0, 1, 95):
         with pytest.raises(ValueError, match="between 0 and 1"):
             RunningSums().interval(level)
+
+
+def test_tests_of_one_claim_are_one():
+    p = [[0.04, 0.03, math.nan], [0.04, math.nan, math.nan], [math.nan] * 3, [0.01, 0.9, 0.5]]
+    np.testing.assert_allclose(simes(p), [0.04, 0.04, math.nan, 0.03])
+    # Two tests that say the same say no more than one; two independent ones of a false claim reject it as often as one.
+    two = RNG(0).random((100_000, 2))
+    assert (simes(two) < 0.05).mean() == pytest.approx(0.05, abs=0.003)
+    assert (two.min(1) < 0.05).mean() > 0.09
+    np.testing.assert_array_equal(simes(two[:, [0, 0]]), two[:, 0])
 
 
 @given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=30))

@@ -10,7 +10,7 @@ they are grouped into batches, or on which part was merged with which. Knows no 
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +40,9 @@ _MASK = np.int64((1 << _WIDTH) - 1)
 _MOST_AT_ONCE = 2**11
 _MOST_BETWEEN_CARRIES = 2**20
 _ELEMENTS_AT_ONCE = 2**16  # what the processor's cache holds of the temporary arrays; changes no result
+
+DEPENDENCE = 0.3
+"""The intraclass correlation of the queries of a text that is assumed of what was never seen; see `share_interval`."""
 
 _FEWEST_DEGREES = 0.1  # of freedom; there t is 2e12 at 95%, and further down scipy's stdtrit goes wrong
 
@@ -232,6 +235,97 @@ class RunningSums:
         p: Floats = np.where(np.isnan(above), np.nan, stdtr(self._degrees().ravel(), -t))
         return np.where(np.isnan(error), np.nan, p).reshape(self.shape)
 
+    def share_interval(
+        self, level: float = 0.95, *, hits: ArrayLike = False, unseen: ArrayLike = True
+    ) -> tuple[Floats, Floats]:
+        """The confidence interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
+
+        r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all
+        1 and give [1, 1]. Two bounds, of which the wider one holds:
+
+        1. Wilson's score interval with continuity correction (Newcombe 1998, Statistics in Medicine 17, method 4) for
+           n = r(1 - r) / se² independent units (Korn & Graubard 1998, Survey Methodology 24), with se as in
+           `standard_error` and Student's t with m - 1 degrees of freedom for the normal quantile. Its variance at an
+           end θ is se² · θ(1 - θ) / r(1 - r): it grows towards the middle, as that of any share does.
+        2. What was never seen (`unseen`). Texts that were all alike give se = 0, and yet a share u of units of another
+           kind stays unseen in N independent ones with probability (1 - u)^N. The low end is at most
+           r · α^(1/N), α = (1 - level) / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N).
+           Where all units are hits this is Clopper & Pearson's (1934) end. N = 1 / (ρ/m + (1 - ρ)/Σc) is the
+           effective number of units for an intraclass correlation ρ within texts (Kish 1965, section 5.4), which
+           texts that are alike cannot tell: ρ = DEPENDENCE.
+
+        Simulated, 95% intervals of 10 to 100 texts hold shares of 0.01 to 0.99 in 94% of samples or more, whether texts
+        count 1 or 0, hits that depend on each other within texts (ρ of 0 to 0.3), or masses. They are conservative (97
+        to 100%) near 0 and 1, where few texts cannot tell 0.99 from 1, with fewer than ten texts, and for masses that
+        hardly vary (a standard deviation over texts of 0.03 with ten texts). Of three texts that are either 0.2 or 1 as
+        a whole (ρ = 1) they hold the truth in 71%.
+
+        Args:
+            level: The coverage, between 0 and 1.
+            hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
+                least r(1 - r) / Σc. Broadcast to the shape of the quantities.
+            unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
+                anything. Broadcast likewise.
+
+        Returns:
+            The low and the high ends; NaN where `interval` is.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"a level is between 0 and 1; got {level}")
+        part = self._share(hits, unseen)
+        a = self._student(level) ** 2 / part.n
+
+        def ends(x: Floats) -> tuple[Floats, Floats]:  # (x - θ)² = a θ(1 - θ)
+            half = np.sqrt(a * x * (1 - x) + a * a / 4)
+            return (x + a / 2 - half) / (1 + a), (x + a / 2 + half) / (1 + a)
+
+        seen = ((1 - level) / 2) ** (1 / part.n_unseen)
+        low = np.minimum(ends(np.maximum(part.r - part.correction, 0))[0], part.r * seen)
+        high = np.maximum(ends(np.minimum(part.r + part.correction, 1))[1], 1 - (1 - part.r) * seen)
+        known = ~np.isnan(a)
+        return np.where(known, np.clip(low, 0, 1), np.nan), np.where(known, np.clip(high, 0, 1), np.nan)
+
+    def share_p_above(self, threshold: ArrayLike, *, hits: ArrayLike = False, unseen: ArrayLike = True) -> Floats:
+        """One-sided p-value against H0: the share is at most the threshold.
+
+        The test that `share_interval` is the inversion of: p < (1 - level) / 2 exactly where the interval at that
+        level lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and (θ/r)^N, at
+        most 0.5; for θ above r likewise, counted from the other side.
+
+        Args:
+            threshold: Broadcast to the shape of the quantities.
+            hits: As in `share_interval`.
+            unseen: As in `share_interval`.
+
+        Returns:
+            The p-values; NaN where there is no standard error, or the threshold is NaN.
+        """
+        part = self._share(hits, unseen)
+        limit = np.broadcast_to(np.asarray(threshold, np.float64), self.shape)
+        inside = np.clip(limit, 0, 1)
+        distance = np.abs(part.r - inside)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.maximum(distance - part.correction, 0) / np.sqrt(inside * (1 - inside) / part.n)
+            t = np.where(distance > part.correction, t, 0)
+            away = np.where(inside < part.r, inside / part.r, (1 - inside) / (1 - part.r)) ** part.n_unseen
+        p = np.minimum(np.maximum(stdtr(self._degrees(), -t), away), 0.5)  # beyond lies the other side
+        p = np.where(inside < part.r, p, 1 - p)
+        p = np.where(limit < 0, 0.0, np.where(limit >= 1, 1.0, p))
+        known = ~(np.isnan(self.standard_error()) | np.isnan(limit))
+        result: Floats = np.where(known, p, np.nan)
+        return result
+
+    def _share(self, hits: ArrayLike, unseen: ArrayLike) -> "_Share":
+        r, total, m = np.clip(self.ratio(), 0, 1), self.total("c"), self.effective_texts()
+        binomial = r * (1 - r)
+        variance = self.standard_error() ** 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            least = np.where(np.broadcast_to(hits, self.shape), binomial / total, 0)
+            # Nothing is known of the spread where all is 0 or 1: the second bound alone says something.
+            n = np.where(binomial > 0, binomial / np.maximum(variance, least), np.inf)
+            n_unseen = 1 / (DEPENDENCE / m + (1 - DEPENDENCE) / total)
+        return _Share(r, n, 0.5 / n, np.where(np.broadcast_to(unseen, self.shape), n_unseen, np.inf))
+
     def _student(self, level: float) -> Floats:
         degrees = self._degrees()
         quantile: Floats = stdtrit(np.where(degrees < _FEWEST_DEGREES, np.nan, degrees), (1 + level) / 2)
@@ -257,6 +351,41 @@ class RunningSums:
     def _each(self, function: Callable[..., float], *columns: Integers | Floats) -> Floats:
         values = [function(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
         return np.array(values, np.float64).reshape(self.shape)
+
+
+class _Share(NamedTuple):
+    """A share, and of how many independent units: what `share_interval` and `share_p_above` are made of.
+
+    Attributes:
+        r: The share.
+        n: The units that would have its standard error.
+        correction: For continuity.
+        n_unseen: The units, were they as dependent within texts as DEPENDENCE says; infinite where that is not asked.
+    """
+
+    r: Floats
+    n: Floats
+    correction: Floats
+    n_unseen: Floats
+
+
+def simes(p: ArrayLike) -> Floats:
+    """One p-value for several tests of one claim: the least n·p_(i) / i of the n p-values in ascending order.
+
+    Simes 1986, Biometrika 73. Valid for independent tests and for positively dependent ones, as tests of one head on
+    the same texts are (Sarkar 1998).
+
+    Args:
+        p: p-values, 0 to 1; the tests of a claim along the last axis. NaN = no test, and is not counted in n.
+
+    Returns:
+        The p-values, without the last axis; NaN where there is no test.
+    """
+    given = np.sort(np.asarray(p, np.float64), axis=-1)  # NaN last
+    n = (~np.isnan(given)).sum(-1, keepdims=True)
+    # A test that is not there says nothing against.
+    combined: Floats = np.where(np.isnan(given), np.inf, given * n / np.arange(1, given.shape[-1] + 1)).min(-1)
+    return np.where(n[..., 0] > 0, combined, np.nan)
 
 
 def benjamini_hochberg(p: ArrayLike) -> Floats:
