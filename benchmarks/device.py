@@ -42,7 +42,7 @@ def facts_of(ids: torch.Tensor, embeddings: torch.Tensor) -> TextFacts:
     return TextFacts(
         real=~nothing, special=nothing, ids=ids, cls=nothing, sep=nothing, punctuation=ids % 7 == 0,
         log_frequency=-(ids % 11).float(), embeddings=embeddings / embeddings.norm(dim=-1, keepdim=True),
-        rarest=torch.zeros_like(ids[:, 0]),
+        rarest=torch.arange(ids.shape[1], device=ids.device).expand(ids.shape) == 1,
     )  # fmt: skip
 
 

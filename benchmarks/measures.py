@@ -89,7 +89,7 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
         rarity = log_frequency[padded].masked_fill(~real | cls | sep, 0.0)
         facts = TextFacts(
             real=real, special=cls | sep, ids=padded, cls=cls, sep=sep, punctuation=marks,
-            log_frequency=rarity, embeddings=table[padded], rarest=rarity.argmin(1),
+            log_frequency=rarity, embeddings=table[padded], rarest=rarity == rarity.amin(1, keepdim=True),
         )  # fmt: skip
         made.append((Batch(padded, real), facts))
     return made
@@ -111,7 +111,7 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
         for row in range(len(batch.ids)):
             text, n = slice(row, row + 1), int(facts.real[row].sum())
             cut_off = {
-                name: tensor[text, :n] if name != "rarest" else tensor[text] for name, tensor in vars(facts).items()
+                name: tensor[text, :n] for name, tensor in vars(facts).items()
                 if name in TextFacts.__dataclass_fields__ and tensor is not None
             }  # fmt: skip
             model.run(Batch(batch.ids[text, :n]), probe(TextFacts(**cut_off)))
@@ -223,8 +223,7 @@ class Dense:
         for o in OFFSETS:
             if abs(o) < n:
                 found[f"offset {o}"] = hits.diagonal(o, -2, -1).sum(-1)
-        rarest = facts.rarest[:, None, None, None].expand(*weights.shape[:3], 1)
-        found["rarest"] = hits.gather(-1, rarest).sum((-1, -2))
+        found["rarest"] = (hits & facts.rarest[:, None, None]).sum((-1, -2))
         received = queries.sum(2)
         found["received"] = received.amax(-1)
         found["values"] = (received * call.value.norm(dim=-1)).sum(-1)

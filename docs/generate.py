@@ -18,9 +18,9 @@ _MADE = "<!-- Made by `python -m docs.generate`; do not edit. -->"
 
 _ABOUT_MEASURES = """
 What `attnscope heads` measures of every head, and how a measure becomes a role. `A_qk` is the weight that
-query q gives to key k: a row of A sums to 1. `x_k` is the token at k, `n_q` the number of keys that the mask
-lets q attend to, `e_k` the static embedding of the token at length 1, `v_k` the value vector; logarithms are
-natural.
+query q gives to key k: a row of A sums to 1, or to less where a learned sink takes some. `x_k` is the token at k,
+`n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token at length
+1, `v_k` the value vector; logarithms are natural.
 
 ## How a value comes about
 
@@ -33,18 +33,22 @@ value = (sum over texts and queries q of the formula) / (queries that count)
 so that batches, shards and merges give what one run gives, and a long text weighs more than a short one. A
 query does not count where it is padding, where it may attend to nothing, or where the measure makes no sense
 for it: the first token has no previous token, and the mass on punctuation is undefined for a query that may
-attend to none. Where a formula speaks of a whole text, the last lines below the measures say what is counted.
+attend to none. Under a sliding window, `first_token` and `previous_token` count only the queries that may see
+that key. Where a formula speaks of a whole text, the last lines below the measures say what is counted.
 
 `NAME_active` is the measure without the keys on which trained heads rest, the special tokens and the first:
 the sum over the other keys, divided by all the mass that is on them. Each measure also has a 95% interval,
 Student's t over texts with the linearised variance of a ratio (texts are taken as independent, tokens of a
 text are not) and m - 1 degrees of freedom, m = (sum of counts)² / (sum of counts²) over texts; it is not cut
-to the range. Beside it stands the value under *uniform attention*: the same mask, all allowed keys alike.
+to the range. Beside it stands the value under *uniform attention*: the same mask, all allowed keys alike; of
+`NAME_active` all allowed keys alike that nobody rests on, with as much for each query as the head itself has on
+them, so that a head that spreads evenly what it does not rest has just this value.
 """
 
 _ABOUT_ROLES = """
-A head gets a role where its measure (or its `_active`, where at least {least_active:.0%} of the head's
-attention is off the resting keys) is above a limit:
+A head gets a role where its measure is above a limit; or its `_active`, where at least {least_active:.0%} of the
+attention of the queries that the measure counts is on keys that nobody rests on (an induction head may rest nearly
+always, but not where there is something to repeat; what a learned sink takes is neither resting nor active):
 
 ```text
 limit = max(threshold, baseline + max({margin} (1 - baseline), {least_margin}))
@@ -103,8 +107,12 @@ def measures_page() -> str:
             "; ".join(facts) + ".",
         ]
     parts.append(
-        "`relative_entropy` is an entropy divided by its maximum, not a Kullback-Leibler divergence. `sink` counts "
-        "texts, not queries. `received` adds up, text by text, what the most attended key received, and divides by "
+        "`relative_entropy` is an entropy divided by its maximum, not a Kullback-Leibler divergence. `similar_token` "
+        "compares with attention that is uniform over the same keys and has the same mass, so that a learned sink "
+        "makes it neither larger nor smaller. Tokens that are equally rare share what `rarest_token` counts. `sink` "
+        "counts texts, not queries, however many chunks they came in; a query that may not see the first token gives "
+        "it nothing, so that a window of a few tokens makes no sink. "
+        "`received` adds up, text by text, what the most attended key received, and divides by "
         "the number of queries."
     )
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]

@@ -37,7 +37,8 @@ def make_facts(
     if not special_ends:
         cls, sep = torch.zeros_like(real), torch.zeros_like(real)
     embeddings = torch.randn(batch, n, d, generator=generator, dtype=torch.float64)
-    rarest = (start[:, 0] + (length[:, 0] // 2)).clamp(max=n - 1)
+    # One rarest token, or two of them that are equally rare.
+    rarest = real & ((place == start + length // 2) | (place == start + length // 4)) & (place > start)
     return TextFacts(
         real=real,
         special=cls | sep,
@@ -47,7 +48,7 @@ def make_facts(
         punctuation=torch.rand(batch, n, generator=generator) < 0.2,
         log_frequency=-3 * torch.rand(batch, n, generator=generator, dtype=torch.float64),
         embeddings=embeddings / embeddings.norm(dim=-1, keepdim=True),
-        rarest=torch.where(length[:, 0] > 0, rarest, -1),
+        rarest=rarest,
         context=torch.rand(batch, n, generator=generator) < 0.3 if context else None,
     )
 
@@ -59,6 +60,7 @@ class Expected:
         names = measure_names()
         self.names = names
         self.sum, self.count = (np.zeros((len(names), batch, n_heads)) for _ in range(2))
+        self.even = np.zeros_like(self.sum)  # `_active` of a head that spreads evenly what it does not rest
         self.offset_sum, self.offset_count = (np.zeros((len(OFFSETS), batch, n_heads)) for _ in range(2))
 
     def put(self, name: str, text: int, head: int, value: float, count: float = 1.0) -> None:
@@ -109,8 +111,8 @@ def expected(
                 _add_query(result, b, h, q, row, seen, text, norms, own_text=queries is None)
             if n_keys:
                 result.put("received", b, h, received.max(), n_counted)
-            if first:
-                result.put("sink", b, h, float(sum(first) / len(first) > 0.3))
+            if n_counted:
+                result.put("sink", b, h, float(sum(first) / n_counted > 0.3))
     return result
 
 
@@ -128,7 +130,7 @@ class _Text:
             self.sets[name] = set() if given is None else {k for k in tokens if given[b, k]}
         self.frequency = None if facts.log_frequency is None else facts.log_frequency[b].tolist()
         self.directions = None if facts.embeddings is None else facts.embeddings[b].double().numpy()
-        self.rarest = -1 if facts.rarest is None else int(facts.rarest[b])
+        self.rarest = set() if facts.rarest is None else set(facts.rarest[b].nonzero()[:, 0].tolist())
 
     def targets(self, name: str, q: int) -> set[int]:
         """The keys whose mass a measure is."""
@@ -148,6 +150,9 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
     def put(name: str, value: float, count: float = 1.0) -> None:
         result.put(name, b, h, float(value), float(count))
 
+    def even(name: str, value: float) -> None:
+        result.even[result.names.index(name), b, h] += float(value)
+
     off = [k for k in seen if k not in text.rest and text.real[k]]
     active = sum(row[k] for k in off)
     put("resting", sum(row[k] for k in seen if k in text.rest))
@@ -160,8 +165,9 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
         put("max_weight", max(others))
     largest = max(row)
     ties = sum(weight == largest for weight in row)
-    if text.rarest in seen:
-        put("rarest_token", (row[text.rarest] == largest) / ties)
+    rarest = [k for k in seen if k in text.rarest]
+    if rarest:
+        put("rarest_token", sum(row[k] == largest for k in rarest) / ties / len(rarest))
     for name in ("first_token", "cls", "sep", "special", "punctuation", *SHIFTS, "same_token", "induction"):
         if name in PLACES and not own_text:
             continue
@@ -172,6 +178,7 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
         hit = [k for k in hit if k in off]
         if hit and f"{name}_active" in result.names:
             put(f"{name}_active", sum(row[k] for k in hit), active)
+            even(f"{name}_active", active * len(hit) / len(off))
     functions = {}
     if text.frequency is not None:
         functions["rarity"] = lambda k: -text.frequency[k]
@@ -196,6 +203,7 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
         put(name, sum(row[k] * function(k) for k in real))
         if off and f"{name}_active" in result.names:
             put(f"{name}_active", sum(row[k] * function(k) for k in off), active)
+            even(f"{name}_active", active * sum(function(k) for k in off) / len(off))
 
 
 def uniform_weights(call: AttentionCall) -> Tensor:

@@ -143,6 +143,7 @@ def test_active_measures_leave_resting_keys_out() -> None:
     np.testing.assert_allclose(got.count[i], (n - 2) / 2)
     np.testing.assert_allclose(got.value("previous_token_active"), 1)
     np.testing.assert_allclose(got.value("resting"), (0.5 * (n - 2) + 2) / n)
+    # Spread evenly over the six keys that nobody rests on, the token before would have a sixth.
     np.testing.assert_allclose(got.uniform("previous_token_active"), 1 / (n - 1))
 
 
@@ -217,7 +218,7 @@ def test_facts_know_where_texts_begin_and_end() -> None:
     [
         ({"real": torch.ones(7, dtype=torch.bool)}, ValueError, r"\(batch, token\)"),
         ({"special": torch.zeros(2, 6, dtype=torch.bool)}, ValueError, r"special \(2, 6\) does not fit"),
-        ({"rarest": torch.zeros(3, dtype=torch.int64)}, ValueError, r"rarest \(3,\)"),
+        ({"rarest": torch.zeros(3, 7, dtype=torch.bool)}, ValueError, r"rarest \(3, 7\)"),
         ({"embeddings": torch.zeros(2, 7)}, ValueError, "embeddings"),
         ({"cls": torch.zeros(2, 7)}, TypeError, "cls must be boolean"),
         ({"log_frequency": torch.full((2, 7), -math.inf)}, ValueError, "finite"),

@@ -1,6 +1,7 @@
 """Links between words: the rules of Clark et al. 2019 on weights made by hand, and against plain loops in float64."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,20 @@ def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int
     torch.testing.assert_close(output, attend(call), atol=2e-6, rtol=1e-5)
     require(probe.sums[call.kind][0], expected)
     require(links_of_weights(attention_weights(call), facts), expected)
+
+
+def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:
+    units, links = made_up(3, 2, 13)
+    call = replace(made_call(3, units, causal=True), mask=None)
+    together = Links(facts_of(units, links))
+    for layer, window in enumerate((None, 2, 5)):
+        one = replace(call, layer=layer, window=window)
+        together(one)
+        alone = Links(facts_of(units, links))
+        alone(one)
+        for part in ("hits", "mass"):
+            ours, theirs = (getattr(probe.sums[call.kind][layer], part) for probe in (together, alone))
+            assert torch.equal(ours, theirs)
 
 
 def test_every_layer_is_its_own_and_none_comes_twice() -> None:

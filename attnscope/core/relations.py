@@ -139,7 +139,7 @@ class Links:
         mask = call.mask
         # Most models hand every layer the same mask; some make a new view of the same memory each time.
         seen = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask._version)
-        name = (seen, call.query.device, call.is_causal, call.n_heads)
+        name = (seen, call.query.device, call.is_causal, call.window, call.n_heads)
         if name not in self._plans:
             parts = blocks(call)
             self._plans[name] = parts, _places(facts, parts), mask  # held, so that its address stays its own

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
 from attnscope.core.measures.catalogue import REACH, WINDOW, measure_names
-from attnscope.core.measures.dense import add_uniform, finish
+from attnscope.core.measures.dense import add_uniform, finish, uniform_likeness
 from attnscope.core.measures.facts import TextFacts, key_columns, pair_targets
 from attnscope.core.measures.norms import output_factor
-from attnscope.core.measures.queries import at_key, ground
+from attnscope.core.measures.queries import ground
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
 from attnscope.core.precision import sum_dtype
 from attnscope.core.wide import Block, Buffers, Tile, blocks, tiles, times_values
@@ -123,7 +123,16 @@ class Sums:
         # Most models hand every layer the same mask; some make a new view of the same memory each time.
         seen = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask._version)
         device = call.query.device
-        name = (seen, device, call.is_causal, call.n_heads, queries is None, call.query.shape[2], call.key.shape[2])
+        name = (
+            seen,
+            device,
+            call.is_causal,
+            call.window,
+            call.n_heads,
+            queries is None,
+            *call.query.shape[2:3],
+            call.key.shape[2],
+        )
         if name not in self._plans:
             keys, of_queries = self._facts_on(keys, device), self._facts_on(of_queries, device)
             plan = _Plan(call, keys, of_queries, self._internal, own_text=queries is None, offsets=self._offsets)
@@ -149,9 +158,11 @@ class _Place:
     Attributes:
         facts: Of the block's texts.
         rows: By name, as _Rows holds them: `real`, queries that are tokens, and no mere context, (text, 1, query);
-            `counted`, as Ground's, as numbers; `max_weight` and `rarest_token`, likewise defined; `inverse_log`,
-            1 / ln n_q where relative_entropy is defined, (text, mask head, query); `active_defined`, which queries the
-            `_active` measures count, (text, mask head, query, name); `similar`, similar_token under uniform attention
+            `counted`, as Ground's, as numbers; `max_weight`, likewise defined; `rarest_token`, 1 / how many of the
+            rarest tokens the query may attend to, where it is defined; `inverse_log`, 1 / ln n_q where relative_entropy
+            is defined, (text, mask head, query); `active`, which queries the `_active` measures count, and after these
+            the value that each has under uniform attention, (text, mask head, query, 2 * name); `spread`, 1 / how many
+            keys that nobody rests on the query may attend to; `similar`, similar_token under uniform attention
             and its `_active`, (text, mask head, query, 2); `band`, which offsets a query may attend to, (text, mask
             head, query, offset), and `band_active`, those off resting keys.
         all_real: Whether all queries are real.
@@ -160,6 +171,7 @@ class _Place:
         functions: (text, query * key, function) of a block of several texts; None for one text.
         cosine: Cosines of static embeddings, (query, key), of a block of one text, where they may be kept.
         off_rest: 1 for keys that nobody rests on, (text, key).
+        rarest: 1 for the rarest tokens, (text, key); None where they are unknown.
         final: Where each text ends in a special token, (text,), by key of the tile; None if none does.
     """
 
@@ -170,6 +182,7 @@ class _Place:
     functions: Tensor | None
     cosine: Tensor | None
     off_rest: Tensor
+    rarest: Tensor | None
     final: Tensor | None
 
     @property
@@ -229,6 +242,7 @@ class _Plan:
         self.counted = torch.zeros(batch, mask_heads, dtype=self.summed, device=self.device)
         self.columns = key_columns(keys, self.summed)
         self.off_rest = self.columns["active"].to(self.dtype)
+        self._rarest = None if keys.rarest is None else keys.rarest.to(self.dtype)
         self.blocks = blocks(call)
         self.active_names: list[str] = []
         kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else 2 * len(_FUNCTIONS))
@@ -263,20 +277,23 @@ class _Plan:
         self.counted[block.texts] += counted.sum(-1)
         defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
         self.active_names = [name for name in defined if name.endswith("_active")]
+        uniform = given.uniform | uniform_likeness(given)
+        even = [defined[name] * uniform.get(name, defined[name].new_zeros(())) for name in self.active_names]
         rows = {
             "real": real.to(self.dtype).unsqueeze(1),
             "counted": counted,
             "max_weight": defined["max_weight"],
             "inverse_log": defined["relative_entropy"] / given.n_allowed.clamp(min=2).log(),
-            "active_defined": torch.stack([defined[name] for name in self.active_names], -1),
+            "active": torch.stack([defined[name] for name in self.active_names] + even, -1),
+            "spread": counted / given.n_active.clamp(min=1),
             "band": band,
             "band_active": band,
         }
         if n_keys:
             off_rest = self.off_rest[block.texts, block.keys]
             rows["band_active"] = band * off_rest[:, self.band_index(block)].unsqueeze(1)
-        if "rarest_token" in defined:
-            rows["rarest_token"] = defined["rarest_token"]
+        if given.n_rarest is not None:
+            rows["rarest_token"] = defined["rarest_token"] / given.n_rarest.clamp(min=1)
         if "similar_token" in given.uniform:
             both = ("similar_token", "similar_token_active")
             rows["similar"] = torch.stack([given.uniform[name] * given.defined[name] for name in both], -1)
@@ -296,7 +313,8 @@ class _Plan:
         else:
             (pairs, functions), cosine = self._functions(block, facts, rows["real"][:, 0] > 0, None), None
         final = facts.final_special if self._ends[block.texts.start] else None
-        return _Place(facts, rows, self._all_real[block], pairs, functions, cosine, off_rest, final)
+        rarest = None if self._rarest is None else self._rarest[block.texts, block.keys]
+        return _Place(facts, rows, self._all_real[block], pairs, functions, cosine, off_rest, rarest, final)
 
     def band_index(self, block: Block) -> Tensor:
         """Where in a tile's row each offset lies, (query, offset), within the keys."""
@@ -370,6 +388,7 @@ class _Run:
         self.output = rows.transpose(1, 2)
         self._totals = Totals(names, batch, n_heads)
         self._received = torch.zeros(batch, n_heads, n_keys, dtype=plan.summed, device=plan.device)
+        self._evenly_active = torch.zeros_like(self._received)
         # Sums of tiles by what they are, (batch, head, ...): a tile's handfuls are added together, not one by one.
         self._slots: dict[str, slice] = {}
         self._board = self._received.new_zeros(0)
@@ -381,6 +400,7 @@ class _Run:
             "band": plan.own_text and (plan.offsets or bool(places)),
             "functions": plan.own_text and bool(set(_FUNCTIONS) & set(names)),
             "active": any(name.endswith("_active") for name in names),
+            "norms": bool({"value_weighted", "norm_weighted"} & set(names)),
         }
 
     def _note(self, name: str, sums: Tensor) -> None:
@@ -446,12 +466,29 @@ class _Run:
             return
         active = _times_columns(weights, place.off_rest)
         self._note("active from", (active * counted * q).sum(-1))
-        defined = place.rows["active_defined"]
+        if self._wants["norms"]:
+            self._spread_evenly(tile.block, active * place.rows["spread"])
+        defined = place.rows["active"]
         one_mask = defined.shape[1] == 1
         counts = active @ defined[:, 0] if one_mask else (active.unsqueeze(-2) @ defined).squeeze(-2)
-        self._note("active counts", counts)
+        self._note("active", counts)
         if similar is not None:
             self._note("uniform similar_active", (active * similar[..., 1]).sum(-1))
+
+    def _spread_evenly(self, block: Block, shares: Tensor) -> None:
+        """Adds to each key what queries give to each key that they may attend to, (text, head, query)."""
+        allowed = block.allowed(shares.device)
+        if allowed is None:
+            given = shares.sum(-1, keepdim=True)
+        else:
+            may = allowed[(None,) * (4 - allowed.ndim)].to(shares.dtype)
+            if may.shape[2] == 1:  # the same for all queries
+                given = shares.sum(-1, keepdim=True) * may.squeeze(2)
+            elif may.shape[1] == 1:
+                given = shares @ may[:, 0]
+            else:
+                given = (shares.unsqueeze(-2) @ may).squeeze(-2)
+        self._evenly_active[block.texts, :, block.keys] += given
 
     def _add_functions(self, tile: Tile, place: _Place) -> None:
         block, weights, plan = tile.block, tile.weights, self._plan
@@ -503,10 +540,11 @@ class _Run:
     def _add_places_of_the_largest(self, tile: Tile, place: _Place, largest: Tensor, ties: Tensor | None) -> None:
         """Weights at the offsets; and where the largest is: at an offset, on the rarest token."""
         weights = tile.weights
+        rows = place.rows
         shared = None if ties is None else ties.clamp_(min=1).reciprocal_()
-        rarest, rows = place.facts.rarest, place.rows
-        if rarest is not None and shared is not None and "rarest_token" in self._totals:
-            hits = at_key(weights, rarest, tile.block.keys) == largest
+        if place.rarest is not None and shared is not None and "rarest_token" in self._totals:
+            # Where the largest weights are still stands in the scratch.
+            hits = _times_columns(tile.scores, place.rarest)
             self._note("rarest_token", (hits * shared * rows["rarest_token"]).sum(-1))
         if not self._wants["band"]:
             return
@@ -524,14 +562,16 @@ class _Run:
         uniform = plan.uniform.copy()
         # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
         totals.take_counts(uniform)
+        uniform.widen(received.shape[1])
         if self._slots:
-            self._add_board(whole)
+            self._add_board(whole, uniform)
         columns = torch.stack(list(plan.columns.values()), -1)
         totals.add_several(list(plan.columns), whole, (received @ columns).permute(2, 0, 1), "sum")
-        finish(totals, uniform, plan.keys, received, plan.evenly, plan.counted, self._call.value, factor)
+        evenly = plan.evenly, self._evenly_active
+        finish(totals, uniform, plan.keys, received, evenly, plan.counted, self._call.value, factor)
         return totals, uniform
 
-    def _add_board(self, whole: slice) -> None:
+    def _add_board(self, whole: slice, uniform: Totals) -> None:
         plan, totals = self._plan, self._totals
         board = {name: self._board[..., slot] for name, slot in self._slots.items()}
         # All in one piece: number by number they would take as long as a small tile.
@@ -540,9 +580,10 @@ class _Run:
             for name in ("entropy_nats", "relative_entropy", "rms_distance_tokens", "max_weight", "rarest_token")
             if name in board
         }
-        if "active counts" in board:
-            counts = board["active counts"].permute(2, 0, 1)
+        if "active" in board:
+            counts, even = board["active"].permute(2, 0, 1).chunk(2)
             totals.add_several(plan.active_names, whole, counts, "count")
+            uniform.add_several(plan.active_names, whole, even, "sum")
         if plan.own_text:
             sums |= self._sums_by_place(board)
         if sums:

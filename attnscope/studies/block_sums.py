@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Hits = tuple[NDArray[np.float64], NDArray[np.float64]]
 """What `pair_hits` gives: hits and counts."""
 
-_SUMS = ("sum", "count", "uniform_sum", "uniform_count", "offset_sum", "offset_count", "offset_uniform")
+_SUMS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
 
 
 class BlockSums:
@@ -68,6 +68,8 @@ class BlockSums:
                 text = self._open.setdefault(chunk.text, _OpenText())
                 text.add(chunk, mine, hits[row])
                 if text.n_chunks == chunk.n_chunks:
+                    for kind, of in text.sums.items():
+                        _tell_sinks(self._tallies[kind].names, of)
                     self._add_texts(text.sums)
                     self._close(text.n_tokens, text.hits)
                     self.n_chunked += 1
@@ -91,7 +93,7 @@ class BlockSums:
         for kind, of in found.items():
             tally = self._tallies[kind]
             tally.measures.add(of["sum"], of["count"])
-            tally.uniform.add(of["uniform_sum"], of["uniform_count"])
+            tally.uniform.add(of["uniform_sum"], of["count"])
             tally.offsets.add(of["offset_sum"], of["offset_count"])
             tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
 
@@ -147,6 +149,17 @@ def undisturbed() -> Iterator[None]:
 def _empty(kind: str, by_layer: Mapping[int, "SumsOf"]) -> Tally:
     n_heads = max(sums.sum.shape[2] for sums in by_layer.values())
     return Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
+
+
+def _tell_sinks(names: Sequence[str], text: Mapping[str, NDArray[np.float64]]) -> None:
+    """Tells anew, of a text that came in chunks, which heads are sinks on it: it counts once, not chunk by chunk."""
+    from attnscope.core.measures.totals import tell_sinks
+
+    if "sink" not in names:
+        return
+    for part in ("sum", "uniform_sum"):
+        # Of uniform attention the counts are the heads'.
+        tell_sinks(names, np.moveaxis(text[part], -1, 0), np.moveaxis(text["count"], -1, 0))
 
 
 def _stacked(part: str, by_layer: Mapping[int, "SumsOf"], tally: Tally) -> NDArray[np.float64]:

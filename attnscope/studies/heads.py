@@ -453,8 +453,9 @@ class _Study:
         opening = special & (np.cumsum(~special, axis=1) == 0)
         # Special tokens are in every text, and not rare at all.
         frequency = np.where(special, 0.0, self._frequencies.of(ids))
-        ordinary = np.where(real & ~special, frequency, np.inf)
-        rarest = np.where(np.isfinite(ordinary).any(1), ordinary.argmin(1), -1)
+        # The first token is left out too: where there is no [CLS], heads rest on it, however rare it is.
+        ordinary = np.where(real & ~special & (np.arange(ids.shape[1]) > 0), frequency, np.inf)
+        rarest = np.isfinite(ordinary) & (ordinary == ordinary.min(1, keepdims=True))
 
         def tensor(array: NDArray[Any]) -> Tensor:
             return moved(torch.from_numpy(array), device)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attnscope.core.running import RunningSums, benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.records.findings import Estimate, Head, Role
-from attnscope.studies.tally import PAIR_MEASURES, Tally
+from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
@@ -25,7 +25,11 @@ FEWEST_TEXTS = 10
 """With fewer texts roles are tentative: said without interval and test."""
 
 LEAST_ACTIVE = 0.1
-"""A role may rest on an `_active` measure where at least this share of the attention is off the resting keys."""
+"""A role may rest on an `_active` measure where at least this share of the attention is off the resting keys.
+
+Of the queries that the measure itself counts: an induction head rests wherever there is nothing to repeat, over all
+queries 95% of the time and more.
+"""
 
 MARGIN = 0.1
 """How much of the way from its baseline to 1 a measure must have gone, beside reaching the threshold.
@@ -53,7 +57,8 @@ class Rule:
         threshold: The threshold.
         beats_uniform: Whether the measure must be above its value under uniform attention too.
         least_defined: For what share of the queries the measure must be defined at least. A separator at the end of a
-            text is hidden from all but itself in a causal layer: that says nothing about a head.
+            text is hidden from all but itself in a causal layer, and the first token from most queries in a layer
+            whose window is a few tokens: that says nothing about a head.
         needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
             same, which of them is the largest says nothing.
     """
@@ -73,7 +78,7 @@ RULES: dict[str, Rule] = {
     "same_token": Rule("attends to the same token elsewhere", ("same_token",), 0.4),
     "induction": Rule("attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4),
     "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
-    "first_token": Rule("rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3),
+    "first_token": Rule("rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
@@ -202,23 +207,28 @@ class _Judged:
         if test.rule.least_defined:
             limit[self._share_defined(test) < test.rule.least_defined] = np.nan
         if test.is_active:
-            limit[~(self._active_share() >= LEAST_ACTIVE)] = np.nan
+            limit[~(self._active_share(test) >= LEAST_ACTIVE)] = np.nan
         entropy = self._column("relative_entropy")
         if test.rule.needs_preference and entropy is not None:
             limit[self.values[..., entropy] > self.thresholds["diffuse"]] = np.nan
         return limit
 
     def _share_defined(self, test: _Test) -> Floats:
-        """For what share of the queries a measure is defined; 1 for an `_active` one, whose count is a mass."""
-        resting = self._column("resting")
-        if test.is_active or resting is None:
+        """For what share of the queries a measure is defined; of an `_active` one the measure without that."""
+        resting, whole = self._column("resting"), self._column(test.measure.removesuffix("_active"))
+        if resting is None or whole is None:
             return np.ones(self.shape)
-        every = self.counts[..., resting]
-        return _divided(self.counts[..., test.column], every, 0.0)
+        return _divided(self.counts[..., whole], self.counts[..., resting], 0.0)
 
-    def _active_share(self) -> Floats:
-        resting = self._column("resting")
-        return np.zeros(self.shape) if resting is None else 1 - self.values[..., resting]
+    def _active_share(self, test: _Test) -> Floats:
+        """What share of the attention of a measure's own queries is off the resting keys, as counted.
+
+        Not 1 less what rests: a learned sink takes attention that is neither.
+        """
+        whole = self._column(test.measure.removesuffix("_active"))
+        if whole is None:
+            return np.zeros(self.shape)
+        return _divided(self.counts[..., test.column], self.counts[..., whole], 0.0)
 
     def heads(self, q: Floats) -> list[Head]:
         """All heads of the tally, each with the best evidence for each of its roles.
@@ -275,13 +285,18 @@ class _Judged:
             p=float(self.p[(*at, number)]),
             q=q,
             tentative=self.tentative,
-            active_share=float(self._active_share()[at]) if test.is_active else None,
+            active_share=float(self._active_share(test)[at]) if test.is_active else None,
         )
 
     def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Value, interval, uniform attention's value, and count at each head's most frequent offset."""
+        """Value, interval, uniform attention's value, and count at each head's most frequent offset.
+
+        The one that has the most hits, of several the nearest: a single query that may look 8 tokens back, and does, is
+        no habit.
+        """
         offsets = self.tally.offsets
-        best = np.where(np.isnan(shares := offsets.ratio()), -1.0, shares).argmax(-1)[..., None]
+        nearest = np.argsort(np.abs(OFFSETS), kind="stable")
+        best = nearest[offsets.total("s")[..., nearest].argmax(-1)][..., None]
         mine = _part(offsets, best)
         low, high = mine.interval()
         uniform = _part(self.tally.offsets_uniform, best).ratio()

@@ -1,6 +1,7 @@
 """The definition of all measures on dense weights, and what it shares with `core.sums`, which needs none."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from attnscope.core.measures.catalogue import measure_names
 from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.norms import value_norms
-from attnscope.core.measures.queries import Ground, Rows, at_key, at_offsets, ground, linear_rows
+from attnscope.core.measures.queries import Ground, Rows, at_offsets, ground, linear_rows
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
 
 
@@ -36,15 +37,19 @@ def add_rows(totals: Totals, texts: slice, rows: Rows, given: Ground) -> None:
 
 
 def add_uniform(totals: Totals, texts: slice, given: Ground) -> Tensor:
-    """Adds what uniform attention has on some queries; returns the defined queries' `share` at each offset."""
-    rows = given.uniform | {
-        name: torch.zeros_like(row) for name, row in given.uniform.items() if name.startswith("similar_token")
-    }
-    add_rows(totals, texts, rows, given)
+    """Adds what uniform attention has on some queries, but for `_active`; returns which offsets each may attend to."""
+    rows = given.uniform | uniform_likeness(given)
+    of_all = {name: part for name, part in given.defined.items() if not name.endswith("_active")}
+    add_rows(totals, texts, rows, replace(given, defined=of_all))
     band = given.band.to(given.n_allowed.dtype)
     share = 1 / given.n_allowed.clamp(min=1)
     totals.add_offsets(texts, (band * share[..., None]).sum(2), band.sum(2))
     return band
+
+
+def uniform_likeness(given: Ground) -> Rows:
+    """Likeness under uniform attention: none, as it is told less what that has, which `given.uniform` holds."""
+    return {name: torch.zeros_like(row) for name, row in given.uniform.items() if name.startswith("similar_token")}
 
 
 def measures_of_weights(
@@ -90,9 +95,10 @@ def measures_of_weights(
     everything = (slice(0, n_queries), slice(0, n_keys))
     may = (weights > 0).any(1, keepdim=True) if allowed is None else allowed
     may = may[(None,) * (4 - may.ndim)].expand(batch, -1, n_queries, n_keys)
-    totals, uniform = Totals(names, batch, n_heads), Totals(names, batch, may.shape[1])
+    totals, uniform = Totals(names, batch, n_heads), Totals(names, batch, n_heads)
     received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=weights.device)
     evenly = torch.zeros(batch, may.shape[1], n_keys, dtype=torch.float64, device=weights.device)
+    evenly_active = torch.zeros_like(received)
     counted = torch.zeros(batch, may.shape[1], dtype=torch.float64, device=weights.device)
     for t in range(batch):
         texts = slice(t, t + 1)
@@ -103,20 +109,25 @@ def measures_of_weights(
         rows = linear_rows(part, text, *everything, own_text=own_text)
         rows |= _rows_of_weights(part, text, given, rows)
         add_rows(totals, texts, rows, given)
+        active = {name: part for name, part in given.defined.items() if name.endswith("_active")}
+        even = given.uniform | uniform_likeness(given)
+        even = {name: even[name] * rows["active"] for name in active if name in even} | {"active": rows["active"]}
+        add_rows(uniform, texts, even, replace(given, defined=active))
         largest = part.amax(-1, keepdim=True) if n_keys else part.sum(-1, keepdim=True)
         hits = (at_offsets(part, *everything) == largest) / (part == largest).sum(-1, keepdim=True).clamp(min=1)
         totals.add_offsets(texts, (hits * band).sum(2), band.sum(2))
         is_counted = given.counted.double()
         received[texts] = (part * is_counted[..., None]).sum(2)
         evenly[texts] = (may[texts] * (is_counted / given.n_allowed.clamp(min=1))[..., None]).sum(2)
+        share = rows["active"] * is_counted / given.n_active.clamp(min=1)
+        evenly_active[texts] = (may[texts] * share[..., None]).sum(2)
         counted[texts] = is_counted.sum(-1)
-    finish(totals, uniform, keys, received, evenly, counted, values, factor)
+    finish(totals, uniform, keys, received, (evenly, evenly_active), counted, values, factor)
     return joined(totals, uniform, measure_names(measures))
 
 
 def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Rows) -> Rows:
     """What is not linear in the weights, query by query, and similar_token less what uniform attention has."""
-    whole = slice(0, weights.shape[3])
     entropy = torch.special.entr(weights).sum(-1)
     ends = torch.arange(weights.shape[3], device=weights.device) == keys.final_special[:, None, None, None]
     padded = torch.nn.functional.pad(weights, (0, 1))  # a row of no keys has no largest one
@@ -128,7 +139,9 @@ def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Ro
         "max_weight": torch.nn.functional.pad(weights.masked_fill(ends, 0.0), (0, 1)).amax(-1),
     }
     if keys.rarest is not None:
-        rows["rarest_token"] = (at_key(weights, keys.rarest, whole) == largest) / ties
+        assert given.n_rarest is not None
+        hits = ((weights == largest[..., None]) & keys.rarest[:, None, None]).sum(-1)
+        rows["rarest_token"] = hits / ties / given.n_rarest.clamp(min=1)
     if "similar_token" in linear:
         for name, mass in (("similar_token", "mass"), ("similar_token_active", "active")):
             rows[name] = linear[name] - linear[mass] * given.uniform[name]
@@ -140,7 +153,7 @@ def finish(
     uniform: Totals,
     keys: TextFacts,
     received: Tensor,
-    evenly: Tensor,
+    evenly: tuple[Tensor, Tensor],
     counted: Tensor,
     values: Tensor | None,
     factor: Tensor | None,
@@ -149,10 +162,12 @@ def finish(
 
     Args:
         totals: Of the heads.
-        uniform: Of uniform attention.
+        uniform: Of uniform attention, for each head.
         keys: The texts of the keys.
         received: The mass that each key received, (batch, head, key).
-        evenly: Likewise under uniform attention, (batch, mask head, key).
+        evenly: Likewise under uniform attention, (batch, mask head, key); and what each key would receive if a head
+            spread what it does not rest evenly over the keys that nobody rests on, (batch, head, key), resting keys
+            included.
         counted: How many queries were counted, (batch, mask head).
         values: (batch, kv_head, key, d_value), or None.
         factor: `output_factor`, or None.
@@ -167,13 +182,9 @@ def finish(
             continue
         norm = value_norms(values, n_heads, by).to(received.dtype)
         of_heads[name] = (received * norm) @ both
-        if evenly.shape[1] == 1:
-            of_uniform[name] = norm @ (evenly[:, 0, :, None] * both)
-        else:
-            of_uniform[name] = (evenly * norm) @ both
-    # Uniform attention reads each head's own values, so its heads are no longer one for all.
-    uniform.widen(n_heads)
-    for part, mass, norms in ((totals, received, of_heads), (uniform, evenly, of_uniform)):
+        parts = (evenly[0] * norm).sum(-1), (evenly[1] * norm * off_rest[:, None]).sum(-1)
+        of_uniform[name] = torch.stack(parts, -1)
+    for part, mass, norms in ((totals, received, of_heads), (uniform, evenly[0], of_uniform)):
         largest = mass.amax(-1) if mass.shape[2] else mass.sum(-1)
         part.finish_keys(largest.expand(-1, n_heads), counted, norms)
         part.finish_sinks()

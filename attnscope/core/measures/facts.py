@@ -22,7 +22,7 @@ class TextFacts:
         punctuation: (batch, token), bool.
         log_frequency: (batch, token), float, finite: natural log of each token's relative frequency in the corpus.
         embeddings: (batch, token, d), float: each token's static embedding (the input layer's row), of length 1.
-        rarest: (batch,), int64: where the text's rarest token lies; -1 = there is none.
+        rarest: (batch, token), bool: the text's rarest tokens: one, or several that are equally rare.
         context: (batch, token), bool: tokens that are there for others to attend to: as queries they count nothing.
 
     Raises:
@@ -49,10 +49,12 @@ class TextFacts:
             tensor = getattr(self, name)
             if tensor is None:
                 continue
-            expected = shape[:1] if name == "rarest" else shape
-            if tensor.shape[: len(expected)] != expected or tensor.ndim != len(expected) + (name == "embeddings"):
+            if tensor.shape[:2] != shape or tensor.ndim != 2 + (name == "embeddings"):
                 raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(shape)}")
-            if name in ("real", "special", "cls", "sep", "punctuation", "context") and tensor.dtype != torch.bool:
+            if (
+                name in ("real", "special", "cls", "sep", "punctuation", "rarest", "context")
+                and tensor.dtype != torch.bool
+            ):
                 raise TypeError(f"{name} must be boolean; got {tensor.dtype}")
         if self.log_frequency is not None and not bool(self.log_frequency[self.real].isfinite().all()):
             raise ValueError("log_frequency must be finite: a token that was never counted has no frequency of 0")

@@ -87,15 +87,20 @@ class Ground:
     Attributes:
         counted: (batch, mask head, query), bool: real queries that may attend to something.
         n_allowed: Likewise: how many keys the query may attend to.
+        n_active: Likewise: how many of them nobody rests on.
         defined: Name -> likewise, bool: whether the measure, or its `_active`, counts the query.
-        uniform: Name -> likewise: the measure's value under uniform attention; 0 where it is undefined.
+        uniform: Name -> likewise: the measure's value under uniform attention; 0 where it is undefined. Of `_active`
+            the value of attention that is uniform over the keys that nobody rests on.
+        n_rarest: Likewise: how many of the text's rarest tokens the query may attend to; None where they are unknown.
         band: (batch, mask head, query, offset), bool: whether the query may attend to its key at the offset.
     """
 
     counted: Tensor
     n_allowed: Tensor
+    n_active: Tensor
     defined: dict[str, Tensor]
     uniform: Rows
+    n_rarest: Tensor | None
     band: Tensor
 
 
@@ -132,22 +137,22 @@ def ground(
     uniform["entropy_nats"] = n_allowed.clamp(min=1).log()
     uniform["relative_entropy"] = torch.ones_like(share)
     uniform["max_weight"] = share
-    uniform["rarest_token"] = share
     defined["entropy_nats"] = counted
     defined["relative_entropy"] = counted & (n_allowed >= 2)
     defined["max_weight"] = counted & (n_allowed > at_key(allowed, keys.final_special, key_range).to(dtype))
+    n_rarest = None
     if keys.rarest is not None:
-        defined["rarest_token"] = counted & at_key(allowed, keys.rarest, key_range)
+        n_rarest = (may * keys.rarest[:, None, None, key_range]).sum(-1)
+        defined["rarest_token"] = counted & (n_rarest > 0)
+        uniform["rarest_token"] = share
     for name in ("value_weighted", "norm_weighted"):
         defined[name], defined[f"{name}_active"] = counted, some_active
     band = at_offsets(allowed, queries, key_range) & counted[..., None]
     if not own_text:
         band = torch.zeros_like(band)
-    if "similar_token" in uniform:
-        # Less uniform's own: what is left to subtract from the heads stands here, uniform attention itself has 0.
-        active = uniform["active"].clamp(min=torch.finfo(dtype).tiny)
-        uniform["similar_token_active"] = uniform["similar_token_active"] / active
-    return Ground(counted, n_allowed, defined, uniform, band)
+    active = uniform["active"].clamp(min=torch.finfo(dtype).tiny)
+    uniform |= {name: row / active for name, row in uniform.items() if name.endswith("_active")}
+    return Ground(counted, n_allowed, (uniform["active"] * n_allowed).round(), defined, uniform, n_rarest, band)
 
 
 def at_key(rows: Tensor, places: Tensor, key_range: slice) -> Tensor:

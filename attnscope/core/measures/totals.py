@@ -1,6 +1,6 @@
 """Sums and counts of one layer: how they are added up, and what they come to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +23,9 @@ class SumsOf:
         names: What the first axis of the sums holds (`measure_names`).
         sum: (measure, batch, head), float64.
         count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
-        uniform_sum: The same under uniform attention over the keys that the mask allows.
-        uniform_count: Its count; differs from `count` for `…_active` alone.
+        uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. Of
+            `…_active` each query weighs as it does in the head, by the head's mass on keys that nobody rests on: a head
+            that spreads evenly over them has just this, however much it rests where.
         offset_sum: (offset, batch, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
             the largest weight each counts 1/t.
         offset_count: Queries that may attend to a key at the offset.
@@ -35,7 +36,6 @@ class SumsOf:
     sum: Sum
     count: Sum
     uniform_sum: Sum
-    uniform_count: Sum
     offset_sum: Sum
     offset_count: Sum
     offset_uniform: Sum
@@ -46,7 +46,7 @@ class SumsOf:
 
     def uniform(self, name: str) -> Sum:
         """The value under uniform attention, (head,); NaN where nothing was counted."""
-        return self._ratio(self.uniform_sum, self.uniform_count, name)
+        return self._ratio(self.uniform_sum, self.count, name)
 
     def _ratio(self, sums: Sum, counts: Sum, name: str) -> Sum:
         i = self.names.index(name)
@@ -141,9 +141,7 @@ class Totals:
         """Adds which texts a head is a sink on, from what first_token came to."""
         self.settle()
         if "sink" in self:
-            i, first = self._place["sink"], self._place["first_token"]
-            self.sum[i] = self.sum[first] > SINK_THRESHOLD * self.count[first]
-            self.count[i] = self.count[first] > 0
+            tell_sinks(self.names, self.sum, self.count)
 
     def clear(self, name: str) -> None:
         """Makes a measure undefined, and its `_active`."""
@@ -160,13 +158,13 @@ class Totals:
         other.offset_sum[:], other.offset_count[:] = self.offset_sum, self.offset_count
         return other
 
-    def take_counts(self, uniform: "Totals") -> None:
-        """Takes over the counts of everything but the `_active` measures, which no weights enter."""
+    def take_counts(self, other: "Totals") -> None:
+        """Takes over the counts of another's measures, but for the `_active` ones, which weights enter."""
         self.settle()
-        uniform.settle()
+        other.settle()
         for name, i in self._place.items():
             if not name.endswith("_active"):
-                self.count[i] = uniform.count[i]
+                self.count[i] = other.count[i]
 
     def widen(self, n_heads: int) -> None:
         """Repeats sums that all heads share."""
@@ -179,13 +177,29 @@ class Totals:
 def joined(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
     """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
     keep = [heads.names.index(name) for name in names]
-    shared = [heads.sum[keep], heads.count[keep], uniform.sum[keep], uniform.count[keep]]
+    shared = [heads.sum[keep], heads.count[keep], uniform.sum[keep]]
     # They stay while the next layers run.
     return SumsOf(names, *apart.copies([*shared, heads.offset_sum, heads.offset_count, uniform.offset_sum]))
 
 
 def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:
-    """`measure_names`, and what these need to be computed: a sink is told by first_token."""
+    """`measure_names`, and what these need to be computed: a sink is told by first_token, and all queries."""
     chosen = None if measures is None else set(measures)
     names = measure_names(chosen)
-    return measure_names(chosen | {"first_token"}) if chosen is not None and "sink" in names else names
+    return measure_names(chosen | {"first_token", "resting"}) if chosen is not None and "sink" in names else names
+
+
+def tell_sinks(names: Sequence[str], sums: Sum, counts: Sum) -> None:
+    """Writes which texts a head is a sink on, from what first_token came to in the whole text.
+
+    A query that may not see the first token gives it nothing, and counts: a layer whose window is a few tokens has no
+    sink there.
+
+    Args:
+        names: The measures, in the order of the first axis.
+        sums: (measure, ...), of whole texts; written to.
+        counts: Likewise.
+    """
+    i, first, every = (names.index(name) for name in ("sink", "first_token", "resting"))
+    sums[i] = sums[first] > SINK_THRESHOLD * counts[every]
+    counts[i] = counts[every] > 0

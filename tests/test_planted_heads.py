@@ -1,0 +1,258 @@
+"""What measures and roles say of heads that were made to do one thing: each says that, and nothing else."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights
+from attnscope.corpus import CorpusText
+from attnscope.records.findings import Head
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.roles import judged, thresholds_from
+from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
+
+
+def text_of(ids: Sequence[int], **facts: Tensor) -> TextFacts:
+    """One text without special tokens."""
+    real = torch.ones(1, len(ids), dtype=torch.bool)
+    return TextFacts(real=real, special=torch.zeros_like(real), ids=torch.tensor([list(ids)]), **facts)
+
+
+def causal(n: int) -> Tensor:
+    """Which key each of n queries may attend to."""
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def tally_of_texts(sums: Sequence[SumsOf]) -> Tally:
+    """One layer's measures of some texts, as a study adds them up."""
+    tally = Tally.empty("decoder", (0,), sums[0].sum.shape[2], sums[0].names)
+    for one in sums:
+        of = {
+            name: np.moveaxis(getattr(one, name), 0, -1)[:, None]
+            for name in ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
+        }
+        tally.measures.add(of["sum"], of["count"])
+        tally.uniform.add(of["uniform_sum"], of["count"])
+        tally.offsets.add(of["offset_sum"], of["offset_count"])
+        tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
+    nothing = np.zeros((len(sums), len(PAIR_MEASURES), len(OFFSETS)))
+    tally.pairs.add(nothing, nothing)
+    return tally
+
+
+def judge(weights: Sequence[Tensor], facts: Sequence[TextFacts], **options: Any) -> Head:
+    """The one head whose weights on some texts these are, (query, key) each."""
+    sums = [measures_of_weights(a[None, None], text, **options) for a, text in zip(weights, facts, strict=True)]
+    (head,) = judged([tally_of_texts(sums)], thresholds_from([]))
+    return head
+
+
+def roles_of(head: Head) -> set[str]:
+    return {role.name for role in head.roles}
+
+
+def test_what_a_learned_sink_takes_is_not_active() -> None:
+    # 0.3% of the attention is on a key, the token itself; all else goes to the learned sink.
+    lengths = range(15, 40)
+    head = judge([0.003 * torch.eye(n, dtype=torch.float64) for n in lengths], [text_of(range(n)) for n in lengths],
+                 allowed=torch.ones(1, 1, 1, 1, dtype=torch.bool))  # fmt: skip
+    assert head.measures["self_token_active"].value == pytest.approx(1)
+    assert head.resting_share < 0.01
+    assert not head.roles
+
+
+def test_a_head_that_spreads_over_what_is_left_is_not_local() -> None:
+    """It leaves the first token only where few others are to be seen: near the beginning, where all keys are near."""
+    weights = []
+    for n in range(20, 45):
+        left = torch.tensor([0.0, *(0.9 if q < 6 else 0.05 for q in range(1, n))], dtype=torch.float64)
+        rows = causal(n).double()
+        rows[:, 0] = 0
+        rows = rows / rows.sum(-1, keepdim=True).clamp(min=1) * left[:, None]
+        rows[:, 0] = 1 - left
+        weights.append(rows)
+    head = judge(weights, [text_of(range(len(rows))) for rows in weights])
+    found = head.measures["window_active"]
+    assert found.value > 0.7
+    assert found.uniform == pytest.approx(found.value)
+    assert roles_of(head) == {"first_token"}
+
+
+def test_a_head_that_spreads_over_what_is_left_has_the_value_of_uniform_attention() -> None:
+    """In each measure, of half-hidden texts too; likeness is told less uniform attention's already."""
+    n, chance = 17, torch.Generator().manual_seed(0)
+    facts = text_of(torch.randint(0, 5, (n,), generator=chance).tolist(),
+                    punctuation=torch.rand(1, n, generator=chance) < 0.3,
+                    log_frequency=-torch.rand(1, n, generator=chance))  # fmt: skip
+    may = causal(n) & (torch.rand(n, n, generator=chance) > 0.2)
+    active = may.double()
+    active[:, 0] = 0
+    left = torch.rand(n, 1, generator=chance, dtype=torch.float64)
+    rows = active / active.sum(-1, keepdim=True).clamp(min=1) * left
+    values = torch.randn(1, 1, n, 3, generator=chance, dtype=torch.float64)
+    got = measures_of_weights(rows[None, None], facts, allowed=may, values=values)
+    for name in got.names:
+        if name.endswith("_active") and got.count[got.names.index(name)].sum():
+            np.testing.assert_allclose(got.value(name), got.uniform(name), rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("window", [4, None])
+def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
+    weights, hidden = [], []
+    for n in range(20, 45):
+        may = causal(n) if window is None else causal(n).triu(1 - window)
+        rows = torch.where(may.any(-1, keepdim=True), may.double() / may.sum(-1, keepdim=True), 0)
+        sees = may[:, 0]
+        rows[sees] = 0
+        rows[sees, 0] = 1
+        weights.append(rows)
+        hidden.append(may)
+    sums = [measures_of_weights(rows[None, None], text_of(range(len(rows))), allowed=may)
+            for rows, may in zip(weights, hidden, strict=True)]  # fmt: skip
+    (head,) = judged([tally_of_texts(sums)], thresholds_from([]))
+    # Of the queries that may see it all look at it; but those are four.
+    assert head.measures["first_token"].value == 1
+    assert head.measures["sink"].value == (window is None)
+    assert roles_of(head) >= {"first_token"} if window is None else "first_token" not in roles_of(head)
+
+
+def test_a_text_in_chunks_is_a_sink_once() -> None:
+    own = attnscope.load("own")
+    found = heads(own, ["the animal saw the street and the cat saw it. " * 3, "a cat"], HeadsOptions(chunk=16))
+    assert found.corpus["n_chunked"] == 1
+    (tally,) = tallies_of(found.sums).values()
+    sink = tally.names.index("sink")
+    assert (tally.measures.total("c")[..., sink] == 2).all()
+    assert (tally.measures.total("s")[..., sink] <= 2).all()
+    assert (tally.uniform.total("c")[..., sink] == 2).all()
+
+
+def test_the_offset_of_a_positional_head_is_its_most_frequent_one() -> None:
+    """One query of a text may look eight tokens back, and does; all others look at the token before."""
+    n = 9
+    rows = torch.eye(n, dtype=torch.float64)[[0, *range(n - 2), 0]]
+    head = judge([rows] * 12, [text_of(range(n))] * 12, allowed=causal(n))
+    found = head.measures["positional"]
+    assert found.value == pytest.approx((n - 2) / (n - 1))
+    assert found.count == 12 * (n - 1)
+
+
+def test_where_all_tokens_are_equally_rare_none_is_the_rarest() -> None:
+    n = 21
+    every = torch.ones(1, n, dtype=torch.bool)
+    every[:, 0] = False
+    rows = torch.zeros(n, n, dtype=torch.float64)
+    rows[:, 1] = 1.0  # it has its largest weight on one of the twenty
+    rows[0] = torch.eye(n)[0]
+    found = measures_of_weights(rows[None, None], text_of(range(n), rarest=every), allowed=causal(n)).value(
+        "rarest_token"
+    )
+    # Of q rarest tokens that query q may attend to, one is a share of 1 / q.
+    np.testing.assert_allclose(found, sum(1 / q for q in range(1, n)) / (n - 1))
+
+
+def test_the_first_token_is_never_the_rarest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no [CLS] it is a sink, whatever it is; and tokens that are equally rare are so together."""
+    from attnscope.core import sums
+
+    seen: list[TextFacts] = []
+    made = sums.Sums.__init__
+
+    def see(self: sums.Sums, facts: TextFacts, **options: Any) -> None:
+        seen.append(facts)
+        made(self, facts, **options)
+
+    monkeypatch.setattr(sums.Sums, "__init__", see)
+    heads(planted_llama(), [CorpusText(1, "ids", 1, ids=(9, 1, 2, 3, 1, 4))])
+    (facts,) = seen
+    assert facts.rarest is not None
+    assert facts.rarest.tolist() == [[False, False, True, True, False, True]]
+
+
+VOCABULARY, WIDE = 40, 160
+SINK, MATCH = 7.0, 6.2
+"""Scores of the first token, and of what followed the query's token before; all other keys have 0."""
+
+
+def planted_llama() -> Any:
+    """A Llama of two layers: its first looks at the token before, the heads of its second rest or repeat.
+
+    The hidden state is the token, the token before (written by the first layer), a constant, and a flag of token 0,
+    with which all texts begin. Rotary positions turn the first dimensions alone: those find the token before, the last
+    ones compare tokens.
+    """
+    from transformers import LlamaConfig, LlamaModel
+
+    n_content = VOCABULARY
+    width = 2 * VOCABULARY + 2
+    const, flag = width - 2, width - 1
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=width, num_attention_heads=2, num_key_value_heads=2, head_dim=WIDE,
+        num_hidden_layers=2, intermediate_size=4, max_position_embeddings=256, rms_norm_eps=1e-12,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e12},
+    )  # fmt: skip
+    model = LlamaModel(config)
+    half = WIDE // 2
+    frequencies = 1e12 ** (-2 * torch.arange(half) / WIDE)
+    turning, still = slice(0, 14), slice(half - n_content, half)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(1.0 if weight.ndim == 1 else 0.0)
+        table = torch.zeros(VOCABULARY, width)
+        table[:, :VOCABULARY] = torch.eye(VOCABULARY)
+        table[:, const] = 1.0
+        table[0, flag] = 1.0
+        model.embed_tokens.weight.copy_(table)
+        first, second = (layer.self_attn for layer in model.layers)
+        # RMSNorm makes every state as long as sqrt(width); before it, a token's is sqrt(2), or that with its past.
+        long, longer = (width / 2) ** 0.5, (width / 3) ** 0.5
+        sharp = 30.0 * WIDE**0.5 / long**2
+        q, k = (linear.weight.view(2, WIDE, width) for linear in (first.q_proj, first.k_proj))
+        q[0, turning, const] = sharp
+        k[0, turning, const] = torch.cos(frequencies[turning])
+        k[0, half:][turning, const] = torch.sin(frequencies[turning])
+        first.v_proj.weight.view(2, WIDE, width)[0, :VOCABULARY, :VOCABULARY] = torch.eye(VOCABULARY) / long
+        first.o_proj.weight.view(width, 2, WIDE)[VOCABULARY : 2 * VOCABULARY, 0, :VOCABULARY] = torch.eye(VOCABULARY)
+        q, k = (linear.weight.view(2, WIDE, width) for linear in (second.q_proj, second.k_proj))
+        unit = WIDE**0.5 / longer**2
+        for head in range(2):
+            q[head, still, :VOCABULARY] = torch.eye(VOCABULARY) * MATCH * unit
+            k[head, still, VOCABULARY : 2 * VOCABULARY] = torch.eye(VOCABULARY)
+            q[head, half + half - n_content - 1, const] = SINK * unit
+            # Token 0 comes first, where its past is itself and its flag makes it longer.
+            k[head, half + half - n_content - 1, flag] = (4 / 3) ** 0.5
+    return attnscope.load(model)
+
+
+def repeating_texts(n: int, seed: int = 0) -> list[CorpusText]:
+    """Texts of 36 different tokens but for three, that come again with what followed them."""
+    chance = np.random.default_rng(seed)
+    texts = []
+    for number in range(n):
+        ids = [0, *(1 + chance.permutation(VOCABULARY - 1))[:35].tolist()]
+        for at in (4, 9, 15):
+            ids[at + 18] = ids[at]
+        texts.append(CorpusText(number, "ids", number + 1, ids=tuple(ids)))
+    return texts
+
+
+def test_induction_heads_that_rest_nearly_always_are_named() -> None:
+    found = heads(planted_llama(), repeating_texts(30))
+    by_name = {head.name: head for head in found.heads}
+    assert by_name["L0H0"].measures["previous_token"].value > 0.95
+    for name in ("L1H0", "L1H1"):
+        head = by_name[name]
+        assert head.resting_share > 0.9
+        assert head.measures["induction"].value < 0.4
+        role = next(role for role in head.roles if role.name == "induction")
+        assert role.measure == "induction_active"
+        assert role.value > 0.8
+        # Of its own queries, which are few: over all of them it is less than a tenth.
+        assert role.active_share is not None
+        assert role.active_share > 0.2 > 1 - head.resting_share
+        assert "rare" not in roles_of(head)
