@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
@@ -16,7 +15,7 @@ from attnscope.core.attention import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.records.relations import Relations, load, with_relations
-from attnscope.studies.relation_evidence import OFFSETS, RULES, Tally, judged, like_words, rule_hits
+from attnscope.studies.relation_evidence import OFFSETS, RULES, Cell, Lots, Tally, judged, like_words, rule_hits
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans
 
@@ -134,10 +133,11 @@ def test_all_numbers_by_plain_loops(own: Any) -> None:
     for name in ("again→next", "any→any"):
         one = found[name]
         by_half: dict[int, list[Any]] = {0: [], 1: []}
-        tally = Tally()
+        lots = Lots()
         for text in texts:
             (link,) = [link for link in text.links if link.relation == name]
-            half = tally.deal(np.zeros(len(RULES), np.int64), 1)
+            half, as_texts, first = lots.deal(None)
+            assert first and half == as_texts  # each text is a source of its own
             by_half[half].append((text, link))
         assert len(by_half[0]) == len(by_half[1]) == 15
         for half, values in ((0, one.choice), (1, one.accuracy)):
@@ -181,13 +181,21 @@ def test_rules_on_a_text_counted_by_hand() -> None:
     assert {rule: n for rule, n in hits.items() if n} == right
 
 
-def tally_of(hits: list[tuple[int, int]], rules: int = 0) -> Tally:
+def tally_of(
+    hits: list[tuple[float, int]], rules: int = 0, sources: list[str | None] | None = None, mass: float = 0.5
+) -> Tally:
     """A tally of one head: (right, of how many) of each text; the first rule right in so many of the scored half."""
+    lots, cells = Lots(), []
+    for (right, n), source in zip(hits, sources or [None] * len(hits), strict=True):
+        by_source, by_text, first = lots.deal(source)
+        values = np.array([[[right, mass * n]]], float)
+        cells.append((Cell("x", (by_source, by_text), n, np.zeros(len(RULES), np.int64), first), values))
     tally = Tally()
-    for right, n in hits:
-        half = tally.deal(np.zeros(len(RULES), np.int64), n)
-        tally.add(half, [(n, np.array([[[right, 0.5]]], float))])
-    tally.rules[1, 0] = rules
+    tally.add(cells)
+    for halves, part in tally.parts.items():
+        if halves[1] == 1:
+            part.rules[0] = rules
+            break
     return tally
 
 
@@ -196,7 +204,9 @@ def test_a_verdict_needs_examples_texts_and_ten_points() -> None:
     (one,) = judged({"x": tally_of(good, rules=20)})
     assert (one.n, one.n_scored, one.baseline) == (80, 40, 0.5)
     assert one.found.all()
-    assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))  # no spread at all: links, not texts, are what counts
+    # No spread at all: what was never seen in 20 texts of 2 links may be there nonetheless.
+    assert one.p[0, 0] == pytest.approx(0.5 ** (1 / (0.3 / 20 + 0.7 / 40)))
+    assert one.low[0, 0] < 1 == one.high[0, 0]
     (few,) = judged({"x": tally_of([(1, 1)] * 19)})
     assert few.why_no_verdict == "fewer than 20 examples"
     assert math.isnan(few.p[0, 0])
@@ -221,8 +231,8 @@ def test_the_false_discovery_rate_is_over_heads_and_relations() -> None:
 
 
 def test_pairs_of_opposites_are_in_both_halves() -> None:
-    tally = Tally()
-    halves = [tally.deal(np.zeros(len(RULES), np.int64), 1) for _ in range(400)]
+    lots = Lots()
+    halves = [lots.deal(None)[0] for _ in range(400)]
     assert sum(halves) == 200
     assert all(first != second for first, second in zip(halves[::2], halves[1::2], strict=True))
     assert 70 < sum(halves[::2]) < 130
@@ -277,7 +287,8 @@ def test_long_texts_are_cut_and_links_beyond_are_counted(tmp_path: Path) -> None
     model = attnscope.load(str(write_tiny(tmp_path / "tiny")))  # takes 29 tokens: letters
     words = [(i * 2, i * 2 + 1) for i in range(60)]
     links = (*(Link("near", (i,), (i - 2,)) for i in range(2, 60)), Link("far", (50,), (1,)))
-    text = AnnotatedText("a b c d e " * 12, tuple(words), links, "x", 1)
+    letters = np.random.default_rng(0).choice(list(LETTERS), 60)
+    text = AnnotatedText(" ".join(letters), tuple(words), links, "x", 1)
     found = relations(model, [text])
     assert found.corpus["n_chunked"] == 1
     assert found["near"].n == 58 - 2 * 2  # three chunks: two links at each of two cuts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.annotated.texts import AnnotatedText, Link
+from attnscope.annotated.texts import AnnotatedText, Link, Span
 from attnscope.corpus import Chunk
 from attnscope.records import Tokens
 
@@ -32,6 +32,7 @@ class Placed:
         word: For each unit the number of the word in the text; -1 = several that the tokens do not tell apart. (unit,)
         links: The links that can be seen: the link with its visible targets alone, the tokens that look, their units,
             and the units that are right.
+        target: What the decoder reads, of a text with a target: there the tokens that look are. None for others.
     """
 
     chunk: Chunk
@@ -39,6 +40,12 @@ class Placed:
     n_units: int
     word: NDArray[np.int64]
     links: "tuple[PlacedLink, ...]"
+    target: Tokens | None = None
+
+    @property
+    def size(self) -> int:
+        """How many tokens the longer side has."""
+        return max(len(self.chunk), 0 if self.target is None else len(self.target))
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,12 @@ def placed(
         The chunks that have links, and the links that none has: relation -> reason -> how many.
     """
     left_out: dict[str, Counter[str]] = {}
-    whole = _pieces(text, tokens)
+    whole = _pieces(text.words, tokens)
     waiting = list(enumerate(text.links))
     made: list[Placed] = []
     reasons: dict[int, str] = {}
     for part in parts:
-        pieces = whole if len(parts) == 1 else _pieces(text, part.tokens)
+        pieces = whole if len(parts) == 1 else _pieces(text.words, part.tokens)
         unit, word, tokens_of = _units(pieces, whole, len(part.tokens))
         unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
         here, rest = [], []
@@ -91,6 +98,30 @@ def placed(
     return made, left_out
 
 
+def placed_pair(text: AnnotatedText, whole: Chunk, target: Tokens) -> tuple[list[Placed], dict[str, Counter[str]]]:
+    """Places the links of a target to its text in the tokens of both; see `placed`.
+
+    Args:
+        text: The text, with its target.
+        whole: Its tokens, uncut.
+        target: The target's tokens, as the decoder reads them.
+    """
+    pieces, looking = _pieces(text.words, whole.tokens), _pieces(text.target_words, target)
+    unit, word, _ = _units(pieces, pieces, len(whole))
+    _, own_word, tokens_of = _units(looking, looking, len(target))
+    unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
+    own_of = {int(w): u for u, w in enumerate(own_word) if w >= 0}
+    left_out: dict[str, Counter[str]] = {}
+    links = []
+    for link in text.links:
+        if any(w not in own_of for w in link.source) or any(w not in unit_of for w in link.targets):
+            left_out.setdefault(link.relation, Counter())[UNALIGNED] += 1
+            continue
+        tokens = sorted(token for w in link.source for token in tokens_of[own_of[w]])
+        links.append(PlacedLink(link, tuple(tokens), (), tuple(unit_of[w] for w in link.targets)))
+    return ([Placed(whole, unit, len(word), word, tuple(links), target)] if links else []), left_out
+
+
 def _link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causal: bool) -> PlacedLink | str:
     """A link in tokens, or why it cannot be."""
     if any(word not in unit_of for word in (*link.source, *link.targets)):
@@ -104,12 +135,12 @@ def _link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causa
     return PlacedLink(shown, looking, own, tuple(unit_of[word] for word in seen))
 
 
-def _pieces(text: AnnotatedText, tokens: Tokens) -> list[list[int]]:
+def _pieces(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
     """For each word the tokens that share characters with it, ascending."""
-    pieces: list[list[int]] = [[] for _ in text.words]
-    starts = [start for start, _ in text.words]
+    pieces: list[list[int]] = [[] for _ in words]
+    starts = [start for start, _ in words]
     reach, furthest = [], 0  # words may share characters: how far any word up to here goes
-    for _, stop in text.words:
+    for _, stop in words:
         furthest = max(furthest, stop)
         reach.append(furthest)
     for token, (start, stop) in enumerate(tokens.offsets.tolist()):
@@ -117,7 +148,7 @@ def _pieces(text: AnnotatedText, tokens: Tokens) -> list[list[int]]:
             continue
         word = bisect_left(starts, stop) - 1
         while word >= 0 and reach[word] > start:
-            if text.words[word][1] > start:
+            if words[word][1] > start:
                 pieces[word].append(token)
             word -= 1
     return pieces

@@ -7,7 +7,7 @@ something else (French "du" is "de" and "le"), both have all of the token's. Emp
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from conllu.exceptions import ParseException
 from conllu.models import Token
@@ -52,6 +52,7 @@ def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Ba
     """
     seen: set[str] = set()
     held: list[_Sentence] = []
+    n_documents = 0
     for begin, block in paragraphs:
         try:
             sentence = _sentence(block.split("\n"), source, begin)
@@ -61,14 +62,16 @@ def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Ba
         if sentence is None:
             continue
         if sentence.begins_document:
-            seen = set()
+            seen, n_documents = set(), n_documents + 1
             if held:
                 yield _document(held)
                 held = []
         if unit == "document":
             held.append(sentence)
         else:
-            yield _alone(sentence, seen)
+            alone = _alone(sentence, seen)
+            # Sentences of a file that tells of no document may be from anywhere.
+            yield replace(alone, document=f"{source} {n_documents}") if n_documents else alone
         seen |= {mention.entity for mention in sentence.mentions}
     if held:
         yield _document(held)
@@ -79,7 +82,7 @@ def _alone(sentence: _Sentence, seen: set[str]) -> AnnotatedText:
     links, left = _coreference(sentence.mentions, seen)
     text = sentence.text
     out = {COREFERENCE: {ELSEWHERE: left}} if left else {}
-    return AnnotatedText(text.text, text.words, (*text.links, *links), text.source, text.line, out)
+    return replace(text, links=(*text.links, *links), left_out=out)
 
 
 def _document(sentences: list[_Sentence]) -> AnnotatedText:

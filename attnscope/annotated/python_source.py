@@ -61,7 +61,7 @@ def parse(text: str, source: str) -> AnnotatedText:
             words.append((start, stop))
     scopes = _Scopes(text, lines, starts, words)
     scopes.visit(tree)
-    return AnnotatedText(text, tuple(words), (*_brackets(brackets), *scopes.links()), source, 1)
+    return AnnotatedText(text, tuple(words), (*_brackets(brackets), *scopes.links()), source, 1, document=source)
 
 
 def _brackets(operators: list[tuple[int, str]]) -> Iterator[Link]:

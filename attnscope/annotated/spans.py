@@ -6,6 +6,14 @@
 A span is [first, last + 1] in characters (Unicode code points). "to" may be a list of spans, of which any is right;
 entries with the same "from" and "label" are one link with all their targets. "label" may be missing: "link". Words are
 those of `text.word_spans`, cut wherever a span begins or ends; "words", a list of spans, sets them instead.
+
+With a "target", links go from it to the text, as an encoder-decoder's cross-attention does: "from" are characters of
+the target, and "to" of the text; "target_words" sets its words.
+
+    {"text": "The cat slept.", "target": "Le chat dormait.",
+     "links": [{"from": [3, 7], "to": [4, 7], "label": "aligned"}]}
+
+"document", any string, says which texts belong together: they are in the same half of the evidence.
 """
 
 from collections.abc import Sequence
@@ -38,6 +46,11 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
         raise AnnotationError('no "text" that is a text')
     if not isinstance(given, list):
         raise AnnotationError('no "links" that is a list')
+    target, document = entry.get("target"), entry.get("document")
+    for name, value in (("target", target), ("document", document)):
+        if value is not None and not (isinstance(value, str) and is_unicode(value) and value.strip()):
+            raise AnnotationError(f'"{name}" is no text: {shortened(repr(value))}')
+    looking = text if target is None else target
     wanted: dict[tuple[Span, str], list[Span]] = {}
     for place, link in enumerate(given, 1):
         if not isinstance(link, dict):
@@ -45,20 +58,30 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
         label = link.get("label", "link")
         if not isinstance(label, str) or not label.strip() or not is_unicode(label):
             raise AnnotationError(f"link {place}: its label is no text: {shortened(repr(label))}")
-        origin = _span(link.get("from"), text, f'link {place}: "from"')
+        origin = _span(link.get("from"), looking, f'link {place}: "from"')
         goals = _targets(link.get("to"), text, f'link {place}: "to"')
         for goal in goals:
-            if goal[0] < origin[1] and origin[0] < goal[1]:
+            if target is None and goal[0] < origin[1] and origin[0] < goal[1]:
                 raise AnnotationError(f"link {place}: {list(goal)} overlaps its source {list(origin)}")
         wanted.setdefault((origin, " ".join(label.split())), []).extend(goals)
     if is_blank(text):
         return None
-    words = _given_words(entry["words"], text) if "words" in entry else _words(text, wanted)
+    goal_spans = [goal for goals in wanted.values() for goal in goals]
+    origins = [origin for origin, _ in wanted]
+    words = _words_of(entry.get("words"), text, goal_spans if target is not None else [*origins, *goal_spans])
+    target_words = [] if target is None else _words_of(entry.get("target_words"), target, origins)
     links = tuple(
-        Link(label, _covered(words, origin), tuple(sorted({w for goal in goals for w in _covered(words, goal)})))
+        Link(
+            label,
+            _covered(words if target is None else target_words, origin),
+            tuple(sorted({w for goal in goals for w in _covered(words, goal)})),
+        )
         for (origin, label), goals in wanted.items()
     )
-    return AnnotatedText(text, tuple(words), links, source, number)
+    return AnnotatedText(
+        text, tuple(words), links, source, number,
+        document=document and f"{source} {document}", target=target, target_words=tuple(target_words),
+    )  # fmt: skip
 
 
 def _targets(given: Any, text: str, name: str) -> list[Span]:
@@ -80,9 +103,11 @@ def _span(given: Any, text: str, name: str) -> Span:
     return start, stop
 
 
-def _words(text: str, wanted: "dict[tuple[Span, str], list[Span]]") -> list[Span]:
-    """The words of a text, cut wherever a span begins or ends."""
-    ends = {end for (origin, _), goals in wanted.items() for span in (origin, *goals) for end in span}
+def _words_of(given: Any, text: str, spans: Sequence[Span]) -> list[Span]:
+    """The words that are given, or those of a text, cut wherever a span begins or ends."""
+    if given is not None:
+        return _given_words(given, text)
+    ends = {end for span in spans for end in span}
     words = []
     for start, stop in word_spans(text):
         cuts = [start, *sorted(end for end in ends if start < end < stop), stop]

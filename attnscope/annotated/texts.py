@@ -1,8 +1,8 @@
 """Annotated texts: words, and links from one word to where it should look. Knows no format, no model, no tokens."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 Span = tuple[int, int]
 """First and last + 1 character in a text."""
@@ -35,6 +35,12 @@ class AnnotatedText:
         source: The file's name; "stdin".
         line: The line it begins on, from 1.
         left_out: Links that the annotation has and this text cannot show: relation -> reason -> how many.
+        document: What it shares with other texts that are not independent of it, such as a file; None = it stands
+            alone, as far as is known.
+        target: What a decoder is to write as it reads the text, where links go from words of that to words of the
+            text; None = they go from words of the text.
+        target_words: The words of the target by their start.
+        n_merged: How many further texts are in it that are equal: see `merged`.
     """
 
     text: str
@@ -43,10 +49,15 @@ class AnnotatedText:
     source: str
     line: int
     left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    document: str | None = None
+    target: str | None = None
+    target_words: tuple[Span, ...] = ()
+    n_merged: int = 0
 
     def digest(self) -> bytes:
         """What hashes of annotated texts are made of; the place does not enter."""
-        held = repr((self.text, self.words, [(link.relation, link.source, link.targets) for link in self.links]))
+        pair = () if self.target is None else (self.target, self.target_words)
+        held = repr((self.text, self.words, [(link.relation, link.source, link.targets) for link in self.links], *pair))
         return hashlib.sha256(held.encode("utf-8", "surrogatepass")).digest()
 
     def word(self, number: int) -> str:
@@ -68,6 +79,21 @@ class AnnotationError(Exception):
         self.reason, self.line = reason, line
 
 
+def merged(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
+    """Equal texts that follow each other, as one with the links of all: a file may have a line for each link."""
+    held: AnnotatedText | None = None
+    for text in texts:
+        if held is not None and (held.text, held.words, held.target) == (text.text, text.words, text.target):
+            links = tuple(dict.fromkeys((*held.links, *text.links)))
+            held = replace(held, links=links, n_merged=held.n_merged + 1)
+            continue
+        if held is not None:
+            yield held
+        held = text
+    if held is not None:
+        yield held
+
+
 def joined(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> AnnotatedText:
     """Several texts as one, with a space between two; `links` are further ones, by the numbers of all words."""
     words: list[Span] = []
@@ -87,4 +113,6 @@ def joined(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> Annota
                 held[reason] = held.get(reason, 0) + n
         start += len(text.text) + 1
     whole = " ".join(text.text for text in texts)
-    return AnnotatedText(whole, tuple(words), (*moved, *links), texts[0].source, texts[0].line, left_out)
+    return AnnotatedText(
+        whole, tuple(words), (*moved, *links), texts[0].source, texts[0].line, left_out, texts[0].document
+    )

@@ -27,11 +27,13 @@ class LinkFacts:
     added up by, such as a relation in a text.
 
     Attributes:
-        units: For each token the number of its word within the text, from 0; -1 = none: special tokens, padding.
-            (text, token), int64.
+        units: For each token that may be looked at, the number of its word within the text, from 0; -1 = none: special
+            tokens, padding. (text, token), int64.
         row_text: Which text a row is of, ascending. (row,), int64.
-        pieces: Row and token of each piece of a row, ordered by row. (piece, 2), int64.
+        pieces: Row and token of each piece of a row, ordered by row. (piece, 2), int64. Across two texts the tokens are
+            those of the one that looks.
         own: Row and word of the words that a row is itself, which are not among those it may look at. (n, 2), int64.
+            None where it looks at another text.
         link_row: The row of each link. (link,), int64.
         targets: Link and word: which words are right. None of them is the row itself. (n, 2), int64.
         link_cell: Where each link is added. (link,), int64.
@@ -101,7 +103,7 @@ class Links:
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
-            ValueError: The call's shapes are not those of the texts, or queries and keys are different texts.
+            ValueError: The call's shapes are not those of the texts.
         """
         layers = self.sums.setdefault(call.kind, {})
         if call.layer in layers:
@@ -110,7 +112,8 @@ class Links:
             )
         batch, n_heads, n_queries, _ = call.query.shape
         n_keys, d_value = call.value.shape[2:]
-        if call.kind == "cross" or self._facts.units.shape != (batch, n_queries) or n_queries != n_keys:
+        last_query = int(self._facts.pieces[:, 1].max()) if len(self._facts.pieces) else 0
+        if self._facts.units.shape != (batch, n_keys) or last_query >= n_queries:
             raise ValueError(
                 f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {n_keys} keys; the links "
                 f"are of {tuple(self._facts.units.shape)}"
@@ -220,7 +223,7 @@ def _places(facts: LinkFacts, parts: list[Block]) -> list[_Place]:
     rows, tokens = facts.pieces.unbind(1)
     n_pieces = torch.bincount(rows, minlength=n_rows).clamp(min=1)
     last = torch.zeros(n_rows, dtype=torch.int64, device=device).scatter_reduce(0, rows, tokens, "amax")
-    begin = torch.full((n_rows,), facts.units.shape[1], dtype=torch.int64, device=device)
+    begin = torch.full((n_rows,), torch.iinfo(torch.int64).max, dtype=torch.int64, device=device)
     begin = begin.scatter_reduce(0, rows, tokens, "amin")
     piece_text = facts.row_text[rows]
     target_row = facts.link_row[facts.targets[:, 0]]

@@ -24,6 +24,9 @@ RELATIONS_SCHEMA = "attnscope.relations/1"
 
 Array = NDArray[np.float64]
 
+LEAST_MASS = 0.1
+"""With less of its attention on the targets, in the mean, a head expresses a relation weakly: it looks elsewhere."""
+
 ARRAYS = ("choice", "accuracy", "low", "high", "mass", "p", "q")
 
 # All that NumPy, zipfile and json raise on files that are no such record, or no longer.
@@ -59,6 +62,10 @@ class Relation:
         p: One-sided p-value against the baseline; NaN without a verdict.
         q: The same after Benjamini-Hochberg over heads x relations.
         found: Which heads express the relation, (layer, head), bool.
+        n_sources: Sources that the texts are of, such as files or documents; a text alone is one. 0 = not known.
+        halves: What was dealt to halves: "sources", none of which is in both, or "texts", where there are too few.
+        ties: Further heads that express it, and whose accuracy on the half that the head is chosen by is no farther
+            from the chosen one's than its standard error, or than 0.01: which of them is the best cannot be told.
     """
 
     name: str
@@ -78,6 +85,9 @@ class Relation:
     p: Array
     q: Array
     found: NDArray[np.bool_]
+    n_sources: int = 0
+    halves: str = "texts"
+    ties: tuple[tuple[int, int], ...] = ()
 
     @property
     def best(self) -> tuple[int, int] | None:
@@ -91,6 +101,11 @@ class Relation:
     def best_found(self) -> bool:
         """Whether the chosen head expresses the relation."""
         return self.best is not None and bool(self.found[self.best])
+
+    @property
+    def weak(self) -> bool:
+        """Whether the chosen head expresses the relation with little weight: less than LEAST_MASS on the targets."""
+        return self.best is not None and self.best_found and bool(self.mass[self.best] < LEAST_MASS)
 
     def others_found(self) -> list[tuple[int, int]]:
         """Further heads that express it, the largest accuracy first."""
@@ -186,11 +201,14 @@ class Relations:
         return tuple(sorted(self.relations, key=rank))
 
     def roles(self) -> dict[tuple[int, int], list[Role]]:
-        """The relations that heads express, as roles: (layer, head) -> roles, the furthest above its baseline first."""
+        """The relations that heads express, as roles: (layer, head) -> roles, the furthest above its baseline first.
+
+        Not those that they express weakly: what a head is for gets some of its attention.
+        """
         margin = float(self.options.get("margin", 0.0))
         held: dict[tuple[int, int], list[Role]] = {}
         for one in self.relations:
-            for place in ((int(layer), int(head)) for layer, head in np.argwhere(one.found)):
+            for place in ((int(layer), int(head)) for layer, head in np.argwhere(one.found & (one.mass >= LEAST_MASS))):
                 held.setdefault(place, []).append(
                     Role(
                         name=one.name,
@@ -266,9 +284,10 @@ class Relations:
         return write_whole(path, held.getvalue())
 
 
-_PLAIN = (
+_FIRST = (
     "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict",
 )  # fmt: skip
+_PLAIN = (*_FIRST, "n_sources", "halves", "ties")  # records of version 0.1 have the first alone
 
 
 def load(path: str | Path) -> Relations:
@@ -286,7 +305,7 @@ def load(path: str | Path) -> Relations:
                 raise AttnscopeError(f"{path} holds {data['schema']!r}, not {RELATIONS_SCHEMA!r}")
             arrays = {name: archive[name] for name in (*ARRAYS, "found")}
         relations = tuple(
-            Relation(**{name: row[name] for name in _PLAIN}, **{name: arrays[name][i] for name in arrays})
+            _relation(row, {name: array[i] for name, array in arrays.items()})
             for i, row in enumerate(data["relations"])
         )
         examples = tuple(_example(item) for item in data["examples"])
@@ -297,6 +316,12 @@ def load(path: str | Path) -> Relations:
         raise AttnscopeError(
             f"{path} is no record of relations: {error}", "give the relations.npz that `relations` wrote"
         ) from None
+
+
+def _relation(row: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Relation:
+    given: dict[str, Any] = {name: row[name] for name in _PLAIN if name in _FIRST or name in row}
+    given["ties"] = tuple((int(layer), int(head)) for layer, head in given.get("ties", ()))
+    return Relation(**(given | dict(arrays)))
 
 
 def with_relations(findings: Findings, relations: Relations) -> Findings:

@@ -1,19 +1,18 @@
 """What is added up about a relation over texts, and from there to evidence: intervals, simple rules, verdicts.
 
 A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
-rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. The test is
-that of `core.running` over texts, and beside it the binomial test over links: the larger p counts. Where all texts of a
-few say the same, the first finds no spread and would take any head for certain.
+rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Interval and
+test are those of shares in `core.running`, over texts: few texts that all say the same do not make a head certain.
 """
 
 import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.core.running import RunningSums, benjamini_hochberg
@@ -31,11 +30,30 @@ FEWEST_LINKS = 20
 FEWEST_TEXTS = 10
 """With fewer texts in the half that is scored there is no verdict: an interval over so few says little."""
 
+FEWEST_SOURCES = 2
+"""With fewer sources in either half, or too few texts of them to score on, texts are dealt instead."""
+
+TIED = 0.01
+"""Heads whose accuracies are nearer than that are tied, however surely they differ."""
+
 OFFSETS = tuple(offset for offset in range(-20, 21) if offset)
 """The fixed offsets, in words of the annotation, that heads are compared with."""
 
-RULES = (*(f"offset {offset:+d}".replace("-", "−") for offset in OFFSETS), "same word before", "same word after")
-"""The simple rules: the word that many words on, and the nearest word that is written alike (case aside)."""
+ALONG = tuple(range(-3, 4))
+"""How many words from the diagonal of a target and its text rules look."""
+
+
+def _signed(name: str, number: int) -> str:
+    return f"{name} {number:+d}".replace("-", "−") if number else name
+
+
+RULES = (
+    *(_signed("offset", offset) for offset in OFFSETS), "same word before", "same word after",
+    "same place", *(_signed("diagonal", step) for step in ALONG), "same word",
+)  # fmt: skip
+"""The simple rules. Within a text: the word that many words on, and the nearest word that is written alike (case
+aside). From a target to its text: the word at the same place, or that many words on; the word as far along the text
+as the target's is along the target, or some words from there; and the nearest to that that is written alike."""
 
 Floats = NDArray[np.float64]
 
@@ -54,6 +72,39 @@ def like_words(text: AnnotatedText) -> list[tuple[int, int]]:
     return list(zip(before, after, strict=True))
 
 
+def rules_of(text: AnnotatedText, links: Mapping[str, Sequence[Link]]) -> dict[str, NDArray[np.int64]]:
+    """For how many links of a text, or of a part of it, each rule is right: relation -> (rule,)."""
+    if text.target is not None:
+        return {relation: pair_rule_hits(mine, text) for relation, mine in links.items()}
+    alike = like_words(text)
+    return {relation: rule_hits(mine, alike) for relation, mine in links.items()}
+
+
+def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int64]:
+    """For how many links from a target to its text each rule is right, (rule,)."""
+    hits = np.zeros(len(RULES), np.int64)
+    place, diagonal = RULES.index("same place"), RULES.index("diagonal")
+    n, m = len(text.words), len(text.target_words)
+    spelled = [text.word(number).casefold() for number in range(n)]
+    for link in links:
+        first, last = link.source[0], link.source[-1]
+        # Words are as wide as each other, and the middle of one stands at the same share of its text.
+        along = math.floor((first + last + 1) / 2 / m * n)
+        start, stop = text.target_words[first][0], text.target_words[last][1]
+        written = (text.target or "")[start:stop].casefold()
+        same = [number for number, one in enumerate(spelled) if one == written]
+        hits[-1] += bool(same) and min(same, key=lambda number: abs(number - along)) in link.targets
+        for target in link.targets:
+            distance = target - first if target < first else max(target - last, 0)
+            if distance == 0:
+                hits[place] += 1
+            elif abs(distance) <= OFFSETS[-1]:
+                hits[distance + OFFSETS[-1] - (distance > 0)] += 1
+            if abs(target - along) <= ALONG[-1]:
+                hits[diagonal + target - along] += 1
+    return hits
+
+
 def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """For how many links each rule is right, (rule,). From several words offsets count from the outermost one.
 
@@ -62,6 +113,7 @@ def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArra
         alike: What `like_words` found in their text.
     """
     hits = np.zeros(len(RULES), np.int64)
+    before = len(OFFSETS)
     for link in links:
         first, last = link.source[0], link.source[-1]
         for target in link.targets:
@@ -70,85 +122,177 @@ def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArra
             if 0 < abs(distance) <= OFFSETS[-1]:
                 hits[distance + OFFSETS[-1] - (distance > 0)] += 1
         if first == last:
-            hits[-2] += alike[first][0] in link.targets
-            hits[-1] += alike[first][1] in link.targets
+            hits[before] += alike[first][0] in link.targets
+            hits[before + 1] += alike[first][1] in link.targets
     return hits
 
 
-class Tally:
-    """Exact sums over the texts that hold one relation, in two halves: of fixed size, whatever the corpus.
+class Lots:
+    """Deals what holds one relation to two halves, twice over: text by text, and source by source.
+
+    Of every two one goes to each half, by lot. Not in turn: where texts come in pairs of opposites, each half would
+    have one kind alone. Where no source has several texts, both come out the same.
+    """
+
+    def __init__(self) -> None:
+        self._n_texts = self._n_sources = 0
+        self._numbers: dict[str, int] = {}
+
+    def deal(self, source: str | None) -> tuple[int, int, bool]:
+        """For a text its half by sources, its half by texts, and whether it is the first of its source.
+
+        Args:
+            source: What the text shares with others, such as a document; None = it stands alone.
+        """
+        number = self._numbers.get(source, self._n_sources) if source is not None else self._n_sources
+        first = number == self._n_sources
+        self._n_sources += first
+        if source is not None:
+            self._numbers[source] = number
+        self._n_texts += 1
+        return _half(number), _half(self._n_texts - 1), first
+
+
+def _half(number: int) -> int:
+    """0 or 1: a coin for every two that falls the same way each time."""
+    pair, second = divmod(number, 2)
+    return (hashlib.blake2b(str(pair).encode(), digest_size=1).digest()[0] + second) % 2
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """The links of one relation in one text: what they are added up to, and to which halves they go.
 
     Attributes:
-        links: Links of each half.
-        texts: Texts of each half.
-        rules: For how many of them each rule is right, (half, rule).
+        relation: The relation.
+        halves: The half by sources, and that by texts.
+        n: How many links there are.
+        rules: For how many of them each rule is right, (rule,).
+        first: Whether the text is the first of its source.
+    """
+
+    relation: str
+    halves: tuple[int, int]
+    n: int
+    rules: NDArray[np.int64]
+    first: bool = True
+
+
+CellSums = tuple[Cell, Floats]
+"""A cell, and the hits and mass of heads in it, (layer, head, 2); NaN where a layer has no such head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Exact sums over some texts that hold a relation.
+
+    Attributes:
+        links: Links.
+        texts: Texts.
+        rules: For how many links each rule is right, (rule,).
+        sums: Hits and mass of heads, (layer, head, 2); None without texts.
+    """
+
+    links: int = 0
+    texts: int = 0
+    rules: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(RULES), np.int64))
+    sums: RunningSums | None = None
+
+    def merge(self, other: "Part") -> "Part":
+        """The sums over the texts of both."""
+        both = self.sums is not None and other.sums is not None
+        sums = self.sums.merge(other.sums) if both else self.sums or other.sums  # type: ignore[union-attr,arg-type]
+        return Part(self.links + other.links, self.texts + other.texts, self.rules + other.rules, sums)
+
+
+class Tally:
+    """Exact sums over the texts that hold one relation: of fixed size, whatever the corpus.
+
+    Attributes:
+        parts: By the half by sources and the half by texts, so that halves of either kind can be had of them.
+        sources: Sources in each half by sources.
         left_out: Links that could not be measured, by reason.
     """
 
     def __init__(self) -> None:
-        self.links, self.texts = [0, 0], [0, 0]
-        self.rules = np.zeros((2, len(RULES)), np.int64)
+        self.parts: dict[tuple[int, int], Part] = {}
+        self.sources = [0, 0]
         self.left_out: Counter[str] = Counter()
-        self._sums: list[RunningSums | None] = [None, None]
         self._there: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
 
     @property
     def n(self) -> int:
         """Links of both halves."""
-        return sum(self.links)
+        return sum(part.links for part in self.parts.values())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and heads."""
+        return self._there.shape[0], self._there.shape[1]
 
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the texts of both; neither is changed."""
         made = Tally()
-        made.links = [mine + more for mine, more in zip(self.links, other.links, strict=True)]
-        made.texts = [mine + more for mine, more in zip(self.texts, other.texts, strict=True)]
-        made.rules, made.left_out = self.rules + other.rules, self.left_out + other.left_out
+        made.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
+        made.left_out = self.left_out + other.left_out
         made._there = self._there if self._there.size else other._there
-        for half, (mine, more) in enumerate(zip(self._sums, other._sums, strict=True)):
-            made._sums[half] = mine.merge(more) if mine is not None and more is not None else mine or more
+        for halves in sorted({*self.parts, *other.parts}):
+            made.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
         return made
 
-    def deal(self, hits: NDArray[np.int64], n: int, n_before: int | None = None) -> int:
-        """Takes down a text's links, and says which half it belongs to: of every two texts one to each, by lot.
+    def add(self, found: Sequence[CellSums]) -> None:
+        """Adds what heads reach on texts.
 
-        Not in turn: where texts come in pairs of opposites, each half would have one kind alone.
-
-        Args:
-            hits: For how many of its links each rule is right.
-            n: How many links it has.
-            n_before: How many texts were dealt before it; None = as many as are in here.
+        Raises:
+            ValueError: A number is NaN or infinite where there is such a head.
         """
-        pair, second = divmod(sum(self.texts) if n_before is None else n_before, 2)
-        half = (_lot(pair) + second) % 2
-        self.texts[half] += 1
-        self.links[half] += n
-        self.rules[half] += hits
-        return half
+        by_halves: dict[tuple[int, int], list[CellSums]] = {}
+        for cell, values in found:
+            by_halves.setdefault(cell.halves, []).append((cell, values))
+            self.sources[cell.halves[0]] += cell.first
+            if not self._there.size:
+                self._there = np.asarray(~np.isnan(values).all(-1))
+        for halves, cells in by_halves.items():
+            values = np.stack([sums for _, sums in cells])
+            counts = np.array([cell.n for cell, _ in cells], np.float64)[:, None, None, None]
+            sums = RunningSums(values.shape[1:])
+            sums.add(np.where(self._there[..., None], values, 0.0), np.broadcast_to(counts, values.shape))
+            added = Part(
+                sum(cell.n for cell, _ in cells), len(cells), np.sum([cell.rules for cell, _ in cells], 0), sums
+            )
+            self.parts[halves] = self.parts.get(halves, Part()).merge(added)
 
-    def add(self, half: int, found: Sequence[tuple[int, Floats]]) -> None:
-        """Adds what heads reach on texts of a half: for each the number of links, and hits and mass, (layer, head, 2).
+    def halved(self) -> "Halves":
+        """Its halves: by sources where these suffice, else by texts."""
+        by_sources, by_texts = ((self._half(axis, _CHOOSING), self._half(axis, _SCORING)) for axis in (0, 1))
+        alone = sum(self.sources) == sum(part.texts for part in self.parts.values())
+        enough = min(self.sources) >= FEWEST_SOURCES and by_sources[_SCORING].texts >= FEWEST_TEXTS
+        return Halves(*by_sources, "sources") if alone or enough else Halves(*by_texts, "texts")
 
-        NaN where a layer has no such head.
-        """
-        values = np.stack([sums for _, sums in found])
-        counts = np.array([n for n, _ in found], np.float64)[:, None, None, None]
-        self._there = ~np.isnan(values[0, :, :, 0])
-        sums = self._sums[half] or RunningSums(values.shape[1:])
-        sums.add(np.nan_to_num(values, nan=0.0), np.broadcast_to(counts, values.shape))
-        self._sums[half] = sums
-
-    def heads(self, half: int) -> RunningSums:
-        """The sums of a half, (layer, head, 2): hits and mass."""
-        return self._sums[half] or RunningSums((*self._there.shape, 2))
+    def _half(self, axis: int, half: int) -> Part:
+        made = Part()
+        for halves, part in sorted(self.parts.items()):
+            made = made.merge(part) if halves[axis] == half else made
+        return made
 
     def only_there(self, values: Floats) -> Floats:
         """Values by (layer, head), NaN where there is no such head."""
         return np.where(self._there, values, np.nan)
 
 
-def _lot(number: int) -> int:
-    """0 or 1: a coin that falls the same way each time."""
-    return hashlib.blake2b(str(number).encode(), digest_size=1).digest()[0] % 2
+@dataclass(frozen=True)
+class Halves:
+    """What a head is chosen on, and what it is scored on.
+
+    Attributes:
+        chosen_on: The one half.
+        scored_on: The other.
+        by: What was dealt: "sources", none of which is in both halves, or "texts".
+    """
+
+    chosen_on: Part
+    scored_on: Part
+    by: str
 
 
 def judged(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
@@ -166,46 +310,60 @@ class _Measured:
 
     def __init__(self, name: str, tally: Tally) -> None:
         self.name, self.tally = name, tally
-        n, of = tally.links[_SCORING], tally.rules[_SCORING]
-        best = int(of.argmax())
-        self.rule, self.baseline = (RULES[best], float(of[best] / n)) if n else ("", math.nan)
+        self.halves = tally.halved()
+        scored, n = self.halves.scored_on, self.halves.scored_on.links
+        best = int(scored.rules.argmax())
+        self.rule, self.baseline = (RULES[best], float(scored.rules[best] / n)) if n else ("", math.nan)
         self.why_not = self._why_no_verdict()
-        scored = tally.heads(_SCORING)
-        self.accuracy, self.mass = (tally.only_there(part) for part in np.moveaxis(scored.ratio(), -1, 0))
-        self.low, self.high = (tally.only_there(end[..., 0]) for end in scored.interval())
+        sums = self._sums(scored)
+        self.accuracy, self.mass = (tally.only_there(part) for part in np.moveaxis(sums.ratio(), -1, 0))
+        self.low, self.high = (tally.only_there(end[..., 0]) for end in sums.share_interval(hits=True))
         self.p = np.full(self.accuracy.shape, np.nan)
         if not self.why_not:
-            self.p = tally.only_there(self._p(scored, n))
+            p = sums.share_p_above(np.array([self.baseline, np.nan]), hits=True)
+            self.p = tally.only_there(p[..., 0])
+
+    def _sums(self, part: Part) -> RunningSums:
+        return part.sums or RunningSums((*self.tally.shape, 2))
 
     def _why_no_verdict(self) -> str:
         if self.tally.n < FEWEST_LINKS:
             return f"fewer than {FEWEST_LINKS} examples"
-        if self.tally.texts[_SCORING] < FEWEST_TEXTS:
+        if self.halves.scored_on.texts < FEWEST_TEXTS:
             return f"fewer than {FEWEST_TEXTS} texts to score on"
         return ""
 
-    def _p(self, scored: RunningSums, n: int) -> Floats:
-        over_texts = scored.p_above(np.array([self.baseline, np.nan]))[..., 0]
-        hits = np.floor(scored.total("s")[..., 0] + 1e-9)
-        over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
-        larger: Floats = np.maximum(over_texts, over_links)
-        return larger
+    def _ties(self, choice: Floats, found: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+        """Heads that express the relation too, and that the chosen one is not told apart from: see `Relation.ties`."""
+        if np.isnan(choice).all():
+            return ()
+        n = self.halves.chosen_on.links
+        best = np.unravel_index(int(np.nanargmax(choice)), choice.shape)
+        # With one link more of either kind: of few links all may be right.
+        share = (float(choice[best]) * n + 1) / (n + 2)
+        spread = float(self._sums(self.halves.chosen_on).standard_error()[..., 0][best])
+        error = max(math.sqrt(share * (1 - share) / n), TIED, *(() if math.isnan(spread) else (spread,)))
+        with np.errstate(invalid="ignore"):
+            near = found & (choice >= choice[best] - error)
+        near[best] = False
+        return tuple(sorted(((int(a), int(b)) for a, b in np.argwhere(near)), key=lambda place: -choice[place]))
 
     def relation(self, q: Floats) -> Relation:
-        tally = self.tally
+        tally, halves = self.tally, self.halves
         with np.errstate(invalid="ignore"):
             found = (self.low >= self.baseline + MARGIN) & (q <= LEVEL)
+        choice = tally.only_there(self._sums(halves.chosen_on).ratio()[..., 0])
         return Relation(
             name=self.name,
             n=tally.n,
-            n_texts=sum(tally.texts),
-            n_scored=tally.links[_SCORING],
-            n_texts_scored=tally.texts[_SCORING],
+            n_texts=halves.chosen_on.texts + halves.scored_on.texts,
+            n_scored=halves.scored_on.links,
+            n_texts_scored=halves.scored_on.texts,
             left_out=dict(tally.left_out),
             rule=self.rule,
             baseline=self.baseline,
             why_no_verdict=self.why_not,
-            choice=tally.only_there(tally.heads(_CHOOSING).ratio()[..., 0]),
+            choice=choice,
             accuracy=self.accuracy,
             low=self.low,
             high=self.high,
@@ -213,4 +371,7 @@ class _Measured:
             p=self.p,
             q=q,
             found=found,
+            n_sources=sum(tally.sources),
+            halves=halves.by,
+            ties=self._ties(choice, found) if found.any() else (),
         )

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.alignment import Placed, placed
-from attnscope.corpus import TOKEN_BUDGET, Chunk, batches, chunks, runs
+from attnscope.annotated.alignment import Placed, placed, placed_pair
+from attnscope.annotated.texts import merged
+from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.records.relations import Relations
+from attnscope.models.model import Model, Writer, example_tokens
+from attnscope.records import Tokens
+from attnscope.records.relations import LEAST_MASS, Relation, Relations
 from attnscope.studies.heatmap import run_of
-from attnscope.studies.memory import Room, give_memory_back, halves, halving_note, sparing
+from attnscope.studies.memory import halving_note
 from attnscope.studies.relation_evidence import (
     FEWEST_LINKS,
     FEWEST_TEXTS,
     LEVEL,
     MARGIN,
+    Cell,
+    Lots,
     Tally,
     judged,
-    like_words,
-    rule_hits,
+    rules_of,
 )
-from attnscope.studies.texts import Progress, Report, padded
-from attnscope.studies.workers import Lost, Workers, WorkersModel, carried_out, lost
+from attnscope.studies.relation_sums import Batches, Found, NotFinite, Observer, Piece, RelationsWork
+from attnscope.studies.texts import Progress, Report
+from attnscope.studies.workers import Lost, Workers, carried_out, lost
 
-if TYPE_CHECKING:
-    from attnscope.core.relations import LinkFacts, LinkSums
+COPY = "texts that were there before"
+MIXED = "texts with a target among others without, or the other way round"
+TOO_LONG = "texts or targets longer than the model takes"
 
 BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
@@ -103,37 +108,36 @@ def relations(
     complete = study.run(corpus, report, workers)
     done = study.done
     if complete and not study.lost and not any(tally.n for tally in done.tallies.values()):
-        raise AttnscopeError(*_nothing(done, options))
+        raise AttnscopeError(*_nothing(done, options, model))
     described = {
         "sources": list(corpus.sources) if isinstance(corpus, AnnotatedCorpus) else ["texts"],
         "unit": corpus.unit if isinstance(corpus, AnnotatedCorpus) else None,
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
+        "n_copies": done.n_copies,
+        "n_not_finite": len(done.not_finite),
         "sha256": corpus.sha256 if isinstance(corpus, AnnotatedCorpus) else "",
         "problems": [
             *(asdict(problem) for problem in (corpus.problems if isinstance(corpus, AnnotatedCorpus) else ())),
             *study.lost,
+            *_not_finite(done, model),
         ],
         "complete": complete,
     }
     chosen = {
         "only": options.only, "chunk": options.chunk, "stride": options.stride, "level": LEVEL, "margin": MARGIN,
         "fewest_links": FEWEST_LINKS, "fewest_texts": FEWEST_TEXTS,
+        "least_mass": LEAST_MASS,
     }  # fmt: skip
     found = judged(done.tallies)
     shown = study.examples(found) if options.n_examples else ()
-    notes = [*_notes(done), *study.notes, *study.halving_notes]
-    return Relations(run_of(model.info, notes), described, chosen, model.info.kinds[0], found, shown)
+    notes = [*_notes(done, found), *study.notes, *study.halving_notes]
+    return Relations(run_of(model.info, notes), described, chosen, study.kind, found, shown)
 
 
 def _require_measurable(model: Model, options: RelationsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
-    if len(model.info.kinds) > 1:
-        raise AttnscopeError(
-            f"{model.info.name} has an encoder and a decoder; relations are studied in models that have one of them",
-            "look at single texts with: attnscope heatmap",
-        )
     example = example_tokens(model.tokenizer)
     if not (example.offsets >= 0).any():
         raise AttnscopeError(
@@ -144,7 +148,9 @@ def _require_measurable(model: Model, options: RelationsOptions) -> None:
     chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
-def _nothing(done: _Done, options: RelationsOptions) -> tuple[str, str]:
+def _nothing(done: _Done, options: RelationsOptions, model: Model) -> tuple[str, str]:
+    for problem in _not_finite(done, model):
+        return f"no link can be measured: {problem['reason']}", "compute with another precision: --dtype float32"
     reasons = Counter[str]()
     for tally in done.tallies.values():
         reasons.update(tally.left_out)
@@ -159,8 +165,31 @@ def _nothing(done: _Done, options: RelationsOptions) -> tuple[str, str]:
     return "there is no link in these texts", "give texts whose annotation has some"
 
 
-def _notes(done: _Done) -> list[str]:
+def _not_finite(done: _Done, model: Model) -> list[dict[str, Any]]:
+    """Texts that were left out as attention is NaN on them, as one entry among the problems of a corpus."""
+    if not done.not_finite:
+        return []
+    first, n = done.not_finite[0], len({(one.source, one.line) for one in done.not_finite})
+    which = "1 text was" if n == 1 else f"{n:,} texts, of which this is the first, were"
+    reason = f"{which} not studied: attention is not finite (NaN) in layer {first.layer} in {model.info.dtype}"
+    return [asdict(Problem(first.source, first.line, reason))]
+
+
+def _notes(done: _Done, found: Sequence[Relation]) -> list[str]:
     said = []
+    if done.n_copies:
+        many = done.n_copies != 1
+        said.append(
+            f"{done.n_copies:,} text{'s are copies' if many else ' is a copy'} of others, case and whitespace apart: "
+            "of each the first counts, and of those right after it the links that it lacks."
+        )
+    mixed = [one.name for one in found if one.halves == "texts" and not one.why_no_verdict]
+    if mixed:
+        named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
+        said.append(
+            f"Too few sources to keep each in one half (for {len(mixed)} relation{'s' * (len(mixed) != 1)}: {named}): "
+            "texts or chunks of one source are in both, and what is found is of these sources."
+        )
     reasons: dict[str, Counter[str]] = {}
     for name, tally in done.tallies.items():
         for reason, n in tally.left_out.items():
@@ -186,28 +215,8 @@ class _Done:
     n_texts: int = 0
     n_tokens: int = 0
     n_chunked: int = 0
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """The links of one relation in one chunk: what they are added up to, and to which half they go."""
-
-    relation: str
-    half: int
-    n: int
-
-
-_CellSums = tuple[_Cell, NDArray[np.float64]]
-"""A cell, and the hits and mass of heads in it, (layer, head, 2)."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A chunk with its links, and where those are added."""
-
-    text: AnnotatedText
-    placed: Placed
-    cells: tuple[_Cell, ...]
+    n_copies: int = 0
+    not_finite: tuple[NotFinite, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +228,7 @@ class _Block:
         first: Its first text.
         n_texts: How many texts it has.
         n_chunked: How many of them came in several chunks.
+        n_copies: How many texts or chunks of them were there before.
         tallies: What is known of it without the model, by relation.
         batches: Its parts, as the model is given them.
         share: How much of all texts had been read then.
@@ -228,6 +238,7 @@ class _Block:
     first: AnnotatedText
     n_texts: int
     n_chunked: int
+    n_copies: int
     tallies: Mapping[str, Tally]
     batches: Batches
     share: float | None
@@ -238,27 +249,6 @@ class _Block:
         return sum(len(part.placed.chunk) for batch in self.batches for part in batch)
 
 
-Batches = tuple[tuple[_Part, ...], ...]
-"""Parts as the model is given them together."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """What workers begin with."""
-
-    model: WorkersModel
-
-    def begin(self) -> Callable[[_Block], tuple[Mapping[str, Tally], int | None]]:
-        """Loads the model; what it returns adds up what heads reach on a block, and says if batches were halved."""
-        observer = _Observer(self.model.load())
-
-        def add_up(block: _Block) -> tuple[Mapping[str, Tally], int | None]:
-            found = _summed([sums for step in observer.steps(block.batches) for sums in step])
-            return found, observer.room.tokens
-
-        return add_up
-
-
 class _Study:
     """One model on annotated texts, block by block."""
 
@@ -267,38 +257,58 @@ class _Study:
         self.done = _Done()
         self.lost: list[dict[str, Any]] = []
         self.notes: list[str] = []
+        self.kind: str = model.info.kinds[0]
+        self._start = _start(model)
         self._halved_to: set[int] = set()
-        self._causal = model.info.kinds == ("decoder",)
-        self._dealt = Counter[str]()
-        self._shown: dict[str, list[_Part]] = {}
+        self._lots: dict[str, Lots] = {}
+        self._seen: set[bytes] = set()
+        self._shown: dict[tuple[str, str], list[Piece]] = {}
 
     def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> bool:
         """Goes through all texts; False if it was interrupted."""
         try:
-            if workers is not None:
-                self._run_shared(texts, report, workers)
-                return True
-            observer = _Observer(self.model)
-            for block in self._blocks(texts):
-                self._add_block(block, observer, report)
-                self._halved_to.update(() if observer.room.tokens is None else (observer.room.tokens,))
+            each = merged(texts)
+            for first in each:
+                self.kind = self._kind_for(first)
+                cut = self._blocks(chain([first], each), texts)
+                if workers is not None:
+                    self._run_shared(cut, report, workers)
+                    return True
+                observer = Observer(self.model, self.kind)
+                for block in cut:
+                    self._add_block(block, observer, report)
         except KeyboardInterrupt:
             return False
         return True
+
+    def _kind_for(self, text: AnnotatedText) -> str:
+        """The kind of attention that links like a text's are about."""
+        info = self.model.info
+        if text.target is None:
+            return info.kinds[0]
+        if "cross" not in info.kinds or not isinstance(self.model, Writer):
+            raise AttnscopeError(
+                f"{info.name} has no cross-attention, by which a target would look at its text",
+                'texts with a "target" are for encoder-decoders that read text, such as Marian or T5',
+            )
+        if self.options.chunk is not None or self.options.stride is not None:
+            raise AttnscopeError("texts with a target are not cut into chunks", "leave out --chunk and --stride")
+        return "cross"
 
     @property
     def halving_notes(self) -> list[str]:
         """What was done for want of memory."""
         return [halving_note(min(self._halved_to))] if self._halved_to else []
 
-    def _run_shared(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers) -> None:
+    def _run_shared(self, blocks: Iterator[_Block], report: Report | None, workers: Workers) -> None:
         """Has workers look at the blocks; what they find is added in the order of the texts."""
-        found: dict[int, tuple[_Block, Mapping[str, Tally] | None]] = {}
+        found: dict[int, tuple[_Block, Found | None]] = {}
+        work = RelationsWork(workers.model(self.model), self.kind)
         n_added, share = 0, 0.0
         try:
             with (
                 workers.open(self.model.info.device) as executor,
-                closing(carried_out(executor, _Work(workers.model(self.model)), self._blocks(texts))) as outcomes,
+                closing(carried_out(executor, work, blocks)) as outcomes,
             ):
                 for outcome in outcomes:
                     block = outcome.task
@@ -306,9 +316,7 @@ class _Study:
                         self.lost.append(lost(block.first, block.n_texts, outcome.reason))
                         found[block.number] = block, None
                     else:
-                        sums, halved_to = outcome.result
-                        found[block.number] = block, sums
-                        self._halved_to.update(() if halved_to is None else (halved_to,))
+                        found[block.number] = block, outcome.result
                     while n_added in found:
                         self._take(*found.pop(n_added))
                         n_added += 1
@@ -322,76 +330,104 @@ class _Study:
                 self._take(*found[number])
             raise
 
-    def _blocks(self, texts: Iterable[AnnotatedText]) -> Iterator[_Block]:
+    def _blocks(self, texts: Iterable[AnnotatedText], corpus: Iterable[AnnotatedText]) -> Iterator[_Block]:
         for number, held in enumerate(runs(texts, BLOCK, lambda text: len(text.text))):
-            yield self._block(held, number, _share(texts))
+            yield self._block(held, number, _share(corpus))
 
     def _block(self, texts: Sequence[AnnotatedText], number: int, share: float | None) -> _Block:
         tallies: dict[str, Tally] = {}
-        parts: dict[tuple[int, int], _Part] = {}
-        n_chunked = 0
+        parts: dict[tuple[int, int], Piece] = {}
+        n_chunked = n_copies = 0
         for place, text in enumerate(texts):
-            found = self._placed(text, place, tallies)
+            found, copies = self._placed(text, place, tallies)
+            n_copies += copies + text.n_merged
             n_chunked += bool(found) and found[0].placed.chunk.n_chunks > 1
             for part in found:
                 parts[place, part.placed.chunk.number] = part
         cut = batches((part.placed.chunk for part in parts.values()), TOKEN_BUDGET)
         # The longest first: what shorter ones need fits into what those have freed.
         made = tuple(tuple(parts[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
-        return _Block(number, texts[0], len(texts), n_chunked, tallies, made, share)
+        n_texts = sum(1 + text.n_merged for text in texts)
+        return _Block(number, texts[0], n_texts, n_chunked, n_copies, tallies, made, share)
 
-    def _add_block(self, block: _Block, observer: _Observer, report: Report | None) -> None:
-        sums: list[_CellSums] = []
+    def _add_block(self, block: _Block, observer: Observer, report: Report | None) -> None:
+        steps = []
         n_tokens = 0
         for batch, step in zip(block.batches, observer.steps(block.batches), strict=True):
-            sums += step
+            steps.append(step)
             n_tokens += sum(len(part.placed.chunk) for part in batch)
             if report is not None:
                 report(Progress(self.done.n_texts + block.n_texts, self.done.n_tokens + n_tokens, block.share))
-        self._take(block, _summed(sums))
+        self._take(block, observer.sum_up(steps))
 
-    def _take(self, block: _Block, sums: Mapping[str, Tally] | None) -> None:
+    def _take(self, block: _Block, found: Found | None) -> None:
         """Adds a block, in one step: an interruption leaves either the old sums or the new ones. None = it is lost."""
-        if sums is None:
+        if found is None:
             return
+        self._halved_to.update(() if found.halved_to is None else (found.halved_to,))
         done, tallies = self.done, dict(self.done.tallies)
-        for name, tally in block.tallies.items():
-            whole = tally.merge(sums[name]) if name in sums else tally
-            tallies[name] = tallies[name].merge(whole) if name in tallies else whole
+        for more in (block.tallies, found.tallies):
+            for name, tally in more.items():
+                tallies[name] = tallies[name].merge(tally) if name in tallies else tally
         self.done = _Done(
-            tallies, done.n_texts + block.n_texts, done.n_tokens + block.n_tokens, done.n_chunked + block.n_chunked
+            tallies,
+            done.n_texts + block.n_texts,
+            done.n_tokens + block.n_tokens,
+            done.n_chunked + block.n_chunked,
+            done.n_copies + block.n_copies,
+            done.not_finite + found.not_finite,
         )
 
-    def _placed(self, text: AnnotatedText, number: int, tallies: dict[str, Tally]) -> list[_Part]:
-        """A text's chunks with its links in them; counts what is left out, and what simple rules reach."""
-        wanted = [link for link in text.links if self.options.wants(link.relation)]
-        text = AnnotatedText(text.text, text.words, tuple(wanted), text.source, text.line, text.left_out)
-        tokens = self.model.tokenizer.encode(text.text)
-        parts = chunks(
-            tokens, number, limit=self.model.info.max_tokens, chunk=self.options.chunk, stride=self.options.stride
-        )
-        made, left_out = placed(text, parts, tokens, causal=self._causal)
+    def _placed(self, text: AnnotatedText, number: int, tallies: dict[str, Tally]) -> tuple[list[Piece], int]:
+        """A text's chunks with its links in them, and how many chunks were there before; counts what is left out."""
+        wanted = tuple(link for link in text.links if self.options.wants(link.relation))
+        text = replace(text, links=wanted)
+        made, left_out = self._in_tokens(text, number)
         for relation, reasons in (*left_out.items(), *text.left_out.items()):
             if self.options.wants(relation):
                 tallies.setdefault(relation, Tally()).left_out.update(reasons)
-        alike, found = like_words(text) if made else [], []
+        # Chunks of one text are in one half, whatever else it belongs to.
+        alone = None if not made or made[0].chunk.n_chunks == 1 else f"{text.source}, line {text.line}"
+        found, n_copies = [], 0
         for one in made:
-            cells = []
-            by_relation: dict[str, list[Any]] = {}
+            links: dict[str, list[Any]] = {}
             for link in one.links:
-                by_relation.setdefault(link.link.relation, []).append(link)
-            for relation, links in by_relation.items():
-                tally = tallies.setdefault(relation, Tally())
-                half = tally.deal(rule_hits([link.link for link in links], alike), len(links), self._dealt[relation])
-                self._dealt[relation] += 1
-                cells.append(_Cell(relation, half, len(links)))
-            part = _Part(text, one, tuple(cells))
+                links.setdefault(link.link.relation, []).append(link.link)
+            key = copy_key(_written(text, one))
+            if key in self._seen:
+                n_copies += 1
+                for relation, mine in links.items():
+                    tallies.setdefault(relation, Tally()).left_out[COPY] += len(mine)
+                continue
+            self._seen.add(key)
+            right = rules_of(text, links)
+            cells = []
+            for relation, mine in links.items():
+                by_source, by_text, first = self._lots.setdefault(relation, Lots()).deal(text.document or alone)
+                cells.append(Cell(relation, (by_source, by_text), len(mine), right[relation], first))
+            part = Piece(text, one, tuple(cells))
             for cell in cells:
-                shown = self._shown.setdefault(cell.relation, [])
-                if cell.half == 1 and len(shown) < self.options.n_examples:
-                    shown.append(part)
+                for by, half in zip(("sources", "texts"), cell.halves, strict=True):
+                    shown = self._shown.setdefault((cell.relation, by), [])
+                    if half == 1 and len(shown) < self.options.n_examples:
+                        shown.append(part)
             found.append(part)
-        return found
+        return found, n_copies
+
+    def _in_tokens(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Mapping[str, Mapping[str, int]]]:
+        """A text's chunks with the links in their places, and the links that have none, by relation and reason."""
+        if (text.target is not None) != (self.kind == "cross"):
+            return [], _all_left_out(text, MIXED)
+        tokens, limit = self.model.tokenizer.encode(text.text), self.model.info.max_tokens
+        if text.target is not None:
+            assert isinstance(self.model, Writer)
+            target = self.model.encode_target(text.target)
+            if limit is not None and max(len(tokens), len(target)) > limit:
+                return [], _all_left_out(text, TOO_LONG)
+            return placed_pair(text, chunks(tokens, number)[0], target)
+        parts = chunks(tokens, number, limit=limit, chunk=self.options.chunk, stride=self.options.stride)
+        made, left_out = placed(text, parts, tokens, causal=self.kind == "decoder")
+        return [replace(one, target=self._start) for one in made], left_out
 
     def examples(self, found: Sequence[Any]) -> tuple[Any, ...]:
         """Texts of the scored half, with what the best head does on them, of relations that one expresses."""
@@ -400,129 +436,30 @@ class _Study:
         made = []
         for relation in sorted(found, key=lambda one: -one.n):
             if relation.best_found or (self.options.only is not None and relation.best is not None):
-                for part in self._shown.get(relation.name, ()):
+                for part in self._shown.get((relation.name, relation.halves), ()):
                     shown = example(self.model, relation, part.text, part.placed)
                     made += [] if shown is None else [shown]
         return tuple(made)
 
 
-class _Observer:
-    """Looks at what the heads of a model do on batches of parts."""
-
-    def __init__(self, model: Model) -> None:
-        from attnscope.core.wide import Buffers
-
-        self.model = model
-        self.room = Room()
-        self._buffers = Buffers()
-        self._dense = model.info.road == "eager"
-
-    def steps(self, batches: Batches) -> Iterator[list[_CellSums]]:
-        """What heads reach on each batch, cell by cell."""
-        for batch in batches:
-            whole: Sequence[_Part] = batch
-            step: list[_CellSums] = []
-            for _, found in self.room.each(whole, self._cells, halves, _padded_size):
-                step += found
-                give_memory_back()
-            yield step
-
-    def _cells(self, parts: Sequence[_Part]) -> list[_CellSums]:
-        cells = [cell for part in parts for cell in part.cells]
-        return list(zip(cells, self._observed(parts, len(cells)), strict=True))
-
-    def _observed(self, parts: Sequence[_Part], n_cells: int) -> NDArray[np.float64]:
-        """Hits and mass of a batch's cells, (cell, layer, head, 2); NaN where a layer has fewer heads."""
-        import torch
-
-        from attnscope.core.probes import Weights
-        from attnscope.core.relations import Links, links_of_weights
-
-        device = "cpu" if self._dense else self.model.info.device
-        facts = _facts(parts, device, n_cells)
-        given = _batch([part.placed.chunk for part in parts], self.model.info.device)
-        with torch.no_grad():
-            if self._dense:
-                kept = Weights()
-                self.model.run(given, kept)
-                (maps,) = kept.maps.values()
-                by_layer: Mapping[int, LinkSums] = {
-                    layer: links_of_weights(weights, facts) for layer, weights in maps.items()
-                }
-            else:
-                probe = Links(facts, self._buffers)
-                self.model.run(given, sparing(probe, facts.units.shape[1]))
-                (by_layer,) = probe.sums.values()
-        n_heads = max(sums.hits.shape[1] for sums in by_layer.values())
-        found = np.full((n_cells, len(by_layer), n_heads, 2), np.nan)
-        for row, layer in enumerate(sorted(by_layer)):
-            for column, part in enumerate((by_layer[layer].hits, by_layer[layer].mass)):
-                found[:, row, : part.shape[1], column] = part.cpu().numpy()
-        return found
+def _start(model: Model) -> Tokens | None:
+    """What the decoder of an encoder-decoder reads while the encoder alone is studied; None for other models."""
+    if len(model.info.kinds) == 1 or not isinstance(model, Writer):
+        return None
+    return model.encode_target("a").take(np.arange(1))
 
 
-def _padded_size(parts: Sequence[_Part]) -> int:
-    return len(parts) * max((len(part.placed.chunk) for part in parts), default=0)
+def _all_left_out(text: AnnotatedText, reason: str) -> dict[str, dict[str, int]]:
+    return {relation: {reason: n} for relation, n in Counter(link.relation for link in text.links).items()}
 
 
-def _summed(found: Sequence[_CellSums]) -> dict[str, Tally]:
-    """What heads reach on all cells of each relation; who was dealt to which half is counted elsewhere."""
-    cells: dict[tuple[str, int], list[tuple[int, NDArray[np.float64]]]] = {}
-    for cell, values in found:
-        cells.setdefault((cell.relation, cell.half), []).append((cell.n, values))
-    tallies: dict[str, Tally] = {}
-    for (relation, half), sums in cells.items():
-        tallies.setdefault(relation, Tally()).add(half, sums)
-    return tallies
-
-
-def _batch(batch: Sequence[Chunk], device: str) -> Batch:
-    """Token numbers of chunks, padded."""
-    import torch
-
-    tokens = [chunk.tokens for chunk in batch]
-    ids, segments = padded([t.ids for t in tokens]), padded([t.segments.astype(np.int64) for t in tokens])
-    real = padded([np.ones(len(t), np.bool_) for t in tokens])
-    mask = None if real.all() else torch.from_numpy(real).to(device)
-    return Batch(torch.from_numpy(ids).to(device), mask, torch.from_numpy(segments).to(device))
-
-
-def _facts(parts: Sequence[_Part], device: str, n_cells: int) -> LinkFacts:
-    """The links of a batch as `core.relations` wants them."""
-    import torch
-
-    from attnscope.core.relations import LinkFacts
-
-    units = padded([part.placed.unit + 1 for part in parts]) - 1
-    row_text: list[int] = []
-    pieces: list[tuple[int, int]] = []
-    own: list[tuple[int, int]] = []
-    targets: list[tuple[int, int]] = []
-    link_row: list[int] = []
-    link_cell: list[int] = []
-    first_cell = 0
-    for text, part in enumerate(parts):
-        cells = {cell.relation: first_cell + place for place, cell in enumerate(part.cells)}
-        first_cell += len(part.cells)
-        rows: dict[tuple[int, ...], int] = {}
-        for link in part.placed.links:
-            row = rows.get(link.own)
-            if row is None:
-                row = rows[link.own] = len(row_text)
-                row_text.append(text)
-                pieces += [(row, token) for token in link.tokens]
-                own += [(row, unit) for unit in link.own]
-            targets += [(len(link_row), unit) for unit in link.targets]
-            link_row.append(row)
-            link_cell.append(cells[link.link.relation])
-
-    def tensor(rows: Sequence[Any]) -> Any:
-        return torch.tensor(rows, dtype=torch.int64, device=device)
-
-    return LinkFacts(
-        torch.from_numpy(units).to(device), tensor(row_text), tensor(pieces), tensor(own), tensor(link_row),
-        tensor(targets), tensor(link_cell), n_cells,
-    )  # fmt: skip
+def _written(text: AnnotatedText, part: Placed) -> str:
+    """The characters of a chunk, and its target's."""
+    offsets = part.chunk.tokens.offsets
+    real = offsets[(offsets >= 0).all(1) & ~part.chunk.tokens.special]
+    whole = part.chunk.n_chunks == 1 or not len(real)
+    written = text.text if whole else text.text[int(real.min()) : int(real.max())]
+    return written if text.target is None else f"{written}\n{text.target}"
 
 
 def _share(texts: Iterable[AnnotatedText]) -> float | None:
