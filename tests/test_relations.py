@@ -98,7 +98,7 @@ def test_a_simple_rule_takes_its_part(own: Any) -> None:
 def test_minilm_expresses_dependencies(minilm: Any) -> None:
     found = relations(minilm, str(SAMPLES / "dependencies.conllu"), RelationsOptions(n_examples=2))
     expressed = {one.name for one in found.relations if one.found.any()}
-    assert {"head→punct", "det→head"} <= expressed
+    assert "head→punct" in expressed
     assert found["amod→head"].baseline == 1  # the noun follows at once: no head can do better
     assert not found["compound→head"].found.any()
     assert found["compound→head"].why_no_verdict == "fewer than 20 examples"

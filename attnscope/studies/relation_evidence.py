@@ -1,8 +1,8 @@
 """What is added up about a relation over texts, and from there to evidence: intervals, simple rules, verdicts.
 
 A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
-rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Interval and
-test are those of shares in `core.running`, over texts: few texts that all say the same do not make a head certain.
+rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Interval
+and test are those of shares in `core.running`, over texts: few that all say the same do not make a head certain.
 """
 
 import hashlib

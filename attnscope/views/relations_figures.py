@@ -220,8 +220,8 @@ def _row(page: Page, relation: Relation, name: str, left: float, right: float, t
     """The name of a relation at its left, the numbers of the chosen head at its right."""
     y = top + _ROW_PX / 2
     row, how = summary.row(relation), summary.verdict(relation)
-    ink = INK if how in ("yes", "others") else FAINT
-    weight = "bold" if how in ("yes", "others") else "normal"
+    ink = FAINT if how in ("no", "none") else INK
+    weight = "normal" if how in ("no", "none") else "bold"
     page.write(left - 10, y, name, _TEXT_PX, ha="right", color=ink, weight=weight)
     cells = (row.head, row.accuracy, row.interval, row.baseline, row.rule, row.n)
     for (title, x, side), text in zip(_TABLE, cells, strict=True):

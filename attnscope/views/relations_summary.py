@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnscope.records.relations import Example, Relation, Relations
+from attnscope.records.relations import LEAST_MASS, Example, Relation, Relations
 from attnscope.views.heads_summary import UNDEFINED, interval, number, printable
 
-Verdict = Literal["yes", "others", "no", "none"]
+Verdict = Literal["yes", "weakly", "others", "no", "none"]
 
 RIGHT, WRONG, GOLD = "#0072B2", "#D55E00", "#8a8a8a"
 """Colours of Okabe and Ito, which everybody can tell apart; views tell right from wrong by form as well."""
 
 
 def verdict(relation: Relation) -> Verdict:
-    """Whether the chosen head expresses a relation, only others do, no head does, or nobody can say."""
+    """Whether the chosen head expresses a relation, does with little weight, only others do, none, or none can say."""
     if relation.why_no_verdict:
         return "none"
     if relation.best_found:
-        return "yes"
+        return "weakly" if relation.weak else "yes"
     return "others" if relation.found.any() else "no"
 
 
@@ -47,11 +48,14 @@ def row(relation: Relation) -> Row:
         if best is None
         else (float(part[best]) for part in (relation.accuracy, relation.low, relation.high, relation.mass))
     )
-    said = {"yes": "yes", "others": "", "no": "no", "none": "too few"}[verdict(relation)]
-    others = relation.others_found()
-    if others:
-        named = ", ".join(head_name(place) for place in others[:2]) + (", …" if len(others) > 2 else "")
-        said = f"yes; also {named}" if said == "yes" else f"only {named}"
+    how = verdict(relation)
+    said = {"yes": "yes", "weakly": "weakly", "others": "", "no": "no", "none": "too few"}[how]
+    others = [place for place in relation.others_found() if place not in relation.ties]
+    if how == "others":
+        said = f"only {_named(others)}"
+    elif how in ("yes", "weakly"):
+        said += f"; tied with {_named(relation.ties)}" if relation.ties else ""
+        said += f"; also {_named(others)}" if others else ""
     return Row(
         name=printable(relation.name, 60),
         head=UNDEFINED if best is None else head_name(best),
@@ -63,6 +67,10 @@ def row(relation: Relation) -> Row:
         mass=number(mass),
         verdict=said,
     )
+
+
+def _named(places: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(head_name(place) for place in places[:2]) + (", …" if len(places) > 2 else "")
 
 
 def head_name(place: tuple[int, int]) -> str:
@@ -92,10 +100,17 @@ def explanation(found: Relations) -> str:
     few = ""
     if any(one.why_no_verdict for one in found.relations) and None not in fewest:
         few = f"; too few: fewer than {fewest[0]} links, or than {fewest[1]} texts in the other half"
+    rules = "a fixed offset in words, or the same word"
+    if found.kind == "cross":
+        rules = "the same place or an offset in words, the diagonal, or the same word"
+    if any(one.ties for one in found.relations):
+        few += "; tied with: by the half that the head is chosen on, no worse than it can be told"
+    if any(one.weak for one in found.relations):
+        few += f"; weakly: with less than {LEAST_MASS:g} of its attention on the targets (mass)"
     return (
         "accuracy: how often the source's largest weight, among other words, is on a target, by the head that does "
         "best on one half of the texts, on the other half; n: links there; baseline: the best simple rule there "
-        f"(a fixed offset in words, or the same word); expressed: the interval's lower end is {above}{few}"
+        f"({rules}); expressed: the interval's lower end is {above}{few}"
     )
 
 

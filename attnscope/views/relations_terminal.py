@@ -12,7 +12,7 @@ from attnscope.records.relations import Example, ExampleLink, Relations
 from attnscope.views import relations_summary as summary
 from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
 
-_STYLES = {"yes": "bold", "others": "", "no": "dim", "none": "dim"}
+_STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "dim"}
 
 # What goes first where a terminal is narrow.
 _GOES = ("rule", "mass", "interval", "n")
