@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,6 +28,10 @@ os.environ.update(
 for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_OFFLINE"):
     os.environ.pop(_name, None)
 
+# What starts pytest without job control (`pytest &` in a script, some CI) has it ignore Ctrl-C, and so would every
+# process that a test starts. A handler of Python's does not outlive exec: children begin with the system's default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
 
@@ -41,6 +46,16 @@ VOCABULARY = [
     "the",
     "cat",
 ]
+
+
+SLOW_LIMIT_S = 3600
+"""Seconds after which a test marked slow is given up; others have pyproject.toml's `timeout`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
 
 @pytest.fixture(scope="session")

@@ -562,6 +562,20 @@ def test_an_interruption_waits_for_what_must_not_be_done_in_part() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
+def test_who_has_ctrl_c_ignored_or_handled_elsewhere_keeps_it_so(
+    handler: Any,
+) -> None:
+    """`nohup attnscope … &` is not to end by a Ctrl-C that is meant for others."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with undisturbed():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_an_interruption_of_the_control_keeps_the_rest(own: Any) -> None:
     found = heads(own, SENTENCES[:12], HeadsOptions(control=True), after(4))

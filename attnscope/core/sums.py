@@ -32,6 +32,9 @@ from attnscope.core.wide import Block, Buffers, Tile, blocks, tiles, times_value
 KEPT_NUMBERS = 16_000_000
 """Numbers by query and key that may be kept from layer to layer (64 MB); beyond, they are worked out anew."""
 
+PLACES_APART = 64
+"""Queries from whose middle places are counted: what is left of places is a difference, which far ones would blur."""
+
 SHORT_LIST = 8
 """Pairs of tokens are read one by one while they are at most one in so many of a tile."""
 
@@ -424,10 +427,7 @@ class _Run:
         if not weights.numel():
             return
         self.output[block.texts, :, block.queries] = times_values(weights, self._values[block.texts, :, block.keys])
-        n_texts, n_heads, n_queries, n_keys = weights.shape
-        rows = place.real[:, None, None].expand(n_texts, n_heads, 1, n_queries).reshape(-1, 1, n_queries)
-        received = torch.bmm(rows, weights.view(-1, n_queries, n_keys))
-        self._received[block.texts, :, block.keys] += received.view(n_texts, n_heads, n_keys)
+        self._add_received(tile, place)
         self._add_shares_of_mass(tile, place)
         if self._wants["functions"]:
             self._add_functions(tile, place)
@@ -449,11 +449,36 @@ class _Run:
             self._add_places_of_the_largest(tile, place, largest, None)
         self._post(block.texts)
 
+    def _add_received(self, tile: Tile, place: _Place) -> None:
+        """Mass that each key received, and where it lay, a few queries at a time.
+
+        Places count from the middle of these queries, as those of the queries do in `_add_shares_of_mass`. From the
+        text's start the two sums would be n / 2 tokens a query, and nearly all of it the same: a head that looks one
+        token back would be off by the rounding of n.
+        """
+        block, plan = tile.block, self._plan
+        n_texts, n_heads, n_queries, n_keys = tile.weights.shape
+        by_head = tile.weights.view(-1, n_queries, n_keys)
+        real = place.real[:, None, None].expand(n_texts, n_heads, 1, n_queries).reshape(-1, 1, n_queries)
+        keys = torch.arange(block.keys.start, block.keys.stop, dtype=plan.summed, device=plan.device)
+        all_or_off_rest = torch.stack([torch.ones_like(place.off_rest), place.off_rest], -1).to(plan.summed)
+        ahead = self._received.new_zeros(n_texts, n_heads, 2)
+        middle = block.queries.start + min(PLACES_APART, n_queries) // 2
+        for start in range(0, n_queries, PLACES_APART):
+            few = slice(start, min(start + PLACES_APART, n_queries))
+            mass = torch.bmm(real[..., few], by_head[:, few]).view(n_texts, n_heads, n_keys).to(plan.summed)
+            self._received[block.texts, :, block.keys] += mass
+            if plan.own_text:
+                ahead += mass @ ((keys - (middle + start)).unsqueeze(-1) * all_or_off_rest)
+        if plan.own_text:
+            self._note("ahead", ahead)
+
     def _add_shares_of_mass(self, tile: Tile, place: _Place) -> None:
         """Mass off resting keys by query: what the `_active` measures count, and what distances count from."""
         weights = tile.weights
-        first = tile.block.queries.start
-        q = torch.arange(first, tile.block.queries.stop, device=weights.device, dtype=weights.dtype)
+        first, last = tile.block.queries.start, tile.block.queries.stop
+        q = torch.arange(last - first, device=weights.device, dtype=weights.dtype) % PLACES_APART
+        q -= min(PLACES_APART, last - first) // 2
         counted = place.rows["counted"]
         mass = counted if self._call.sinks is None else weights.sum(-1) * counted
         heads = weights.shape[:2]
@@ -595,15 +620,12 @@ class _Run:
     def _sums_by_place(self, board: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums of measures that compare places in one text, (text, head) each, from what was posted."""
         plan, sums = self._plan, dict[str, Tensor]()
-        places = torch.arange(self._received.shape[2], device=plan.device, dtype=plan.summed)
-        off_rest = plan.columns["active"] * places
-        ahead = self._received @ places, (self._received @ off_rest.unsqueeze(-1)).squeeze(-1)
-        for ending, start, key in (("", "mass from", ahead[0]), ("_active", "active from", ahead[1])):
+        for ending, start, i in (("", "mass from", 0), ("_active", "active from", 1)):
             if start in board:
-                sums[f"signed_distance_tokens{ending}"] = key - board[start][..., 0]
+                sums[f"signed_distance_tokens{ending}"] = board["ahead"][..., i] - board[start][..., 0]
             if "functions" in board:
-                for i, name in enumerate(_FUNCTIONS):
-                    sum_of = board["functions"][..., i + (len(_FUNCTIONS) if ending else 0)]
+                for j, name in enumerate(_FUNCTIONS):
+                    sum_of = board["functions"][..., j + (len(_FUNCTIONS) if ending else 0)]
                     if name != "similar_token":
                         sums[name + ending] = sum_of
                     elif f"uniform similar{ending}" in board:
