@@ -11,6 +11,7 @@ from attnscope.core import wide
 from attnscope.core.attention import AttentionCall, allowed, attend, attention_weights
 from attnscope.core.measures import MEASURES, TextFacts, measure_names, measures_of_weights, output_factor
 from attnscope.core.sums import Sums
+from tests import rounding
 from tests.core_helpers import few_examples, make_call
 from tests.measure_helpers import Expected, LargestTensor, expected, make_facts, uniform_weights
 
@@ -346,3 +347,24 @@ def test_facts_that_are_missing_leave_their_measures_undefined() -> None:
         assert np.isnan(got.value(name)).all(), name
         assert np.isnan(got.uniform(name)).all(), name
     assert np.isfinite(got.value("entropy_nats")).all()
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal: bool) -> None:
+    """Signed distances are a difference of places; counted from the text's start they were off by its rounding."""
+    n = 1024
+    generator = torch.Generator().manual_seed(0)
+    key = torch.nn.functional.normalize(torch.randn(1, 2, n, 16, generator=generator), dim=-1)
+    call = AttentionCall(0, "encoder", 40 * key.roll(1, 2), key, key, 1.0, is_causal=is_causal)  # one token back
+    facts = TextFacts(
+        real=torch.ones(1, n, dtype=torch.bool), special=torch.zeros(1, n, dtype=torch.bool), ids=torch.arange(n)[None]
+    )
+    probe = Sums(facts, ["signed_distance_tokens"])
+    probe(call)
+    in_float64 = dataclasses.replace(call, query=call.query.double(), key=call.key.double(), value=call.value.double())
+    exact = measures_of_weights(attention_weights(in_float64), facts, allowed=allowed(call))
+    # Places are at most half of PLACES_APART tokens from the middle, and as many roundings add up as if by chance.
+    most = sums_module.PLACES_APART / 2 * sums_module.PLACES_APART**0.5 * rounding.unit(torch.float32)
+    for name in ("signed_distance_tokens", "signed_distance_tokens_active"):
+        off = np.abs(probe.sums["encoder"][0].value(name) - exact.value(name))
+        assert off.max() <= most, name

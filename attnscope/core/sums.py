@@ -619,7 +619,7 @@ class _Run:
 
     def _sums_by_place(self, board: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums of measures that compare places in one text, (text, head) each, from what was posted."""
-        plan, sums = self._plan, dict[str, Tensor]()
+        sums = dict[str, Tensor]()
         for ending, start, i in (("", "mass from", 0), ("_active", "active from", 1)):
             if start in board:
                 sums[f"signed_distance_tokens{ending}"] = board["ahead"][..., i] - board[start][..., 0]
