@@ -43,13 +43,20 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     if name not in {"input_ids", "decoder_input_ids"} and not accepts(model, "input_ids"):
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-        padded, alone = Example({name: both}), Example({name: both[1:]})
+        padded, alone = (
+            Example({name: x, **in_order(model, x), **_cut_by_the_processor(model, x)}) for x in (both, both[1:])
+        )
         if max(getattr(config, "max_source_positions", 0), _n_patches(config, shape)) > _MANY_POSITIONS:
             # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
             padded = Example({name: both[1:]})
     else:
         padded, alone = _text_examples(model, "", LENGTHS, generator)
     if config.is_encoder_decoder:
+        if not accepts(model, "decoder_input_ids"):
+            raise AttnscopeError(
+                f"{config.model_type} has a decoder that reads no text, which is not supported",
+                "encoder-decoders of text and of speech are",
+            )
         target_padded, target_alone = _text_examples(model, "decoder_", TARGET_LENGTHS, generator)
         if len(next(iter(padded.inputs.values()))) == 1:
             target_padded = target_alone
@@ -78,13 +85,39 @@ def _text_examples(
     return padded, Example({names[0]: ids[1:, : lengths[1]]}, real[1:, : lengths[1]])
 
 
+def in_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
+    """What makes an autoencoder (ViT-MAE) read its patches in order, not shuffled; nothing for other models."""
+    size = getattr(model.config, "patch_size", None)
+    if not accepts(model, "noise") or not isinstance(size, int):
+        return {}
+    n = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
+    return {"noise": torch.arange(n, device=pixels.device).expand(len(pixels), -1)}
+
+
+def _cut_by_the_processor(model: PreTrainedModel, patches: Tensor) -> dict[str, Tensor]:
+    """What goes with patches that come cut already (SigLIP 2): which are real, and rows and columns."""
+    if not accepts(model, "spatial_shapes"):
+        return {}
+    shape = torch.tensor([_GRID], device=patches.device).expand(len(patches), -1)
+    return {"pixel_attention_mask": torch.ones_like(patches[..., 0], dtype=torch.int64), "spatial_shapes": shape}
+
+
+_GRID = (2, 3)
+
+
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
+    if name == "pixel_values" and hasattr(config, "num_patches"):
+        return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
     if name == "pixel_values":
         size = getattr(config, "image_size", 32)
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
         return getattr(config, "num_channels", 3), height, width
     if name == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return config.num_mel_bins, 2 * config.max_source_positions
+    if name == "input_features" and hasattr(config, "feature_projection_input_dim"):
+        return 12, config.feature_projection_input_dim  # w2v-BERT: frames of a spectrogram, two by two
+    if name == "input_values" and hasattr(config, "num_mel_bins") and hasattr(config, "frequency_stride"):
+        return config.max_length, config.num_mel_bins  # AST: a whole spectrogram
     if name == "input_values":
         return (4000,)
     raise AttnscopeError(f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check")
@@ -114,6 +147,16 @@ def pad_id(model: PreTrainedModel) -> int:
     """What stands at places that are no token; 0 where the configuration names none."""
     found = getattr(model.config.get_text_config(), "pad_token_id", None)
     return found if isinstance(found, int) and 0 <= found < vocab_size(model) else 0
+
+
+def setting(config: Any, name: str) -> Any:
+    """What a configuration says of a name; None where it says nothing, or another thing of each layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers refuses to give one answer where layers differ
+        layers = getattr(config, "per_layer_config", None) or {}
+        found = {getattr(one, name, None) for one in (layers.values() if isinstance(layers, dict) else layers)}
+        return next(iter(found)) if len(found) == 1 else None
 
 
 def accepts(model: PreTrainedModel, name: str) -> bool:

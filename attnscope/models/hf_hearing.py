@@ -1,5 +1,6 @@
 """What Hugging Face models hear: a recording through the model's own feature extractor, and its frames as tokens."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ def hears(base: PreTrainedModel) -> bool:
     encoder = getattr(base, "encoder", None)
     convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
     return base.main_input_name == "input_features" and bool(base.config.is_encoder_decoder) and convolves
+
+
+def listens(base: PreTrainedModel) -> bool:
+    """Whether a model is an encoder of sound whose tokens are frames in time: wav2vec 2.0, HuBERT, WavLM, w2v-BERT."""
+    takes = "input_values" if hasattr(base.config, "conv_stride") else "input_features"
+    frames = hasattr(base.config, "conv_stride") or hasattr(base.config, "feature_projection_input_dim")
+    return frames and base.main_input_name == takes and not base.config.is_encoder_decoder
 
 
 def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
@@ -81,6 +89,62 @@ def heard_by(base: Any, extractor: Any, name: str, recording: Recording) -> Hear
     sound = Sound(loud.reshape(n_sound, each).max(1), each / rate, len(samples) / rate, window, recording.source)
     tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
     return HeardSound({"input_features": features}, tokens, sound, tuple(notes))
+
+
+def frames_heard_by(base: Any, extractor: Any, name: str, recording: Recording) -> HeardSound:
+    """A recording as an encoder of sound hears it: all of it, in frames.
+
+    Args:
+        base: The model.
+        extractor: Its feature extractor.
+        name: What the model is called.
+        recording: The recording.
+
+    Raises:
+        AttnscopeError: The extractor fails, or the recording is shorter than a frame.
+    """
+    rate = int(extractor.sampling_rate)
+    recording = recording.at(rate)
+    samples = recording.samples
+    try:
+        made = extractor(samples, sampling_rate=rate, return_tensors="pt")
+        given = made[base.main_input_name].to(base.dtype)
+    except Exception as error:
+        raise AttnscopeError(f"the feature extractor of {name} fails: {first_line(error)}") from error
+    if hasattr(base.config, "conv_stride"):
+        each = math.prod(base.config.conv_stride)
+        n = given.shape[1]
+        for kernel, stride in zip(base.config.conv_kernel, base.config.conv_stride, strict=True):
+            n = (n - kernel) // stride + 1
+    else:
+        # A spectrogram of a window each hundredth of a second; the last frame may be half a one, filled up.
+        each = rate // 100 * int(getattr(extractor, "stride", 1))
+        n = given.shape[1]
+    if n < 1:
+        raise AttnscopeError(f"{recording.source} is too short for {name}: {len(samples)} samples", "give a longer one")
+    loud = np.zeros(max(n * each, len(samples)), np.float32)
+    loud[: len(samples)] = np.abs(samples)
+    seconds = len(samples) / rate
+    sound = Sound(loud[: n * each].reshape(n, each).max(1), each / rate, seconds, seconds, recording.source)
+    tokens = frame_tokens(n, sound.seconds_per_frame, recording.source)
+    return HeardSound({base.main_input_name: given}, tokens, sound, recording.notes)
+
+
+def require_all_frames(sizes: set[tuple[int, int]], n_frames: int, name: str) -> None:
+    """Refuses models whose layers do not each see all frames.
+
+    Args:
+        sizes: Queries and keys of the attentions that the model computes on a recording.
+        n_frames: Frames of the recording.
+        name: What the model is called.
+    """
+    strange = sorted(sizes - {(n_frames, n_frames)})
+    if strange:
+        raise AttnscopeError(
+            f"{name} has attention of {strange[0][0]} queries on {strange[0][1]} keys where the recording has "
+            f"{n_frames} frames: it merges or adds some, which is not supported",
+            "wav2vec 2.0, HuBERT, WavLM and w2v-BERT can be shown",
+        )
 
 
 def written_by(model: Any, features: torch.Tensor, prompt: list[int], ends: set[int], most: int) -> list[int]:

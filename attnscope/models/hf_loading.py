@@ -23,10 +23,12 @@ from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
 from attnscope.models.dispatch import DeviceMap, loading_options, where_it_lies
-from attnscope.models.hf_hearing import hears, open_feature_extractor
-from attnscope.models.hf_senses import WordlessTokenizer, open_image_processor, sees_pictures
+from attnscope.models.hf_examples import accepts
+from attnscope.models.hf_hearing import hears, listens, open_feature_extractor
+from attnscope.models.hf_parts import base_of, picture_tower, reads_text, sees_pictures, text_tower
+from attnscope.models.hf_senses import WordlessTokenizer, holds_processor, open_image_processor, show_all_patches
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer
-from attnscope.models.huggingface import HuggingFaceModel, assemble, base_of, quiet, wordless
+from attnscope.models.huggingface import HuggingFaceModel, assemble, quiet, wordless
 
 
 def load_huggingface(
@@ -69,20 +71,11 @@ def load_huggingface(
     if gguf is not None:
         options["gguf_file"] = gguf
     with quiet():
-        tokenizer: HuggingFaceTokenizer | WordlessTokenizer | None = _open_tokenizer(source.folder, options)
+        opened = _open_tokenizer(source.folder, options)
         spreading = {} if device_map is None else loading_options(device_map)
         model, notes = _read_model(source, source.folder, options | spreading, pickled=pickled, dtype=precision)
-        processor = None
-        if sees_pictures(base_of(model)):
-            processor = open_image_processor(source.folder, options)
-            tokenizer = wordless(source.name)
-        elif tokenizer is None:
-            raise AttnscopeError(
-                f"{source.folder} holds no tokenizer",
-                "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
-            )
-        elif hears(base_of(model)):
-            processor = open_feature_extractor(source.folder, options)
+        tokenizer, processor = _readers(source, source.folder, base_of(model), opened, options)
+        notes += show_all_patches(base_of(model))
         if device_map is None:
             try:
                 nn.Module.to(model, where)
@@ -100,22 +93,54 @@ def load_huggingface(
         )
 
 
+def _readers(
+    source: Source, folder: Path, base: PreTrainedModel, tokenizer: HuggingFaceTokenizer | None, options: dict[str, Any]
+) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
+    """What makes what a model reads of texts, and of pictures or sound (None = it needs nothing, or has none)."""
+    has_decoder = accepts(base, "decoder_input_ids")
+    if sees_pictures(base):
+        return wordless(source.name, base), open_image_processor(folder, options)
+    if picture_tower(base) is not None:
+        seeing = open_image_processor(folder, options) if holds_processor(folder) else None
+        if tokenizer is not None or text_tower(base) is None:
+            return tokenizer or wordless(source.name, base), seeing
+    elif not reads_text(base) and not has_decoder:
+        hearing = open_feature_extractor(folder, options) if listens(base) else None
+        return wordless(source.name, base), hearing
+    if tokenizer is None:
+        raise AttnscopeError(
+            f"{folder} holds no tokenizer",
+            "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
+        )
+    return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
+
+
 def _read_model(
     source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model as its files hold it, and what is worth a note."""
+    config: Any = None
     try:
         about = {k: v for k, v in options.items() if k not in ("device_map", "offload_folder")}
         config = transformers.AutoConfig.from_pretrained(folder, **about)
+        _forget_kernels(config)
         auto = _auto_class(config, is_gguf="gguf_file" in options)
         if "gguf_file" not in options:
             options = {**options, "use_safetensors": not pickled}
         with _no_stderr() if "gguf_file" in options else contextlib.nullcontext():
             model, report = auto.from_pretrained(
-                folder, config=config, dtype=dtype, output_loading_info=True, **options
+                folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
-        raise _explain(error, source) from error
+        raise _explain(error, source, config) from error
+    wrong = sorted(report["mismatched_keys"])
+    if wrong:
+        key, held, wanted = wrong[0]
+        raise AttnscopeError(
+            f"{source.name} holds {key} of shape {tuple(held)}, and config.json asks for {tuple(wanted)}"
+            + (f"; {len(wrong) - 1} more do not fit" * (len(wrong) > 1)),
+            "config.json and the weights belong to different models",
+        )
     missing = sorted(report["missing_keys"])
     parts = {key: _head_of(key, model) for key in missing}
     needed = [key for key, head in parts.items() if not head]
@@ -125,7 +150,9 @@ def _read_model(
             "the files are incomplete, or of another model than config.json describes",
         )
     heads = sorted(set(parts.values()))
-    notes = [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
+    quantised = _quantised(config)
+    notes = [f"Its weights are {quantised}: what is shown is what these compute."] if quantised else []
+    notes += [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
     if any(head != "pooler" for head in heads):
         # It would write noise.
         model = model.base_model
@@ -161,7 +188,29 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
     return transformers.AutoModel
 
 
-def _explain(error: Exception, source: Source) -> AttnscopeError:
+def _forget_kernels(config: Any) -> None:
+    """Forgets which attention a configuration asks for, as flash_attention_2: what is shown passes the seam anyway."""
+    waiting = [config]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and hasattr(one, "_attn_implementation_internal"):
+            one._attn_implementation_internal = None
+            waiting += [getattr(one, name, None) for name in one.sub_configs]
+
+
+def _quantised(config: Any) -> str:
+    """How weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
+    given = getattr(config, "quantization_config", None)
+    if not given:
+        return ""
+    settings = given if isinstance(given, dict) else given.to_dict()
+    bits = settings.get("bits") or settings.get("w_bit") or (4 * bool(settings.get("load_in_4bit"))) or None
+    bits = bits or (8 if settings.get("load_in_8bit") else None)
+    method = getattr(settings.get("quant_method"), "value", settings.get("quant_method")) or "by a method not named"
+    return f"quantised ({method}{f', {bits} bits' if bits else ''})"
+
+
+def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
     line = first_line(error)
     if isinstance(error, AttnscopeError):
         return error
@@ -172,8 +221,19 @@ def _explain(error: Exception, source: Source) -> AttnscopeError:
         )
     if "gguf" in str(error).lower() and isinstance(error, ImportError):
         return AttnscopeError("GGUF files need the packages gguf and accelerate", "pip install gguf accelerate")
+    quantised = _quantised(config)
+    if quantised:
+        return AttnscopeError(
+            f"{source.name} is {quantised}, and cannot be loaded here: {line}",
+            "name the checkpoint with unquantised weights, or install what its quantisation needs",
+        )
     if isinstance(error, ImportError):
         return AttnscopeError(f"{source.name} needs a package that is not installed: {line}")
+    if "Unrecognized configuration class" in str(error):
+        return AttnscopeError(
+            f"{source.name} is of type {config.model_type}, for which transformers has no plain model (AutoModel)",
+            "load it by its own class, and hand it over in Python: attnscope.load(model, tokenizer)",
+        )
     if "does not recognize this architecture" in str(error):
         return AttnscopeError(f"{source.name} is of an architecture that transformers {transformers.__version__} lacks")
     return AttnscopeError(

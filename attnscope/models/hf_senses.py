@@ -1,6 +1,7 @@
 """What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 
 from attnscope.core.attention import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.hf_examples import accepts
+from attnscope.models.hf_examples import accepts, in_order
 from attnscope.models.model import SeenPicture
 from attnscope.records import Tokens
 from attnscope.records.pictures import Picture
@@ -28,11 +29,6 @@ _NAMED = (
     ("DIST", ("distillation_token", "dist_token")),
 )
 _REGISTERS = ("register_tokens", "register_token", "reg_token")
-
-
-def sees_pictures(base: PreTrainedModel) -> bool:
-    """Whether a model reads pictures and no text."""
-    return base.main_input_name == "pixel_values" and not accepts(base, "input_ids")
 
 
 def holds_processor(folder: Path) -> bool:
@@ -52,14 +48,30 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
             "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
         )
     try:
+        if _named(folder) == "DINOv3ViTImageProcessor":
+            # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
+            return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
         auto: Any = transformers.AutoImageProcessor
         return auto.from_pretrained(folder, backend="pil", **options)
     except ImportError as error:
         raise AttnscopeError(f"the image processor in {folder} needs more: {first_line(error)}") from error
     except Exception as error:  # transformers raises what it likes on files that it does not understand
+        if "torchvision" in str(error):
+            raise AttnscopeError(
+                f"the image processor in {folder}, {_named(folder)}, needs torchvision", "pip install torchvision"
+            ) from error
         raise AttnscopeError(
             f"cannot load the image processor in {folder}: {first_line(error)}", "get its files again"
         ) from error
+
+
+def _named(folder: Path) -> str:
+    """What preprocessor_config.json calls the image processor; "" where it does not say."""
+    try:
+        settings = json.loads((folder / PROCESSOR_FILES[0]).read_text("utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(settings.get("image_processor_type", "")).removesuffix("Fast") if isinstance(settings, dict) else ""
 
 
 class WordlessTokenizer:
@@ -119,7 +131,9 @@ def seen_by(base: PreTrainedModel, processor: Any, name: str, photo: Photo) -> S
         made = processor(images=photo.image, return_tensors="pt")
     except Exception as error:
         raise AttnscopeError(f"the image processor of {name} fails on {photo.source}: {first_line(error)}") from error
-    pixels = made.get("pixel_values")
+    pixels, shapes = made.get("pixel_values"), made.get("spatial_shapes")
+    if isinstance(pixels, Tensor) and shapes is not None:
+        return _seen_patches(base, processor, pixels, shapes, name, photo)
     if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[:2] != (1, 3):
         shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
         raise AttnscopeError(
@@ -136,7 +150,43 @@ def seen_by(base: PreTrainedModel, processor: Any, name: str, photo: Photo) -> S
         notes.append("the patches do not reach the right and lower edge of what the model is given: that is cut off")
     picture = Picture(np.ascontiguousarray(shown), (rows, columns), photo.source, photo.image.size)
     tokens = patch_tokens(picture.grid, _before(base), photo.source)
-    return SeenPicture({"pixel_values": pixels.to(base.dtype)}, tokens, picture, tuple(notes))
+    inputs = {"pixel_values": pixels.to(base.dtype), **in_order(base, pixels)}
+    return SeenPicture(inputs, tokens, picture, tuple(notes))
+
+
+def _seen_patches(
+    base: PreTrainedModel, processor: Any, pixels: Tensor, shapes: Any, name: str, photo: Photo
+) -> SeenPicture:
+    """What a processor gives that cuts pictures into patches itself, (1, patch, pixels of it), and fills up (SigLIP 2).
+
+    What it fills up with is left out: the model hides it from the patches.
+    """
+    rows, columns = (int(n) for n in np.asarray(shapes).reshape(-1)[:2])
+    high, wide = _patch_size(base, name)
+    patches = pixels[:, : rows * columns]
+    if patches.shape != (1, rows * columns, high * wide * 3):
+        raise AttnscopeError(
+            f"the image processor of {name} gives {tuple(pixels.shape)}, not {rows} x {columns} patches of "
+            f"{high} x {wide}",
+            "preprocessor_config.json and config.json belong to different models",
+        )
+    whole = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
+    shown = _without_normalisation(processor, whole.reshape(1, 3, rows * high, columns * wide))
+    inputs = {
+        "pixel_values": patches.to(base.dtype),
+        "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
+        "spatial_shapes": torch.tensor([[rows, columns]]),
+    }
+    picture = Picture(np.ascontiguousarray(shown), (rows, columns), photo.source, photo.image.size)
+    return SeenPicture(inputs, patch_tokens(picture.grid, _before(base), photo.source), picture, photo.notes)
+
+
+def show_all_patches(base: PreTrainedModel) -> list[str]:
+    """Switches off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; says so in a note."""
+    if not getattr(base.config, "mask_ratio", 0) or not accepts(base, "noise"):
+        return []
+    hidden, base.config.mask_ratio = base.config.mask_ratio, 0.0
+    return [f"In training it sees {1 - hidden:.0%} of the patches, drawn by lot; here it sees all, in order."]
 
 
 def require_whole_grid(sizes: set[tuple[int, int]], n_tokens: int, name: str) -> None:
@@ -182,7 +232,7 @@ def _before(base: PreTrainedModel) -> tuple[str, ...]:
 
 def _without_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
     """What a processor made of a photo as colours from 0 to 255, (height, width, 3)."""
-    values = pixels[0].double().numpy().transpose(1, 2, 0)
+    values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
         values = values * np.asarray(processor.image_std, np.float64) + np.asarray(processor.image_mean, np.float64)
     if getattr(processor, "do_rescale", False):

@@ -27,7 +27,7 @@ from attnscope.models.hf_check import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf_examples import Example, examples
+from attnscope.models.hf_examples import Example, examples, setting
 from attnscope.models.hf_seam import Place, Plan, Seen, rehearse, switched
 from attnscope.records import spans
 
@@ -94,13 +94,36 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
         if not reason and (check or any(len(found.layers[k]) < found.n_layers[k] for k in found.layers)):
             try:
                 reason = _check_seam(model, found, padded, alone, output, seen)
-            except AttnscopeError:
-                raise
+            except AttnscopeError as error:
+                raise _explained(model, alone, error) from error
             except Exception as error:  # padding, too, may be more than a model can take
                 reason = _one_line(error)
         if not reason:
             return found if check else _replace_checked(found)
         return _read_eager(model, padded, alone, extras, reason)
+
+
+def _explained(model: PreTrainedModel, example: Example, error: AttnscopeError) -> AttnscopeError:
+    """Why the seam differs from eager attention, where transformers' own two implementations differ as well."""
+    if not model._supports_sdpa:
+        return error
+    try:
+        with switched(model, "sdpa"):
+            own = Outcome.of(model(**example.inputs), {})
+        compare_hidden(model, example, own, run_eager_or_own(model, example), tolerance(model, 1) * 8)
+    except AttnscopeError as differing:
+        told = differing.message.partition("by ")[2].partition(",")[0]
+        kind = model.config.model_type
+        return AttnscopeError(
+            f"{kind} computes other things by transformers' own sdpa than by its own eager attention (hidden states "
+            f"differ by {told})"
+            if told
+            else f"{kind}: {differing.message}",
+            "which of them it was trained with is not known, so neither is shown",
+        )
+    except Exception:  # of a model that fails by sdpa nothing more is known
+        return error
+    return error
 
 
 class _Unclear(Exception):  # noqa: N818 - no error: the other road is taken
@@ -144,7 +167,7 @@ def _read_seam(
         extras=extras,
         d_model=_width(output),
         checked=True,
-        notes=(*_notes(by_kind, layers), *_gap_notes(layers, n_layers)),
+        notes=(*_notes(by_kind, layers), *_gap_notes(config, layers, n_layers)),
     )
 
 
@@ -208,7 +231,7 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
             names = _LAYER_COUNTS[side]
     else:
         config, names = config.get_text_config(), ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    found = next((getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)), None)
+    found = next((setting(config, name) for name in names if isinstance(setting(config, name), int)), None)
     return found if found else None
 
 
@@ -307,7 +330,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
         extras=extras,
         d_model=_width(output),
         checked=True,
-        notes=(*notes, *_gap_notes(layers, n_layers)),
+        notes=(*notes, *_gap_notes(config, layers, n_layers)),
     )
 
 
@@ -326,8 +349,17 @@ def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras:
                     example.inputs.update(extras)
                 own = model(**alone.inputs)
     except Exception as error:
-        raise AttnscopeError(f"{model.config.model_type} does not run: {_one_line(error)}") from error
+        raise AttnscopeError(
+            f"{model.config.model_type} does not run on {' and '.join(_given(alone))} alone: its own code says "
+            f"{type(error).__name__}: {_one_line(error)}",
+            "models that need more than one input cannot be shown",
+        ) from error
     return own
+
+
+def _given(example: Example) -> list[str]:
+    """What an example is made of, by name, without what every forward gets."""
+    return [name for name, given in example.inputs.items() if isinstance(given, Tensor) and "mask" not in name]
 
 
 def _why_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple[Example, Maps]]) -> str:
@@ -371,10 +403,17 @@ def _eager_layers(model: PreTrainedModel, kind: Kind, count: int, reason: str) -
 
 def _configured_kv_heads(config: Any, kind: Kind, n_heads: int) -> int:
     inner = config.get_text_config() if not config.is_encoder_decoder else config
-    found = getattr(inner, "num_key_value_heads", None) or getattr(inner, "num_kv_heads", None)
+    found = setting(inner, "num_key_value_heads") or setting(inner, "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
         found = 1
     return found if isinstance(found, int) and found and n_heads % found == 0 else n_heads
+
+
+def _configured_counts(config: Any) -> set[int]:
+    """All numbers of layers that a configuration names."""
+    names = {name for of_side in _LAYER_COUNTS.values() for name in of_side} | {"n_layer", "n_layers"}
+    found = (setting(one, name) for one in (config, config.get_text_config()) for name in names)
+    return {number for number in found if isinstance(number, int)}
 
 
 _ATTENTION_IN_NAME_ONLY = {"rwkv"}
@@ -384,6 +423,9 @@ def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
     kind = model.config.model_type
     names = {type(module).__name__ for module in model.modules()}
     if kind in _ATTENTION_IN_NAME_ONLY or not any(re.search("attention|attn", name, re.IGNORECASE) for name in names):
+        n_layers = _configured_counts(model.config)
+        if n_layers == {0}:
+            return AttnscopeError(f"{kind} has no layers (its configuration says 0)", "there is nothing to show of it")
         return AttnscopeError(
             f"{kind} has no attention: its layers mix tokens by other means", "there is nothing to show of it"
         )
@@ -432,12 +474,18 @@ def _notes(by_kind: Mapping[Kind, Sequence[Seen]], layers: Mapping[Kind, tuple[i
     return notes
 
 
-def _gap_notes(layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]) -> list[str]:
-    return [
-        f"Only layers {spans(numbers)} of {n_layers[kind]} have attention ({kind})."
-        for kind, numbers in layers.items()
-        if len(numbers) < n_layers[kind]
-    ]
+def _gap_notes(config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]) -> list[str]:
+    crossing = setting(config.get_text_config(), "cross_attention_layers") or ()
+    notes = []
+    for kind, numbers in layers.items():
+        absent = set(range(n_layers[kind])) - set(numbers)
+        to_pictures = sorted(absent & set(crossing))
+        if to_pictures:
+            notes.append(f"Layers {spans(to_pictures)} attend to pictures alone: without one they compute nothing.")
+        if absent - set(to_pictures):
+            shown = sorted({*numbers, *to_pictures})
+            notes.append(f"Only layers {spans(shown)} of {n_layers[kind]} have attention ({kind}).")
+    return notes
 
 
 def _one_line(error: BaseException) -> str:

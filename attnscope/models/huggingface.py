@@ -9,7 +9,7 @@ import inspect
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,15 +23,15 @@ from attnscope.core.probes import Place, Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.dispatch import input_device, is_dispatched
 from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, takes_light_masks, tolerance
-from attnscope.models.hf_examples import examples, pad_id, standing_arguments, vocab_size
-from attnscope.models.hf_hearing import heard_by, hears, written_by
+from attnscope.models.hf_examples import accepts, examples, pad_id, standing_arguments, vocab_size
+from attnscope.models.hf_hearing import frames_heard_by, heard_by, hears, listens, require_all_frames, written_by
 from attnscope.models.hf_outputs import blocks_of_plan, can_resume, loss_of, run_with_logits, skipped_calls
+from attnscope.models.hf_parts import base_of, in_one_line, picture_tower, reads_text, sees_pictures, text_tower
 from attnscope.models.hf_seam import LIGHT_FROM, perform, switched
 from attnscope.models.hf_senses import (
     WordlessTokenizer,
     require_whole_grid,
     seen_by,
-    sees_pictures,
     sizes_seen,
     taking,
 )
@@ -74,6 +74,7 @@ class HuggingFaceModel:
         self._takes_light: bool | None = None
         self._processor = processor
         self._whole: set[tuple[int, ...]] = set()
+        self.open_eyes: Callable[[], HuggingFaceModel] | None = None
         self._device = input_device(base)
         # accelerate moves masks from device to device, so that they are not known again.
         self._is_spread = is_dispatched(base)
@@ -96,6 +97,11 @@ class HuggingFaceModel:
                 lacks what the decoder reads.
         """
         return self.run_inputs(self._inputs(batch), probe)
+
+    @cached_property
+    def eyes(self) -> "HuggingFaceModel":
+        """The part of the model that sees pictures, where that is a model for itself; else all of it."""
+        return self if self.open_eyes is None else self.open_eyes()
 
     @cached_property
     def loss(self) -> Loss | None:
@@ -152,9 +158,10 @@ class HuggingFaceModel:
                 f"{self.info.name} does not pass its attention through the seam: its heads cannot be changed",
                 "only its weights can be seen: attnscope heatmap",
             )
-        if logits and self.loss is not None:
-            return run_with_logits(self._model, self._base, given, self._found.plan, probe, skipped)
-        hidden = hidden_states(perform(self._base, given, self._found.plan, probe, skipped=skipped))
+        with in_one_line(self.info.name, "does not run on this input"):
+            if logits and self.loss is not None:
+                return run_with_logits(self._model, self._base, given, self._found.plan, probe, skipped)
+            hidden = hidden_states(perform(self._base, given, self._found.plan, probe, skipped=skipped))
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
         return Outputs(hidden)
@@ -172,10 +179,11 @@ class HuggingFaceModel:
             probe: What happens at the seam.
         """
         given = self._given(inputs)
-        if self._found.road == "seam":
-            output = perform(self._base, given, self._found.plan, probe, self._light_from(given))
-        else:
-            output = self._run_eager(given, probe)
+        with in_one_line(self.info.name, "does not run on this input"):
+            if self._found.road == "seam":
+                output = perform(self._base, given, self._found.plan, probe, self._light_from(given))
+            else:
+                output = self._run_eager(given, probe)
         hidden = hidden_states(output)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
@@ -211,16 +219,26 @@ class HuggingFaceModel:
         Raises:
             AttnscopeError: It hears nothing, or has no feature extractor.
         """
-        if not hears(self._base):
+        if not hears(self._base) and not listens(self._base):
+            takes = "texts" if reads_text(self._base) else "pictures" if sees_pictures(self._base) else "neither"
             raise AttnscopeError(
-                f"{self.info.name} hears nothing", "leave out --audio, or name a model that listens as Whisper does"
+                f"{self.info.name} takes {takes}, not recordings"
+                if takes != "neither"
+                else f"{self.info.name} hears recordings in a way that is not supported",
+                "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
             )
         if self._processor is None:
             raise AttnscopeError(
                 f"{self.info.name} came without its feature extractor",
-                "save it beside the model: preprocessor_config.json",
+                "save it beside the model as preprocessor_config.json, or: attnscope.load(model, extractor)",
             )
-        return heard_by(self._base, self._processor, self.info.name, recording)
+        if hears(self._base):
+            return heard_by(self._base, self._processor, self.info.name, recording)
+        heard = frames_heard_by(self._base, self._processor, self.info.name, recording)
+        with in_one_line(self.info.name, "does not take what its feature extractor makes of the recording"):
+            sizes = self._sizes(heard.inputs)
+        require_all_frames(sizes, len(heard.tokens), self.info.name)
+        return heard
 
     def transcribe(self, heard: HeardSound, n: int) -> Tokens:
         """What the decoder reads as it writes what it heard, by plain greedy search: no token is suppressed or forced.
@@ -347,6 +365,7 @@ class HuggingFaceModel:
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
+        self._require_known(ids)
         found: Tensor = self._base.get_input_embeddings()(ids.to(self._device))
         return found
 
@@ -364,10 +383,8 @@ class HuggingFaceModel:
 
     def _inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
         accepted = inspect.signature(self._base.forward).parameters
-        if hears(self._base):
-            raise AttnscopeError(
-                f"{self.info.name} hears recordings, and reads no text", "attnscope heatmap --audio speech.wav"
-            )
+        if not reads_text(self._base):
+            wordless(self.info.name, self._base).encode("")
         ids, mask = self._padded(batch.ids, batch.mask)
         inputs = {"input_ids": ids}
         if mask is not None:
@@ -395,7 +412,7 @@ class HuggingFaceModel:
 
     def _padded(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Numbers with the model's own padding, checked; and the mask, None if all is real."""
-        size, limit = vocab_size(self._base), self.info.max_tokens
+        limit = self.info.max_tokens
         if limit is not None and ids.shape[1] > limit and _position_table(self._base) is not None:
             raise AttnscopeError(
                 f"a text of {ids.shape[1]} tokens is longer than the {limit} that {self.info.name} takes",
@@ -405,12 +422,17 @@ class HuggingFaceModel:
             mask = None
         if mask is not None:
             ids = ids.masked_fill(~mask, pad_id(self._base))
+        self._require_known(ids)
+        return ids, mask
+
+    def _require_known(self, ids: Tensor) -> None:
+        """Refuses token numbers that the model has no embedding for."""
+        size = vocab_size(self._base)
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
             raise AttnscopeError(
                 f"token number {int(ids.max())} is beyond the {size} that {self.info.name} has",
                 "its tokenizer belongs to another model",
             )
-        return ids, mask
 
     def _run_eager(self, given: dict[str, Any], probe: Probe) -> Any:
         if not isinstance(probe, Weights):
@@ -484,22 +506,29 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     if not isinstance(hf_model, PreTrainedModel):
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", "give a PreTrainedModel")
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
-    with quiet():
-        if sees_pictures(base_of(hf_model)):
-            eyes = wordless(name)
-            return assemble(hf_model, eyes, name, "memory", "", check=check, notes=[], processor=tokenizer)
-        wrapped = NumbersTokenizer() if tokenizer is None else HuggingFaceTokenizer(tokenizer)
-        return assemble(hf_model, wrapped, name, "memory", "", check=check, notes=[])
+    base = base_of(hf_model)
+    if getattr(base.config, "mask_ratio", 0) and accepts(base, "noise"):
+        raise AttnscopeError(
+            f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
+            "with model.config.mask_ratio = 0 it sees them all",
+        )
+    # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
+    words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
+    parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
+    senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
+    reader: _Tokenizer = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
+    if not reads_text(base) and not accepts(base, "decoder_input_ids"):
+        reader = wordless(name, base)
+    return assemble(hf_model, reader, name, "memory", "", check=check, notes=[], processor=senses)
 
 
-def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without what it has on top for its task."""
-    return model.base_model if isinstance(model.base_model, PreTrainedModel) else model
-
-
-def wordless(name: str) -> WordlessTokenizer:
-    """What stands for the tokenizer of a model that sees pictures."""
-    return WordlessTokenizer(name, "sees pictures", "attnscope heatmap --image photo.png")
+def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
+    """What stands for the tokenizer of a model that reads no text."""
+    if sees_pictures(base):
+        return WordlessTokenizer(name, "sees pictures", "attnscope heatmap --image photo.png")
+    if hears(base) or listens(base):
+        return WordlessTokenizer(name, "hears recordings", "attnscope heatmap --audio speech.wav")
+    return WordlessTokenizer(name, f"reads {base.main_input_name}", "models of text, pictures and sound can be shown")
 
 
 def assemble(
@@ -513,7 +542,37 @@ def assemble(
     notes: list[str],
     processor: Any = None,
 ) -> HuggingFaceModel:
-    """A Model of a transformers model, once its attention has been surveyed."""
+    """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text."""
+    base = base_of(model)
+    words, eyes = text_tower(base), picture_tower(base)
+
+    def of(part: PreTrainedModel, reader: _Tokenizer, *said: str) -> HuggingFaceModel:
+        with quiet(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+            return _assembled(
+                part, reader, name, origin, sha256, check=check, notes=[*notes, *said], processor=processor
+            )
+
+    if words is not None and eyes is not None:
+        apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
+        shown = of(words, tokenizer, f"{apart} text. With --image the other is shown.")
+        shown.open_eyes = lambda: of(eyes, wordless(name, eyes), f"{apart} pictures.")
+        return shown
+    if eyes is not None:
+        return of(eyes, wordless(name, eyes), "This is its encoder, which sees pictures; its decoder is not shown.")
+    return of(model, tokenizer)
+
+
+def _assembled(
+    model: PreTrainedModel,
+    tokenizer: _Tokenizer,
+    name: str,
+    origin: str,
+    sha256: str,
+    *,
+    check: bool,
+    notes: list[str],
+    processor: Any,
+) -> HuggingFaceModel:
     base = base_of(model)
     found = survey(base, check=check)
     kinds = tuple(found.layers)

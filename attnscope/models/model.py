@@ -190,6 +190,21 @@ class Sees(Protocol):
         ...
 
 
+@runtime_checkable
+class HasEyes(Protocol):
+    """A model of which a part, a model for itself, may see pictures."""
+
+    @property
+    def eyes(self) -> Model:
+        """That part; all of it where there are no two."""
+        ...
+
+
+def eyes_of(model: Model) -> Model:
+    """What sees pictures: of two towers the one for pictures, else the model."""
+    return model.eyes if isinstance(model, HasEyes) else model
+
+
 @dataclass(frozen=True, eq=False)
 class HeardSound:
     """What a speech model makes of a recording.

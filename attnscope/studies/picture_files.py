@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnscope.errors import UsageError
+from attnscope.models.model import eyes_of
 from attnscope.records import Heatmap
 from attnscope.senses.photos import read_photo
 from attnscope.studies.heatmap import observed, outline
@@ -33,7 +34,7 @@ def write_picture(spec: str, image: Path, wanted: Wanted, loading: LoadOptions) 
     if wanted.formats:
         require_writable(wanted.out or DEFAULT_HOME)
     photo = read_photo(image)  # before the model takes its time
-    model = loading.load(spec)
+    model = eyes_of(loading.load(spec))
     chosen, reading = wanted.choice.within(model.info), looked_at(model, photo)
     record = outline(model.info, reading, chosen, reading.tokens.text)
     sheets_of(record, wanted.query)  # an unknown query is said before the model runs

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model
+from attnscope.models.model import Model, eyes_of
 from attnscope.records.findings import PICTURES, Estimate, Findings, Head
 from attnscope.records.storage import finite
 from attnscope.senses.photos import Photo, read_photo
@@ -53,6 +53,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
     """
+    model = eyes_of(model)
     given = _listed(images)
     # What is wrong with the model is wrong with every picture.
     looked_at(model, _BLANK)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model, Sees
+from attnscope.models.model import Model, Sees, eyes_of
 from attnscope.records import Heatmap
 from attnscope.senses.photos import read_photo
 from attnscope.studies.heatmap import Reading, choice_from, observed, outline, require_call
@@ -48,6 +48,7 @@ def picture_heatmap(
         UserWarning: Something was done to the photo that is not plain: it was turned, or is the first of several.
     """
     require_call(model, "", pick)
+    model = eyes_of(model)
     chosen = choice_from(layers, heads, pick).within(model.info)
     reading = looked_at(model, image)
     for note in reading.notes:

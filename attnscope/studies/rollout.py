@@ -10,7 +10,7 @@ import numpy as np
 
 from attnscope.core import flow as core
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Model
+from attnscope.models.model import Model, eyes_of
 from attnscope.records import Heatmap
 from attnscope.records.rollouts import Rollout
 from attnscope.studies.heatmap import Choice, Prompt, Reading, fitted, observed, outline, read
@@ -65,6 +65,7 @@ def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollo
         AttnscopeError: The image is none, or the model sees no pictures.
     """
     _require_share(residual)
+    model = eyes_of(model)
     reading = looked_at(model, image)
     record = outline(model.info, reading, Choice().within(model.info), reading.tokens.text)
     record = _of_all_layers(model, observed(model, record, reading))

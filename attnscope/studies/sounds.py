@@ -28,20 +28,21 @@ def sound_heatmap(
     heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
 ) -> Heatmap:
-    """Runs a speech model on a recording and keeps its cross-attention: tokens (queries) by frames in time (keys).
+    """Runs a speech model on a recording and keeps what it attends to: tokens (queries) by frames in time (keys).
 
         record = attnscope.sound_heatmap(attnscope.load("./whisper-tiny"), "speech.wav", "the transcript")
         record.sound.seconds_per_frame  # 0.02 for Whisper
         record.draw("figures", scale="head")
 
-    Only frames with sound are kept, not the silence that the model's window is filled up with; so a row sums to less
+    Of an encoder without decoder, such as wav2vec 2.0, it keeps the self-attention: frames by frames. Of Whisper only
+    frames with sound are kept, not the silence that the model's window is filled up with; so a row sums to less
     than 1 by what goes there.
 
     Args:
-        model: A loaded model that listens as Whisper does.
+        model: A loaded model that listens as Whisper does, or an encoder of sound: wav2vec 2.0, HuBERT, WavLM …
         audio: A path to a WAV file, or (samples, rate).
-        text: The transcript that its decoder is to write; None = its own greedy output.
-        layers: Numbers of the decoder's layers to keep; None = all.
+        text: The transcript that its decoder is to write; None = its own greedy output. Encoders have none.
+        layers: Numbers of the layers to keep, of Whisper its decoder's; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
 
@@ -63,9 +64,17 @@ def listened(model: Model, audio: Any, text: str | None, choice: Choice) -> Heat
     """The record of a model that listens; see `sound_heatmap`."""
     recording = read_recording(audio)
     if not isinstance(model, Hears):
-        raise AttnscopeError(f"{model.info.name} hears nothing", "leave out --audio, or name a model such as Whisper")
+        raise AttnscopeError(
+            f"{model.info.name} takes texts, not recordings", "leave out --audio, or name a model such as Whisper"
+        )
     heard = model.hear(recording)
     notes = list(heard.notes)
+    if "decoder" not in model.info.kinds:
+        if text is not None:
+            raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
+        reading = Reading(heard.tokens, None, tuple(notes), heard.inputs)
+        record = outline(model.info, reading, choice.within(model.info), heard.tokens.text)
+        return observed(model, replace(record, sound=heard.sound), reading)
     if text is not None:
         target, cut = fitted(model.encode_target(text), model.info.max_tokens)
         notes += [cut] if cut else []

@@ -82,7 +82,7 @@ def draw(
         AttnscopeError: An unknown format; the folder cannot be written.
     """
     if query is not None:
-        raise AttnscopeError("over time every token has its row: there is no --query", "leave it out")
+        raise AttnscopeError("over time every token and frame has its row: there is no --query", "leave it out")
     for wanted in formats:
         if wanted not in FIGURE_FORMATS:
             raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
@@ -119,13 +119,17 @@ class SoundPage(Page):
         assert record.sound is not None
         self.record, self.sheet, self.style, self.sound = record, sheet, style, record.sound
         self.queries = record.maps[0].queries
-        title = f"{record.run.get('model', 'model')} · {_title(sheet)}"
-        lettering = lettering_for([title, self.sound.facts, *self.queries.labels, record.text])
+        self.over_time = record.maps[0].kind != "cross"
+        title = f"{record.run.get('model', 'model')} · {_title(sheet, self.over_time)}"
+        names = () if self.over_time else self.queries.labels
+        lettering = lettering_for([title, self.sound.facts, *names, record.text])
         self.columns, left, room, self.row_px = self._sizes(lettering.width_px)
         maps = [pooled(record.maps[0].of(*pair), room) for pair in sheet.heads]
+        if self.over_time:
+            maps = [np.ascontiguousarray(pooled(np.ascontiguousarray(weights.T), room).T) for weights in maps]
         self.cell = max(1, room // maps[0].shape[1])
         self.step = -(-len(self.sound.envelope) // room)
-        self.panel = (maps[0].shape[1] * self.cell, len(self.queries) * self.row_px)
+        self.panel = (maps[0].shape[1] * self.cell, len(maps[0]) * (self.cell if self.over_time else self.row_px))
         top = _HEADER_PX + _WAVE_PX + (14 if sheet.small else _PANEL_TITLE_PX)
         across = left + self.panel[0] + (8 if sheet.small else _GAP_PX)
         down = self.panel[1] + (8 if sheet.small else _PANEL_TITLE_PX + _AXIS_PX)
@@ -160,6 +164,9 @@ class SoundPage(Page):
     def _sizes(self, width_of: layout.WidthPx) -> tuple[int, int, int, int]:
         """Panels side by side, pixels for names at the left of each, for time, and of a token's row."""
         room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX
+        if self.over_time and not self.sheet.small:
+            columns = 1 if len(self.sheet.heads) == 1 else 2
+            return columns, 52, room // columns - 52 - _GAP_PX, 1
         if self.sheet.small:
             columns = len({head for _, head in self.sheet.heads})
             return columns, 0, max(24, (room - 52) // columns - 8), max(1, min(8, 160 // len(self.queries)))
@@ -201,8 +208,15 @@ class SoundPage(Page):
                     self.write(x, _HEADER_PX - 2, f"H{pair[1]}", size, ha="left", weight="bold")
                 continue
             self.write(x, y - 12, f"L{pair[0]}H{pair[1]}", size, ha="left", weight="bold")
-            told = f"max {top:.3g} · {beyond(self.record, pair):.2f} after the sound"
+            told = f"max {top:.3g}" + (f" · {beyond(self.record, pair):.2f} after the sound" * (not self.over_time))
             self.write(x + self.panel[0], y - 12, told, layout.CAPTION_PX, ha="right", color=FAINT)
+            if self.over_time:
+                shown = len(self.sound.envelope) * self.sound.seconds_per_frame
+                places = [(tick, y + self.panel[1] * tick / shown) for tick in layout.nice_ticks(self.sound.seconds)]
+                self.lines([[(x - 5, at), (x - 1, at)] for _, at in places])
+                for tick, at in places:
+                    self.write(x - 8, at, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha="right", color=FAINT)
+                continue
             for row in range(len(self.queries)):
                 label = self.lettering.fit(self.queries.labels[row][:24], layout.CAPTION_PX, 400)
                 at = y + (row + 0.5) * self.row_px
@@ -214,11 +228,18 @@ class SoundPage(Page):
         self.image((x, y, width, height), self.cmap).set_data(np.linspace(0, 1, width)[None])
         self.frames([(x, y, width, height)])
         meaning = _MEANING[self.style.scale]
+        if self.over_time:
+            meaning = meaning.replace("a token's attention that a frame", "a frame's attention that another")
         self.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left", color=INK)
         for tick in layout.nice_ticks(top):
             self.write(x + width * tick / top, y + height + 12, f"{tick:g}", layout.CAPTION_PX, ha="center")
 
     def _notes(self) -> list[str]:
+        if self.over_time:
+            notes = ["rows: frames of the recording (queries) · columns: the same frames (keys), their loudness above"]
+            if self.step > 1:
+                notes.append(f"a cell shows the largest weight of up to {self.step} x {self.step} frames")
+            return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
         shares = [beyond(self.record, pair) for pair in self.sheet.heads]
         told = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
         notes = [
@@ -232,7 +253,7 @@ class SoundPage(Page):
         return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
 
 
-def _title(sheet: SoundSheet) -> str:
+def _title(sheet: SoundSheet, over_time: bool) -> str:
     layers = sorted({layer for layer, _ in sheet.heads})
     if len(sheet.heads) == 1:
         what = f"layer {layers[0]}, head {sheet.heads[0][1]}"
@@ -240,4 +261,4 @@ def _title(sheet: SoundSheet) -> str:
         what = f"{len(layers)} layers, {len({head for _, head in sheet.heads})} heads"
     else:
         what = f"layer {layers[0]}" if len(layers) == 1 else f"{len(sheet.heads)} heads"
-    return f"{what}: when each token listens (cross-attention)"
+    return f"{what}: " + ("what each moment attends to" if over_time else "when each token listens (cross-attention)")

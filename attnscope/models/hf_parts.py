@@ -1,0 +1,82 @@
+"""Which part of a Hugging Face model is shown, and what its own code says where it fails.
+
+Heads for tasks are left off. Of models that put two together, such as CLIP's of text and of pictures, each is a model
+for itself: neither attends to the other.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
+from attnscope.models.hf_examples import accepts
+
+
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without what it has on top for its task."""
+    inner = model.base_model
+    if not isinstance(inner, PreTrainedModel):
+        return model
+    # DINOv3's layers have the name that a base model has elsewhere: they do not take what the model does.
+    is_part = accepts(model, model.main_input_name) and not accepts(inner, inner.main_input_name)
+    return model if is_part else inner
+
+
+def reads_text(base: PreTrainedModel) -> bool:
+    """Whether a model takes token numbers."""
+    return accepts(base, "input_ids")
+
+
+def sees_pictures(base: PreTrainedModel) -> bool:
+    """Whether a model reads pictures and no text."""
+    return base.main_input_name == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
+
+
+def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
+    """What reads the text where another part sees pictures and neither attends to the other (CLIP); else None."""
+    tower = getattr(base, "text_model", None)
+    if not isinstance(tower, PreTrainedModel) or picture_tower(base) is None:
+        return None
+    return base_of(tower) if reads_text(base_of(tower)) else None
+
+
+def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
+    """What sees pictures: beside a text tower, or before a decoder that writes of them (TrOCR); None = there is none.
+
+    Models whose language model reads pictures among its tokens (LLaVA) are no such.
+    """
+    tower: Any = getattr(base, "vision_model", None) if hasattr(base, "text_model") else None
+    if tower is None and base.config.is_encoder_decoder and base.main_input_name == "pixel_values":
+        tower = getattr(base, "encoder", None)
+    return base_of(tower) if isinstance(tower, PreTrainedModel) and sees_pictures(base_of(tower)) else None
+
+
+@contextlib.contextmanager
+def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterator[None]:
+    """Within it, whatever a model's own code raises becomes one line; what our own raises stays what it is.
+
+    Args:
+        name: What the model is called.
+        what: What it does not do.
+        hint: What to do about it.
+    """
+    try:
+        yield
+    except AttnscopeError:
+        raise
+    except Exception as error:  # a model's code may raise anything
+        if is_out_of_memory(error) or _is_ours(error):
+            raise
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise AttnscopeError(f"{name} {what}: its own code says {told}", hint) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether the innermost frame is of attnscope: then what was raised is a mistake of ours."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] == "attnscope" and not module.endswith((".hf_parts", ".hf_seam"))
