@@ -179,8 +179,8 @@ def test_from_the_command_line(run: Run, folder: Path, tmp_path: Path) -> None:
     assert document["record"]["sound"]["seconds"] == 0.61 and len(document["envelope"]) == 31
     eyes = str(write_vision(tmp_path / "vit"))
     for arguments, ended, said in (
-        (("--audio", "speech.wav"), 1, "hears nothing"),
-        (("--audio", "speech.wav", "-m", eyes), 1, "hears nothing"),
+        (("--audio", "speech.wav"), 1, "minilm takes texts, not recordings"),
+        (("--audio", "speech.wav", "-m", eyes), 1, "vit takes pictures, not recordings"),
         (("--audio", "speech.wav", "--image", "x.png", "-m", name), 2, "beside --image"),
         (("--audio", "speech.wav", "-m", name, "--query", "cat"), 2, "no --query"),
         (("--audio", "none.wav", "-m", name), 1, "there is no file"),

@@ -131,7 +131,7 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
         if not difference <= allowed:
             raise AttnscopeError(
                 f"self-check: hidden states differ from the model's own by {difference:.2g}, rounding is {allowed:.2g}",
-                "its pictures would be wrong; please report the model",
+                "its pictures would be wrong, so there are none; another --dtype may pass",
             )
 
 
@@ -177,7 +177,7 @@ def _compare_weights(
         raise AttnscopeError(
             f"self-check: weights of {kind} layer {layer} differ from the model's own by {difference:.2g}, "
             f"rounding is {allowed:.2g}",
-            "its pictures would be wrong; please report the model",
+            "its pictures would be wrong, so there are none; another --dtype may pass",
         )
 
 

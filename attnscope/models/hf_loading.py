@@ -151,7 +151,7 @@ def _read_model(
         )
     heads = sorted(set(parts.values()))
     quantised = _quantised(config)
-    notes = [f"Its weights are {quantised}: what is shown is what these compute."] if quantised else []
+    notes = [f"By config.json its weights are {quantised}: the maps are those of what was loaded."] if quantised else []
     notes += [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
     if any(head != "pooler" for head in heads):
         # It would write noise.

@@ -74,9 +74,19 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the innermost frame is of attnscope: then what was raised is a mistake of ours."""
+    """Whether it was raised in a probe or elsewhere outside of transformers: then it is not the model's own code.
+
+    What torch raises is of who called it; that a model was called with what it does not take is of the model.
+    """
+    name, function = "", ""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] != "torch":
+            name, function = module, trace.tb_frame.f_code.co_name
         trace = trace.tb_next
-    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-    return module.partition(".")[0] == "attnscope" and not module.endswith((".hf_parts", ".hf_seam"))
+    return not name.startswith("transformers") and (name.partition(".")[0] != "attnscope" or function not in _CALLERS)
+
+
+_CALLERS = {"_forward", "_run_eager"}
+"""Functions of ours whose last step is to call a model."""

@@ -131,7 +131,7 @@ class _Run:
         if number >= len(places):
             raise AttnscopeError(
                 f"{type(module).__name__} computes more attention on this input than when the model was loaded",
-                "its layers cannot be told apart; please report the model",
+                "its layers cannot be told apart here; give the texts one by one, or a shorter one",
             )
         self.calls[module] += 1
         return places[number]
@@ -142,7 +142,7 @@ class _Run:
                 kind, layer = places[self.calls[module]].kind, places[self.calls[module]].layer
                 raise AttnscopeError(
                     f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
-                    "a part would be shown as the whole; please report the model",
+                    "a part would be shown as the whole; give the texts one by one, or one of another length",
                 )
 
 

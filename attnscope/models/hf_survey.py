@@ -112,18 +112,22 @@ def _explained(model: PreTrainedModel, example: Example, error: AttnscopeError) 
             own = Outcome.of(model(**example.inputs), {})
         compare_hidden(model, example, own, run_eager_or_own(model, example), tolerance(model, 1) * 8)
     except AttnscopeError as differing:
-        told = differing.message.partition("by ")[2].partition(",")[0]
-        kind = model.config.model_type
-        return AttnscopeError(
-            f"{kind} computes other things by transformers' own sdpa than by its own eager attention (hidden states "
-            f"differ by {told})"
-            if told
-            else f"{kind}: {differing.message}",
-            "which of them it was trained with is not known, so neither is shown",
-        )
+        return _differing(model, differing)
     except Exception:  # of a model that fails by sdpa nothing more is known
         return error
     return error
+
+
+def _differing(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
+    """Says of a difference that it is between two implementations of transformers, neither of them ours."""
+    found = re.search(r"differ from the model's own by ([^,]*)", error.message)
+    if not found:
+        return error
+    return AttnscopeError(
+        f"{model.config.model_type} computes one thing by transformers' sdpa attention and another by its eager "
+        f"attention: hidden states differ by {found[1]}",
+        "it is not known which of them it was trained with, so neither is shown",
+    )
 
 
 class _Unclear(Exception):  # noqa: N818 - no error: the other road is taken
@@ -153,7 +157,7 @@ def _read_seam(
     n_layers: dict[Kind, int] = {}
     for kind, calls in by_kind.items():
         total = _configured_layers(config, kind)
-        layers[kind] = _number_layers(kind, [one.module for one in calls], total)
+        layers[kind] = _number_layers(config, kind, [one.module for one in calls], total)
         n_layers[kind] = max(total or 0, layers[kind][-1] + 1)
         for one, layer in zip(calls, layers[kind], strict=True):
             plan.setdefault(one.module, []).append((seen.index(one), Place(kind, layer)))
@@ -235,7 +239,7 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
     return found if found else None
 
 
-def _number_layers(kind: Kind, modules: Sequence[nn.Module], total: int | None) -> tuple[int, ...]:
+def _number_layers(config: Any, kind: Kind, modules: Sequence[nn.Module], total: int | None) -> tuple[int, ...]:
     named = [getattr(module, "layer_idx", None) for module in modules]
     numbers = [number for number in named if isinstance(number, int)]
     if len(numbers) == len(named) == len(set(numbers)) and numbers == sorted(numbers) and numbers[0] >= 0:
@@ -245,7 +249,20 @@ def _number_layers(kind: Kind, modules: Sequence[nn.Module], total: int | None) 
             return tuple(numbers)
     if total in (None, len(modules)):
         return tuple(range(len(modules)))
+    if len(listed := _listed_layers(config, total)) == len(modules):
+        return listed
     raise _Unclear(f"only {len(modules)} {kind} attentions of {total} layers pass transformers' attention interface")
+
+
+def _listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
+    """Numbers of the layers that have attention as a configuration lists them; Zamba calls them hybrid."""
+    config = config.get_text_config()
+    types = [str(name) for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()]
+    if len(types) != total:
+        return ()
+    return tuple(
+        i for i, name in enumerate(types) if name == "hybrid" or ("attention" in name and "linear" not in name)
+    )
 
 
 def _check_seam(
@@ -305,7 +322,10 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
         raise _refusal(model, reason, wrong)
     flat = [weights for of_kind in maps.values() for weights in of_kind]
     allowed = tolerance(model, len(flat))
-    compare_hidden(model, alone, Outcome.of(output, maps), Outcome.of(own, {}), allowed)
+    try:
+        compare_hidden(model, alone, Outcome.of(output, maps), Outcome.of(own, {}), allowed)
+    except AttnscopeError as error:
+        raise _differing(model, error) from error
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
     if any(
         float((whole.float() - cut[-1:, :, : whole.shape[2], : whole.shape[3]].float()).abs().max()) > allowed
@@ -393,11 +413,8 @@ def _eager_layers(model: PreTrainedModel, kind: Kind, count: int, reason: str) -
     total = _configured_layers(model.config, kind)
     if total in (None, count):
         return tuple(range(count))
-    config = model.config.get_text_config()
-    types = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None) or ()
-    numbers = tuple(i for i, name in enumerate(types) if "attention" in str(name) and "linear" not in str(name))
-    if len(types) == total and len(numbers) == count:
-        return numbers
+    if len(listed := _listed_layers(model.config, total)) == count:
+        return listed
     raise _refusal(model, reason, f"it gives out {count} {kind} layers of {total} and does not say which")
 
 

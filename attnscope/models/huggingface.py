@@ -178,12 +178,15 @@ class HuggingFaceModel:
             inputs: Arguments of the forward by name.
             probe: What happens at the seam.
         """
-        given = self._given(inputs)
         with in_one_line(self.info.name, "does not run on this input"):
-            if self._found.road == "seam":
-                output = perform(self._base, given, self._found.plan, probe, self._light_from(given))
-            else:
-                output = self._run_eager(given, probe)
+            return self._run_inputs(inputs, probe)
+
+    def _run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
+        given = self._given(inputs)
+        if self._found.road == "seam":
+            output = perform(self._base, given, self._found.plan, probe, self._light_from(given))
+        else:
+            output = self._run_eager(given, probe)
         hidden = hidden_states(output)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
@@ -264,10 +267,10 @@ class HuggingFaceModel:
     def _sizes(self, inputs: Mapping[str, Any]) -> set[tuple[int, int]]:
         """Queries and keys of all attentions on an input."""
         if self._found.road == "seam":
-            return sizes_seen(lambda probe: self.run_inputs(inputs, probe))
+            return sizes_seen(lambda probe: self._run_inputs(inputs, probe))
         kept = Weights()
         with torch.no_grad():
-            self.run_inputs(inputs, kept)
+            self._run_inputs(inputs, kept)
         return {(w.shape[2], w.shape[3]) for by_layer in kept.maps.values() for w in by_layer.values()}
 
     def _light_from(self, given: Mapping[str, Any]) -> int | None:

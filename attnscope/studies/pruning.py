@@ -246,7 +246,7 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], held: Path, loa
         raise AttnscopeError(
             f"what was written differs from the model without these heads by {difference:.2g}, rounding is "
             f"{allowed:.2g}: nothing is kept",
-            "please report the model",
+            "try --dtype float64, or a model of another architecture",
         )
     return written.info.sha256, difference
 

@@ -245,7 +245,7 @@ def _traced(
         raise AttnscopeError(
             f"the steps differ from {kernel.name} by {record.check.outputs:.2g}, rounding is "
             f"{record.check.rounding:.2g}: what would be shown is not what the model computed",
-            "please report the model",
+            "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",
         )
     return record
 

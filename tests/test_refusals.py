@@ -1,0 +1,207 @@
+"""What cannot be shown is refused in one line that is true and helps; what only seemed so is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+import attnscope
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf_parts import in_one_line
+from attnscope.models.huggingface import wrap
+from tests.conftest import write_tiny, write_tokenizer
+from tests.hf_tally import boost, difference_from_eager, tiny_settings
+from tests.senses_helpers import speech
+
+SMALL = {
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "intermediate_size": 8,
+    "vocab_size": 50,
+}
+
+
+def edited(folder: Path, **changes: object) -> Path:
+    """The folder, with other settings in its config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
+    return folder
+
+
+def refusal(given: Any, *more: Any) -> AttnscopeError:
+    with pytest.raises(AttnscopeError) as caught:
+        attnscope.load(given, *more)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
+    config = AutoConfig.for_model(model_type)
+    model = AutoModel.from_config(type(config)(**(tiny_settings(config) | changes)))
+    boost(model)
+    return model.eval()
+
+
+# From files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    error = refusal(edited(write_tiny(tmp_path / "bent", "llama", **SMALL), intermediate_size=16))
+    assert (
+        "bent holds layers.0.mlp.down_proj.weight of shape (24, 8), and config.json asks for (24, 16)" in error.message
+    )
+    assert "5 more do not fit" in error.message
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_the_kernel_that_a_configuration_asks_for_does_not_matter(tmp_path: Path, name: str) -> None:
+    folder = edited(write_tiny(tmp_path / "llama", "llama", **SMALL), **{name: "flash_attention_2"})
+    assert attnscope.load(folder).info.checked
+
+
+def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "llama", "llama", **SMALL)
+    error = refusal(edited(folder, quantization_config={"quant_method": "gptq", "bits": 4}))
+    assert error.message.startswith("llama is quantised (gptq, 4 bits), and cannot be loaded here: ")
+    error = refusal(edited(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}))
+    assert "quantised (bitsandbytes, 8 bits)" in error.message
+    model = attnscope.load(edited(folder, quantization_config={"quant_method": "fp8"}))
+    assert any("By config.json its weights are quantised (fp8)" in note for note in model.info.notes)
+
+
+def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
+    config = transformers.ASTConfig(
+        **{k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "vocab_size")}, num_hidden_layers=2,
+        patch_size=8, frequency_stride=8, time_stride=8, max_length=32, num_mel_bins=16,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(tmp_path / "ast")
+    model: Any = attnscope.load(tmp_path / "ast")
+    with pytest.raises(AttnscopeError, match="reads input_values, and reads no text"):
+        attnscope.heatmap(model, "the cat")
+    with pytest.raises(AttnscopeError, match="hears recordings in a way that is not supported"):
+        attnscope.sound_heatmap(model, (speech(0.3), 16000))
+    (write_tiny(tmp_path / "gpt2", "gpt2", n_embd=15, n_head=3, n_layer=2) / "vocab.txt").unlink()
+    (tmp_path / "gpt2" / "tokenizer_config.json").unlink()
+    assert "holds no tokenizer" in refusal(tmp_path / "gpt2").message
+
+
+def test_a_model_of_texts_takes_no_recordings() -> None:
+    with pytest.raises(AttnscopeError, match="minilm takes texts, not recordings"):
+        attnscope.sound_heatmap(attnscope.load("minilm"), (speech(0.3), 16000))
+    with pytest.raises(AttnscopeError, match="llama takes texts, not recordings"):
+        attnscope.sound_heatmap(wrap(tiny("llama")), (speech(0.3), 16000))
+
+
+# Numbers beyond the embedding -------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_of_another_model_is_one_line_in_every_study(tmp_path: Path) -> None:
+    model = attnscope.load(write_tiny(tmp_path / "small", "llama", **(SMALL | {"vocab_size": 20})))
+    for study in (
+        lambda: attnscope.heatmap(model, "the cat"),
+        lambda: attnscope.heads(model, ["the cat", "the"]),
+        lambda: attnscope.page(model, ["the cat"]),
+    ):
+        with pytest.raises(AttnscopeError, match="token number [0-9]+ is beyond the 20 that small has") as caught:
+            study()
+        assert "belongs to another model" in caught.value.hint
+
+
+# In memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_no_layers_are_no_layers(model_type: str) -> None:
+    sizes = {k: v for k, v in SMALL.items() if model_type == "llama" or k != "num_key_value_heads"}
+    config = AutoConfig.for_model(model_type, **sizes, num_hidden_layers=0)
+    assert refusal(AutoModel.from_config(config)).message == f"{model_type} has no layers (its configuration says 0)"
+
+
+def test_where_transformers_differs_from_itself_it_is_said() -> None:
+    falcon_rw = {"alibi": True, "multi_query": False, "new_decoder_architecture": False, "parallel_attn": False}
+    config = transformers.FalconConfig(
+        vocab_size=50, hidden_size=24, num_attention_heads=3, num_hidden_layers=2, **falcon_rw
+    )
+    falcon = AutoModel.from_config(config).eval()
+    boost(falcon)
+    for model in (falcon, tiny("paligemma")):
+        error = refusal(model)
+        assert "by transformers' sdpa attention and another by its eager attention" in error.message
+        assert "which of them it was trained with" in error.hint
+
+
+def test_a_configuration_of_each_layer_is_read() -> None:
+    model = tiny("dots3_note_text")
+    shown = wrap(model)
+    assert difference_from_eager(shown, model) < 2e-5
+
+
+@pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
+def test_layers_called_hybrid_have_attention(model_type: str) -> None:
+    sizes = {
+        "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2, "mamba_dt_rank": 8},
+        "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16, "adapter_rank": 4},
+    }[model_type]
+    config = AutoConfig.for_model(
+        model_type, vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4,
+        num_key_value_heads=4, mamba_d_state=8, use_mamba_kernels=False,
+        layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"], **sizes,
+    )  # fmt: skip
+    model = AutoModel.from_config(config).eval()
+    boost(model)
+    shown = wrap(model)
+    assert (shown.info.road, shown.layers) == ("seam", {"decoder": (1, 3)})
+    assert difference_from_eager(shown, model) < 2e-5
+
+
+def test_layers_that_attend_to_pictures_are_not_said_to_have_no_attention() -> None:
+    config = AutoConfig.for_model("mllama")
+    settings = tiny_settings(config)
+    settings["text_config"]["cross_attention_layers"] = [1]
+    notes = wrap(AutoModel.from_config(type(config)(**settings))).info.notes
+    assert any("Layers 1 attend to pictures alone" in note for note in notes), notes
+    assert not any(note.startswith("Only layers") for note in notes)
+
+
+def test_a_decoder_that_reads_no_text_is_refused() -> None:
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    )
+    config = transformers.DetrConfig(
+        backbone_config=backbone, use_timm_backbone=False, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, num_queries=3,
+    )  # fmt: skip
+    error = refusal(AutoModel.from_config(config))
+    assert "detr" in error.message and "decoder that reads no text" in error.message
+
+
+def test_moonshine_is_given_text(tmp_path: Path) -> None:
+    config = transformers.MoonshineConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=16, encoder_num_hidden_layers=1, decoder_num_hidden_layers=1,
+        encoder_num_attention_heads=2, decoder_num_attention_heads=2, encoder_num_key_value_heads=2,
+        decoder_num_key_value_heads=2,
+    )  # fmt: skip
+    write_tokenizer(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    shown = wrap(AutoModel.from_config(config), tokenizer)
+    with pytest.raises(AttnscopeError, match="reads no text"):
+        attnscope.heatmap(shown, "the cat", target="the cat")
+
+
+def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not() -> None:
+    model = tiny("llama")
+    shown = wrap(model)
+    with pytest.raises(AttnscopeError, match=r"does not run on this input: its own code says \w+Error") as caught:
+        shown.run_inputs({"input_ids": torch.tensor([[1, 2, 3]]), "attention_mask": "no mask"}, lambda call: call.query)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(IndexError), in_one_line("x"):
+        exec("raise IndexError('ours')", {"__name__": "attnscope.somewhere"})
+    with pytest.raises(AttnscopeError, match="x does not run: its own code says IndexError: theirs"), in_one_line("x"):
+        exec("raise IndexError('theirs')", {"__name__": "transformers.models"})
+    with pytest.raises(torch.OutOfMemoryError), in_one_line("x"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
