@@ -92,21 +92,80 @@ def head_slices(
     return slices
 
 
+def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tensor]:
+    """W_O of each attention, found by running the model on a small input.
+
+    Args:
+        base: The part that attends.
+        found: What its attention is.
+
+    Returns:
+        Place -> (d_model, n_heads * d_value), as torch.nn.Linear stores it, whatever stores it here. Places are left
+        out where what the heads put out is changed before it is projected, where weights are quantised, or not there,
+        or not all of the map (an adapter beside them), and where a layer has fewer heads than others of its kind.
+    """
+    if found.road != "seam":
+        return {}
+    outputs = _OutputWatch()
+
+    def observed(call: AttentionCall) -> Tensor:
+        output = attend(call)
+        if call.n_heads == found.n_heads[call.kind]:
+            outputs.gave((call.kind, call.layer), output)
+        return output
+
+    handles = [module.register_forward_pre_hook(outputs.before) for module in _projections(base)]
+    try:
+        with torch.no_grad():
+            perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observed)
+    finally:
+        for handle in handles:
+            handle.remove()
+    adapted = {getattr(module, "base_layer", None) for module in base.modules()}
+    return {
+        place: module.weight.T if isinstance(module, Conv1D) else module.weight
+        for place, module in outputs.found.items()
+        if module not in adapted and not module.weight.is_meta and module.weight.is_floating_point()
+    }
+
+
+class _OutputWatch:
+    """Finds output projections: the first map that is fed what the seam gave out, as it is.
+
+    Attributes:
+        found: Which it is, by place.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[Place, nn.Linear | Conv1D] = {}
+        self._last: tuple[Place, Tensor] | None = None
+
+    def gave(self, place: Place, output: Tensor) -> None:
+        """Takes down what an attention gave out, (batch, head, query, d_value)."""
+        self._last = place, output.transpose(1, 2)
+
+    def before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """The hook before each projection."""
+        if self._last is None or not inputs or not isinstance(inputs[0], Tensor):
+            return
+        place, output = self._last
+        if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
+            assert isinstance(module, nn.Linear | Conv1D)
+            self.found[place] = module
+            self._last = None
+
+
+def _projections(base: PreTrainedModel) -> list[nn.Linear | Conv1D]:
+    return [module for module in base.modules() if isinstance(module, nn.Linear | Conv1D)]
+
+
 def _observed(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
     """Runs a model on a small input, and finds out what the heads of the places depend on."""
-    projections = [module for module in base.modules() if isinstance(module, (nn.Linear, Conv1D))]
+    projections = _projections(base)
     given: dict[nn.Module, Tensor] = {}
     called: dict[nn.Module, int] = {}
     seen: dict[Place, _Attention] = {}
-    last: list[tuple[Place, Tensor]] = []
-
-    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        # The first projection of what the seam gave out, as it is, is the output projection.
-        if last and inputs and isinstance(inputs[0], Tensor):
-            place, output = last[0]
-            if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
-                seen[place].out = module
-                last.clear()
+    outputs = _OutputWatch()
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         called[module] = called.get(module, 0) + 1
@@ -119,10 +178,10 @@ def _observed(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequen
         place = (call.kind, call.layer)
         if place in heads:
             seen[place] = _Attention(call.n_heads, call.n_kv_heads, _dependencies(call, given))
-            last[:] = [(place, output.transpose(1, 2))]
+            outputs.gave(place, output)
         return output
 
-    handles = [module.register_forward_pre_hook(before) for module in projections]
+    handles = [module.register_forward_pre_hook(outputs.before) for module in projections]
     handles += [module.register_forward_hook(after) for module in projections]
     try:
         with torch.enable_grad():
@@ -130,6 +189,8 @@ def _observed(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequen
     finally:
         for handle in handles:
             handle.remove()
+    for place, module in outputs.found.items():
+        seen[place].out = module
     used = {module for one in seen.values() for of_head in one.features.values() for module in of_head}
     used |= {one.out for one in seen.values() if one.out is not None}
     if any(called[module] > 1 for module in used) or any(len(places) > 1 for places in found.plan.values()):

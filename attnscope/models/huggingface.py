@@ -37,7 +37,7 @@ from attnscope.models.hf_senses import (
 )
 from attnscope.models.hf_survey import Survey, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.hf_weights import Slice, head_slices
+from attnscope.models.hf_weights import Slice, head_slices, output_projections
 from attnscope.models.model import Batch, HeardSound, Loss, ModelInfo, SeenPicture
 from attnscope.models.rerun import Outputs, Rerun
 from attnscope.records import Tokens
@@ -141,6 +141,10 @@ class HuggingFaceModel:
                 "only its weights can be seen: attnscope heatmap",
             )
         return head_slices(self._model, self._base, self._found, heads)
+
+    def output_projections(self) -> dict[Place, Tensor]:
+        """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf_weights.output_projections."""
+        return output_projections(self._base, self._found)
 
     def _rerun(self, batch: Batch, *, logits: bool, blocks: Sequence[nn.Module]) -> Rerun:
         def forward(given: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:

@@ -283,7 +283,7 @@ class Projects(Protocol):
     """A model whose output projections can be seen."""
 
     def output_projections(self) -> "dict[tuple[str, int], Tensor]":
-        """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it."""
+        """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
         ...
 
 

@@ -152,7 +152,7 @@ def heads(
         "problems": [*(problems or problems_of(texts)), *missing],
         "complete": complete,
     }
-    run = run_of(model.info, [*_notes(model, done, options), *study.notes])
+    run = run_of(model.info, [*_notes(model, done, options), *study.unprojected(), *study.notes])
     threads = workers.threads if workers else _n_threads()
     run |= {"seed": options.seed if options.control else None, "threads": threads}
     return concluded(
@@ -295,6 +295,22 @@ class _Study:
         self._start = _start(model)
         self._factors = None if self._dense else _factors(model)
         self._buffers = Buffers()
+
+    def unprojected(self) -> list[str]:
+        """What is to be said where norm_weighted is undefined, as W_O is not known; `_notes` tells of dense weights."""
+        missing = [
+            f"{kind} layer {layer}"
+            for kind, tally in self.done.tallies.items()
+            for layer in tally.layers
+            if self._factors is not None and (kind, layer) not in self._factors
+        ]
+        if not missing:
+            return []
+        which = missing[0] if len(missing) == 1 else f"{len(missing)} layers, the first of them {missing[0]}"
+        return [
+            f"norm_weighted is undefined in {which}: the output projection is not known (what the heads put out is "
+            "changed before it, or its weights are quantised, adapted, or not in memory)."
+        ]
 
     def run(self, texts: Texts, report: Report | None, workers: Workers | None) -> bool:
         """Goes through a corpus; False if it was interrupted."""
@@ -499,14 +515,14 @@ def _start(model: Model) -> Tokens | None:
     return model.encode_target("a")
 
 
-def _factors(model: Model) -> dict[tuple[Any, int], Tensor] | None:
+def _factors(model: Model) -> dict[tuple[Any, int], Tensor]:
     """What the measures need of the output projections, worked out once for all batches."""
     from attnscope.core.measures import output_factor
 
     if not isinstance(model, Projects):
-        return None
-    n_heads = model.info.n_heads[0]
-    return {place: output_factor(weight, n_heads) for place, weight in model.output_projections().items()}
+        return {}
+    n_heads = dict(zip(model.info.kinds, model.info.n_heads, strict=True))
+    return {place: output_factor(weight, n_heads[place[0]]) for place, weight in model.output_projections().items()}
 
 
 @dataclass(frozen=True, eq=False)
