@@ -167,7 +167,7 @@ class TestGrid:
         assert lines[:3] == ["    0   1   2", "L0  P+  ·", "L1  l       O"]
         legend = "\n".join(lines[3:])
         assert "P  previous token 1" in legend
-        assert "L  local 2, strongest in 1" in legend
+        assert "L  local 2, first in 1" in legend
         assert "O  dobj 1" in legend
         assert "·  unclassified 1" in legend
         assert "induction" not in legend

@@ -1,11 +1,14 @@
 """What measures and roles say of heads that were made to do one thing: each says that, and nothing else."""
 
+import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 import attnscope
@@ -13,8 +16,10 @@ from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights
 from attnscope.corpus import CorpusText
 from attnscope.records.findings import Head
 from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.roles import judged, thresholds_from
+from attnscope.studies.roles import RULES, judged, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
+from attnscope.views import heads_summary, heads_terminal
+from tests.findings_helpers import fake_findings
 
 
 def text_of(ids: Sequence[int], **facts: Tensor) -> TextFacts:
@@ -256,3 +261,25 @@ def test_induction_heads_that_rest_nearly_always_are_named() -> None:
         assert role.active_share is not None
         assert role.active_share > 0.2 > 1 - head.resting_share
         assert "rare" not in roles_of(head)
+
+
+def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
+    findings = fake_findings(6, 12)
+    rests = next(head for head in findings.heads if [role.name for role in head.roles] == ["first_token"])
+    found = heads_summary.otherwise(findings, rests)
+    assert found is not None
+    # The strongest by its part of the threshold, of all that are above uniform attention's value.
+    parts = {}
+    for name in RULES:
+        facts = findings.role_facts(name)
+        active = rests.measures.get(f"{facts.measure}_active")
+        if active is not None and active.value > active.uniform:
+            parts[name] = active.value / facts.threshold
+    assert found.role == max(parts, key=lambda name: parts[name])
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(heads_terminal.table(findings, console))
+    text = console.export_text()
+    assert f"{heads_summary.label(found.role)} {heads_summary.number(found.value)} of " in text
+    assert "have no role but where they rest" in text
+    named = replace(rests, roles=(*rests.roles, replace(rests.roles[0], name="local")))
+    assert heads_summary.otherwise(findings, named) is None

@@ -180,6 +180,11 @@ def test_roles_come_with_the_strongest_first() -> None:
     assert [role.name for role in head.roles] == ["previous_token", "local"]
 
 
+def test_a_sink_is_told_after_what_informs() -> None:
+    head = only_head(tally_of({"first_token": 0.95, "previous_token": 0.5}))
+    assert [role.name for role in head.roles] == ["previous_token", "first_token"]
+
+
 def test_a_measure_that_is_undefined_everywhere_gives_none() -> None:
     head = only_head(tally_of({"previous_token": 0.0}, counts={"previous_token": 0}))
     assert not head.roles

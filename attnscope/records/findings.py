@@ -84,7 +84,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Head:
-    """One head: its roles, the strongest first (none = unclassified), and its measures by name.
+    """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
     With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty.
     """

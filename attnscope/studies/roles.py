@@ -61,6 +61,7 @@ class Rule:
             whose window is a few tokens: that says nothing about a head.
         needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
             same, which of them is the largest says nothing.
+        is_sink: Whether it says where a head rests, and nothing of what it does elsewhere: it is told after all others.
     """
 
     what: str
@@ -69,6 +70,7 @@ class Rule:
     beats_uniform: bool = True
     least_defined: float = 0.0
     needs_preference: bool = False
+    is_sink: bool = False
 
 
 RULES: dict[str, Rule] = {
@@ -78,7 +80,9 @@ RULES: dict[str, Rule] = {
     "same_token": Rule("attends to the same token elsewhere", ("same_token",), 0.4),
     "induction": Rule("attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4),
     "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
-    "first_token": Rule("rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5),
+    "first_token": Rule(
+        "rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
+    ),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
@@ -260,7 +264,7 @@ class _Judged:
         return made
 
     def _roles(self, at: tuple[int, ...], given: NDArray[np.int64], q: Floats) -> tuple[Role, ...]:
-        """The roles of a head, the strongest first, each by the best of the tests that gave it."""
+        """The roles of a head, the strongest first but sinks last, each by the best of the tests that gave it."""
         best: dict[str, Role] = {}
         for number in given.tolist():
             role = self._role(at, number, float(q[(*at, number)]))
@@ -268,7 +272,7 @@ class _Judged:
             # The whole measure says more than its active part; of two alike, the larger one.
             if known is None or (role.active_share is None, role.value) > (known.active_share is None, known.value):
                 best[role.name] = role
-        return tuple(sorted(best.values(), key=lambda role: -role.value / role.threshold))
+        return tuple(sorted(best.values(), key=lambda role: (RULES[role.name].is_sink, -role.value / role.threshold)))
 
     def _role(self, at: tuple[int, ...], number: int, q: float) -> Role:
         test = self.tests[number]

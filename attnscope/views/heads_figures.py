@@ -324,7 +324,7 @@ def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: flo
     needs = f"{printable(facts.measure)} ≥ {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
     heads = _heads(count.n_heads)
     if count.n_strongest < count.n_heads:
-        heads += f", strongest in {count.n_strongest}" if count.n_strongest else ", never strongest"
+        heads += f", first in {count.n_strongest}" if count.n_strongest else ", never first"
     name = lettering.fit(label(count.role), layout.PANEL_TITLE_PX, room * 0.55)
     lines = (*lines, *([lettering.fit(needs, layout.CAPTION_PX, room)] if needs else []))
     return Entry(mark, name, heads, lines)
@@ -342,7 +342,7 @@ def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
 
 
 def _atlas_notes(findings: Findings) -> list[str]:
-    said = ["letter and colour: a head's strongest role"]
+    said = ["letter and colour: a head's strongest role, a sink's only where there is no other"]
     roles = [role for head in findings.heads for role in head.roles]
     if roles:
         said.append("number: the value of the measure that the role rests on")

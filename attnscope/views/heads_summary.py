@@ -95,7 +95,7 @@ def _further_color(number: int) -> str:
 
 @dataclass(frozen=True)
 class Count:
-    """How many heads have a role, and of how many it is the strongest."""
+    """How many heads have a role, and of how many it comes first: the strongest, but a sink after all others."""
 
     role: str
     n_heads: int
@@ -107,6 +107,58 @@ def counts(findings: Findings, marks: Iterable[str]) -> list[Count]:
     held = Counter(name for head in findings.heads for name in {role.name for role in head.roles})
     strongest = Counter(head.roles[0].name for head in findings.heads if head.roles)
     return [Count(name, held[name], strongest[name]) for name in marks if held[name]]
+
+
+SINKS = ("first_token", "outlier_token")
+"""Roles that say where a head rests."""
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """What a head comes nearest to where it does not rest.
+
+    Attributes:
+        role: The role that it would be.
+        value: The `_active` measure of that.
+        share: What share of the attention of that measure's queries is off the resting keys.
+    """
+
+    role: str
+    value: float
+    share: float
+
+
+def otherwise(findings: Findings, head: Head) -> Otherwise | None:
+    """What a head that has no role but a sink's comes nearest to: the largest part of a threshold, above uniform.
+
+    None for other heads, and where no measure is above uniform attention's.
+    """
+    if not head.roles or any(role.name not in SINKS for role in head.roles):
+        return None
+    best: tuple[float, Otherwise] | None = None
+    named = findings.options.get("roles")
+    for name in named if isinstance(named, Mapping) else ():
+        facts = findings.role_facts(name)
+        active, whole = head.measures.get(f"{facts.measure}_active"), head.measures.get(facts.measure)
+        if name in SINKS or active is None or whole is None or not active.value > active.uniform or not whole.count > 0:
+            continue
+        part = active.value / facts.threshold
+        if best is None or part > best[0]:
+            best = part, Otherwise(name, active.value, active.count / whole.count)
+    return best[1] if best else None
+
+
+def otherwise_line(findings: Findings) -> str:
+    """What the heads that have no role but a sink's come nearest to elsewhere; empty where there are none."""
+    only = [head for head in findings.heads if head.roles and all(role.name in SINKS for role in head.roles)]
+    found = Counter(one.role for head in only if (one := otherwise(findings, head)) is not None)
+    if not found:
+        return ""
+    nearest = ", ".join(f"{label(name)} {n}" for name, n in found.most_common())
+    return (
+        f"{len(only)} heads have no role but where they rest; of the rest of their attention, too little or too unsure "
+        f"for a role, the strongest part is: {nearest}"
+    )
 
 
 def unclassified(heads: Iterable[Head]) -> list[Head]:
@@ -177,8 +229,7 @@ def corpus_line(findings: Findings | Relations) -> str:
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     said = []
-    if line := idle_line(findings):
-        said.append(line)
+    said += [line for line in (idle_line(findings), otherwise_line(findings)) if line]
     if any(role.tentative for head in findings.heads for role in head.roles):
         said.append("tentative (small letter): a role that rests on its value alone, as so few texts give no interval")
     if findings.control:

@@ -25,6 +25,7 @@ from attnscope.views.inks import ink_on
 
 _MORE = "+"
 _MOST_NAMED = 24
+_OTHERWISE = "otherwise"
 _MOST_WITH_INTERVALS = 2
 _TITLE_CELLS = 22
 _NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)
@@ -205,7 +206,7 @@ def _legend(findings: Findings, marks: Mapping[str, Mark]) -> RenderableType:
         entry = _role_name(count.role, marks)
         entry.append(f" {count.n_heads}", style="bold")
         if count.n_strongest < count.n_heads:
-            strongest = f"strongest in {count.n_strongest}" if count.n_strongest else "never strongest"
+            strongest = f"first in {count.n_strongest}" if count.n_strongest else "never first"
             entry.append(f", {strongest}", style="dim")
         entries.append(entry)
     if n_none := len(heads_summary.unclassified(findings.heads)):
@@ -214,7 +215,9 @@ def _legend(findings: Findings, marks: Mapping[str, Mark]) -> RenderableType:
         entries.append(entry)
     hints = []
     if any(len(head.roles) > 1 for head in findings.heads):
-        hints.append(f"the letter is the strongest role, {_MORE} = there are more")
+        hints.append(
+            f"the letter is the strongest role, a sink's only where there is no other; {_MORE} = there are more"
+        )
     if any(head.roles and head.roles[0].tentative for head in findings.heads):
         hints.append("a small letter = tentative")
     parts: list[RenderableType] = [Columns(entries, padding=(0, 2))] if entries else []
@@ -250,19 +253,21 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
     columns = [
         _Column("role", "role", "left", min(4 + widest, 18), 0, lambda head, role: Text()),
         _Column("head", "head", "left", names, 0, lambda head, role: Text(_head_name(head, findings), style="bold")),
-        _Column("rests", "rests", "right", 5, 5, lambda head, role: Text(percent(head.resting_share))),
+        _Column("rests", "rests", "right", 5, 6, lambda head, role: Text(percent(head.resting_share))),
         _Column("value", "value", "right", 5, 0, lambda head, role: Text(number(role.value), style="cyan")),
-        _Column("interval", "95% interval", "right", max(12, intervals), 6,
+        _Column("interval", "95% interval", "right", max(12, intervals), 7,
                 lambda head, role: Text(interval(role.low, role.high))),
-        _Column("baseline", "baseline", "right", 8, 4, lambda head, role: Text(number(role.baseline))),
-        _Column("q", "q", "right", 6, 3, lambda head, role: Text(_q(role.q))),
-        _Column("share", "share", "right", 5, 2, lambda head, role: Text(_share(role))),
+        _Column("baseline", "baseline", "right", 8, 5, lambda head, role: Text(number(role.baseline))),
+        _Column("q", "q", "right", 6, 4, lambda head, role: Text(_q(role.q))),
+        _Column("share", "share", "right", 5, 3, lambda head, role: Text(_share(role))),
     ]  # fmt: skip
     if any(head.effects for head in heads):
-        columns.append(_Column("effect", "effect", "right", 7, 1, lambda head, role: _effect(findings, head)))
+        columns.append(_Column("effect", "effect", "right", 7, 2, lambda head, role: _effect(findings, head)))
+    if any(heads_summary.otherwise(findings, head) for head in heads):
+        columns.append(_Column(_OTHERWISE, _OTHERWISE, "left", 22, 1, lambda head, role: _otherwise(findings, head)))
     if n_more:
         width = min(5, max(4, 2 * n_more - 1))
-        columns.append(_Column("also", "also", "left", width, 1, lambda head, role: _also(head, role, marks)))
+        columns.append(_Column("also", "also", "left", width, 2, lambda head, role: _also(head, role, marks)))
     return columns
 
 
@@ -275,6 +280,14 @@ def _effect(findings: Findings, head: Head) -> Text:
     return Text(small_number(effect.value), style="dim" if findings.does_nothing(head) else "")
 
 
+def _otherwise(findings: Findings, head: Head) -> Text:
+    """What a head that only rests comes nearest to elsewhere, such as "local 0.45 of 9%"; dim, for it is no role."""
+    found = heads_summary.otherwise(findings, head)
+    if found is None:
+        return Text()
+    return Text(f"{label(found.role)} {number(found.value)} of {percent(found.share)}", style="dim")
+
+
 def _fitting(columns: list[_Column], width: int) -> tuple[list[_Column], list[str]]:
     """The columns that the terminal has room for, and the names of those that it has not."""
     left_out = []
@@ -282,7 +295,8 @@ def _fitting(columns: list[_Column], width: int) -> tuple[list[_Column], list[st
         first = min((column for column in columns if column.goes), key=lambda column: column.goes, default=None)
         if first is None:
             break
-        left_out.append(first.name)
+        if first.name != _OTHERWISE:  # the notes sum it up
+            left_out.append(first.name)
         columns = [column for column in columns if column is not first]
     return columns, left_out
 
@@ -331,6 +345,10 @@ def _explanation(findings: Findings, roles: Sequence[str]) -> str:
     effect = ""
     if isinstance(causal, dict):
         effect = f"; effect: {heads_summary.printable(causal.get('what'))} without the head, by zero ablation"
+    if any(heads_summary.otherwise(findings, head) for head in findings.heads):
+        effect += (
+            f"; {_OTHERWISE}: what a head that only rests does most with the share that does not, which is no role"
+        )
     return (
         "rests: attention on special tokens and the first; share: how much of the attention the value speaks of, all "
         f"or what does not rest; a role needs more than its baseline and than: {needed}{effect}"
