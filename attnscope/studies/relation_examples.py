@@ -1,17 +1,24 @@
 """What one head does on one text, link by link, for people to look at."""
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, PlacedLink
-from attnscope.models.model import Batch, Model
+from attnscope.annotated.texts import Span
+from attnscope.models.model import Model
 from attnscope.records.relations import Example, ExampleLink, Relation
+from attnscope.studies.relation_sums import batch_of, only
 
 MOST_WORDS = 24
-"""Words of an example; of longer texts the part around a link is shown."""
+"""Words of an example; of longer texts the part around a link is shown, and longer pairs are not."""
+
+BETWEEN = "⇠"
+"""Stands between the words of a target and those of the text that they look at."""
 
 
-def example(model: Model, relation: Relation, text: AnnotatedText, placed: Placed) -> Example | None:
+def example(model: Model, kind: str, relation: Relation, text: AnnotatedText, placed: Placed) -> Example | None:
     """What the best head of a relation does on a text; None where no link of it fits on a line."""
     import torch
 
@@ -19,40 +26,69 @@ def example(model: Model, relation: Relation, text: AnnotatedText, placed: Place
     from attnscope.core.relations import word_weights
 
     mine = [one for one in placed.links if one.link.relation == relation.name]
-    first, stop = _window(text, mine)
-    mine = [one for one in mine if all(first <= w < stop for w in (*one.link.source, *one.link.targets))]
+    shown = _shown(text, mine)
+    mine = [one for one in mine if all(w in shown.looking for w in one.link.source)]
+    mine = [one for one in mine if all(w in shown.looked_at for w in one.link.targets)]
     if not mine or relation.best is None:
         return None
     layer, head = relation.best
-    tokens, device = placed.chunk.tokens, model.info.device
     kept = Weights([layer], [head])
     with torch.no_grad():
-        ids, segments = (
-            torch.from_numpy(part.astype(np.int64))[None].to(device) for part in (tokens.ids, tokens.segments)
-        )
-        model.run(Batch(ids, None, segments), kept)
+        model.run(batch_of([placed], model.info.device), only(kind, kept))
     (maps,) = kept.maps.values()
     weights, units = maps[layer][0], torch.from_numpy(placed.unit)
     links = []
     for one in mine:
-        given = word_weights(weights, units, torch.tensor(one.tokens), torch.tensor(one.own))[0]
+        given = word_weights(weights, units, torch.tensor(one.tokens), torch.tensor(one.own, dtype=torch.int64))[0]
         unit = int(given.argmax())
-        looked = int(placed.word[unit])
         right = unit in one.targets and float(given[unit]) > 0
-        shown = looked - first if first <= looked < stop else -1
         links.append(
             ExampleLink(
-                tuple(w - first for w in one.link.source), tuple(w - first for w in one.link.targets),
-                shown, right, float(given[unit]),
+                tuple(shown.looking[w] for w in one.link.source), tuple(shown.looked_at[w] for w in one.link.targets),
+                shown.looked_at.get(int(placed.word[unit]), -1), right, float(given[unit]),
             )
         )  # fmt: skip
-    words = range(first, stop)
     return Example(
-        relation.name, layer, head, text.source, text.line + text.text.count("\n", 0, text.words[first][0]),
-        tuple(" ".join(text.word(w).split()) for w in words),
-        tuple(w > first and text.words[w - 1][1] < text.words[w][0] for w in words), tuple(links),
-        first > 0, stop < len(text.words),
+        relation.name, layer, head, text.source, text.line + shown.lines_before, shown.words, shown.spaced,
+        tuple(links), shown.cut_before, shown.cut_after,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The words of an example, and where in them the words are that look, and that are looked at."""
+
+    words: tuple[str, ...]
+    spaced: tuple[bool, ...]
+    looking: dict[int, int]
+    looked_at: dict[int, int]
+    lines_before: int = 0
+    cut_before: bool = False
+    cut_after: bool = False
+
+
+def _shown(text: AnnotatedText, links: list[PlacedLink]) -> _Shown:
+    if text.target is None:
+        first, stop = _window(text, links)
+        places = {w: w - first for w in range(first, stop)}
+        words, spaced = _spelled(text.text, text.words[first:stop])
+        before = text.text.count("\n", 0, text.words[first][0])
+        return _Shown(words, spaced, places, places, before, first > 0, stop < len(text.words))
+    n = len(text.target_words)
+    if n + len(text.words) > 2 * MOST_WORDS:
+        return _Shown((), (), {}, {})
+    sides = _spelled(text.target, text.target_words), _spelled(text.text, text.words)
+    (target, spaced), (words, more) = sides
+    return _Shown(
+        (*target, BETWEEN, *words), (*spaced, True, True, *more[1:]), {w: w for w in range(n)},
+        {w: w + n + 1 for w in range(len(words))},
+    )  # fmt: skip
+
+
+def _spelled(text: str, words: Sequence[Span]) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    """Words, and whether a space stands before each."""
+    spaced = [False, *(one[1] < following[0] for one, following in pairwise(words))]
+    return tuple(" ".join(text[start:stop].split()) for start, stop in words), tuple(spaced)
 
 
 def _window(text: AnnotatedText, links: list[PlacedLink]) -> tuple[int, int]:

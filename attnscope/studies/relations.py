@@ -437,7 +437,7 @@ class _Study:
         for relation in sorted(found, key=lambda one: -one.n):
             if relation.best_found or (self.options.only is not None and relation.best is not None):
                 for part in self._shown.get((relation.name, relation.halves), ()):
-                    shown = example(self.model, relation, part.text, part.placed)
+                    shown = example(self.model, self.kind, relation, part.text, part.placed)
                     made += [] if shown is None else [shown]
         return tuple(made)
 
