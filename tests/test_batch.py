@@ -178,7 +178,7 @@ def test_a_text_that_costs_three_workers_is_given_up(
 def test_what_no_text_can_be_drawn_with_is_said_at_once(corpus: Path, copied: Path, tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
         batch("own", ["a"], tmp_path / "new", replace(PLAIN, layers=(99,)))
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [LOG]
+    assert not (tmp_path / "new").exists()
     for texts in ([], "a", [3]):
         with pytest.raises(AttnscopeError):
             batch("own", texts, tmp_path / "new", PLAIN)  # type: ignore[arg-type]

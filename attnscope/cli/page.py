@@ -40,7 +40,9 @@ def page(
     scale: options.Scale = "fixed",
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="The file to write.  [default: attnscope-out/MODEL-TEXT-HASH.html]"),
+        typer.Option(
+            "-o", "--out", help="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]"
+        ),
     ] = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
@@ -64,6 +66,8 @@ def page(
     from attnscope.studies.inputs import LoadOptions
     from attnscope.studies.page import PageWanted, write_page
 
+    if str(out) == "-":
+        options.refuse_beside("-o -", json=json)
     choice = Choice(options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick))
     wanted = PageWanted(
         texts=tuple(texts or ()), files=tuple(file or ()), split=split, field=field, pair=pair, target=target,
@@ -78,5 +82,5 @@ def page(
         from json import dumps
 
         options.print_json(dumps(written.as_json(), ensure_ascii=False))
-    else:
+    elif not written.is_stream:
         print(written.path)

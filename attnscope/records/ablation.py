@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.storage import finite, plain, write_whole
+from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 ABLATE_SCHEMA = "attnscope.ablate/1"
 
@@ -201,16 +200,14 @@ class Ablation:
         digits as they need to be read back unchanged; what is undefined is empty. Sets and curves are in the other
         formats only.
         """
-        held = io.StringIO()
-        writer = csv.writer(held, lineterminator="\n")
         parts = ("value", "low", "high", "count")
         columns = [name if part == "value" else f"{name}_{part}" for name in self.names for part in parts]
-        writer.writerow(["kind", "layer", "head", *columns])
+        rows: list[list[Any]] = [["kind", "layer", "head", *columns]]
         for head in self.heads:
             found = [head.effects.get(name) for name in self.names]
-            cells = ["" if one is None else _digits(getattr(one, part)) for one in found for part in parts]
-            writer.writerow([head.kind, head.layer, head.head, *cells])
-        return held.getvalue()
+            cells = ["" if one is None else float(getattr(one, part)) for one in found for part in parts]
+            rows.append([head.kind, head.layer, head.head, *cells])
+        return csv_text(rows)
 
     def save(self, path: str | Path) -> Path:
         """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""
@@ -279,7 +276,3 @@ def _from_document(data: Mapping[str, Any]) -> Ablation:
 
 def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
-
-
-def _digits(value: float) -> str:
-    return repr(float(value)) if math.isfinite(value) else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.maps import Tokens, tokens_from_json
-from attnscope.records.storage import DAMAGED, digits, finite, plain, write_whole
+from attnscope.records.storage import DAMAGED, csv_text, finite, plain, write_whole
 
 COMPARE_SCHEMA = "attnscope.compare/1"
 
@@ -122,11 +121,7 @@ class Comparison:
 
     def to_csv(self) -> str:
         """A row a pair of heads, or a head; numbers with as many digits as they need, what is undefined empty."""
-        held = io.StringIO()
-        writer = csv.writer(held, lineterminator="\n")
-        for row in self.rows():
-            writer.writerow([digits(value) if isinstance(value, float) else value for value in row])
-        return held.getvalue()
+        return csv_text(self.rows())
 
     def save(self, path: str | Path) -> Path:
         """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""

@@ -5,7 +5,6 @@ The exact sums over texts are kept beside what was concluded from them, so that 
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.parquet import parquet
-from attnscope.records.storage import DAMAGED, digits, finite, plain, write_whole
+from attnscope.records.storage import DAMAGED, csv_text, finite, plain, write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
 
@@ -243,14 +242,9 @@ class Findings:
         without the head (`--causal`) follows, in four columns each. Numbers
         have as many digits as they need to be read back unchanged; what is undefined is empty.
         """
-        held = io.StringIO()
-        writer = csv.writer(held, lineterminator="\n")
         columns = self.columns()
         columns["roles"] = ["+".join(names) or "unclassified" for names in columns["roles"]]
-        writer.writerow(columns)
-        for row in zip(*columns.values(), strict=True):
-            writer.writerow([digits(value) if isinstance(value, float) else value for value in row])
-        return held.getvalue()
+        return csv_text([list(columns), *zip(*columns.values(), strict=True)])
 
     def to_parquet(self) -> bytes:
         """The same as a Parquet file: roles are lists, what is undefined is null; its metadata name schema and run.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Findings, Role
-from attnscope.records.storage import finite, plain, write_whole
+from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 RELATIONS_SCHEMA = "attnscope.relations/1"
 
@@ -251,19 +250,17 @@ class Relations:
 
     def to_csv(self) -> str:
         """One row for each relation and head. Numbers can be read back unchanged; what is undefined is empty."""
-        held = io.StringIO()
-        writer = csv.writer(held, lineterminator="\n")
-        writer.writerow(
+        rows: list[list[Any]] = [
             ["relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict"]
-        )
+        ]
         for one in self.relations:
             for place in np.ndindex(*one.accuracy.shape):
-                numbers = [_digits(getattr(one, name)[place]) for name in ARRAYS]
-                writer.writerow([
-                    one.name, *place, place == one.best, bool(one.found[place]), *numbers, _digits(one.baseline),
+                numbers = [getattr(one, name)[place].item() for name in ARRAYS]
+                rows.append([
+                    one.name, *place, place == one.best, bool(one.found[place]), *numbers, float(one.baseline),
                     one.rule, one.n, one.n_scored, one.why_no_verdict,
                 ])  # fmt: skip
-        return held.getvalue()
+        return csv_text(rows)
 
     def save(self, path: str | Path) -> Path:
         """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""
@@ -383,7 +380,3 @@ def _example(data: Mapping[str, Any]) -> Example:
     )
     listed = {name: tuple(data[name]) for name in ("words", "spaced")}
     return Example(**(dict(data) | listed | {"links": links}))
-
-
-def _digits(value: Any) -> str:
-    return repr(float(value)) if math.isfinite(value) else ""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import importlib
+import io
 import json
 import math
 import re
 import secrets
+import stat
+import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +39,23 @@ _FILES = (
 def write_whole(path: Path, content: bytes) -> Path:
     """Writes a file whole or not at all: into a temporary file beside it, then renamed.
 
+    A folder that is made for it does not stay where that fails.
+
     Raises:
-        AttnscopeError: It cannot be written (no permission, no room, no such folder).
+        AttnscopeError: It cannot be written (no permission, no room, no such folder), or something other than a file
+            has its name: a link, a device, a pipe.
     """
+    require_replaceable(path)
     # Not by tempfile, whose files only their owner may read: what we write is as readable as any other file.
     held = path.parent / f".{secrets.token_hex(8)}.part"
+    made: list[Path] = []
     try:
+        made = [folder for folder in path.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
         with held.open("xb") as file:
             file.write(content)
         held.replace(path)
+        made = []
     except OSError as error:
         raise AttnscopeError(
             f"cannot write {path}: {error.strerror or error}",
@@ -55,6 +66,52 @@ def write_whole(path: Path, content: bytes) -> Path:
     finally:
         with contextlib.suppress(OSError):
             held.unlink(missing_ok=True)
+        for folder in made:
+            with contextlib.suppress(OSError):  # others may have put something there meanwhile
+                folder.rmdir()
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a name is `-`, which is stdout, or that of a pipe: what is written there goes through, and is no file."""
+    try:
+        return str(path) == "-" or stat.S_ISFIFO(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def write_stream(path: Path, content: bytes) -> None:
+    """Writes to stdout, which is `-`, or into a pipe, and waits until it is read.
+
+    Raises:
+        AttnscopeError: The pipe cannot be written.
+        BrokenPipeError: Whoever read stdout has enough.
+    """
+    if str(path) == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with path.open("wb") as pipe:
+            pipe.write(content)
+    except OSError as error:
+        raise AttnscopeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuses to replace what is no regular file: a link leads elsewhere, and a device would be lost.
+
+    Raises:
+        AttnscopeError: Something else has that name.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # nothing there; or what is wrong will be said as it is written
+        return
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+    if not stat.S_ISREG(mode):
+        what = kinds.get(stat.S_IFMT(mode), "a device")
+        raise AttnscopeError(f"cannot write {path}: it is {what}, not a file", "choose another name with --out")
 
 
 def schema_of(path: Path) -> str:
@@ -77,6 +134,23 @@ def schema_of(path: Path) -> str:
         return ""
 
 
+def described_by(path: Path) -> Mapping[str, Any]:
+    """What a record says of itself, without its arrays where it is an archive; empty for what is no record."""
+    try:
+        with path.open("rb") as file:
+            if zipfile.is_zipfile(file):
+                file.seek(0)
+                with np.load(file, allow_pickle=False) as archive:
+                    described = archive["record"]
+                    told = json.loads(described.tobytes() if described.dtype == np.uint8 else str(described))
+            else:
+                file.seek(0)
+                told = json.load(file)
+    except (*DAMAGED, RecursionError):
+        return {}
+    return told if isinstance(told, Mapping) else {}
+
+
 def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
     """What a file holds by name, and what describes it; by its content, not by its name.
 
@@ -96,6 +170,29 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
         except ValueError:
             raise ValueError("it is neither a whole npz archive nor JSON") from None
         return held, held["record"]
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV: a float as `digits` writes it, and no text that a spreadsheet would take for a formula.
+
+    Labels, tokens and names come from anywhere: one that begins with = + - @, a tab or a carriage return, and is no
+    number, gets a ' before it, as in the CSV that a page saves.
+    """
+    held = io.StringIO()
+    csv.writer(held, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return held.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return digits(value)
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def json_array(array: NDArray[np.float32]) -> str:

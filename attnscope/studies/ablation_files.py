@@ -16,6 +16,7 @@ from attnscope.studies.ablation import MODES, AblateOptions, ablate
 from attnscope.studies.ablation_reading import EACH
 from attnscope.studies.ablation_sweep import Mode
 from attnscope.studies.inputs import LoadOptions, TextsWanted, named_choices, named_formats, require_writable
+from attnscope.studies.interrupted import settle
 from attnscope.studies.texts import Report
 from attnscope.views.figures import FIGURE_FORMATS
 
@@ -47,7 +48,8 @@ def study(spec: str, order: AblateOrder, loading: LoadOptions, report: Report | 
     if order.out is not None:
         require_writable(order.out)
     found = ablate(with_head(spec, loading, order.options.loss), corpus, order.options, report)
-    return found, [] if order.out is None else write(found, order.out, formats)
+    found, out = settle(found, order.out, RECORD)
+    return found, [] if out is None else write(found, out, formats)
 
 
 def with_head(spec: str, loading: LoadOptions, loss: str) -> Model:

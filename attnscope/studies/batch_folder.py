@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.batches import Batch, DrawnText
-from attnscope.records.storage import write_whole
+from attnscope.records.storage import require_replaceable, write_whole
 from attnscope.text import slug
 
 LOG, MANIFEST, INDEX, ENTRY = "log.jsonl", "manifest.jsonl", "index.html", "entry.json"
@@ -50,26 +50,60 @@ class BatchFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.handle = -1
+        self._made: list[Path] = []
+        self._is_new = False
+        self._withdrawn: dict[str, bytes] = {}
 
     def __enter__(self) -> BatchFolder:
+        require_replaceable(self.path / LOG)
         try:
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            self._is_new = not (self.path / LOG).exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            self.handle = os.open(self.path / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            # A link would lead out of the folder; not to wait where it is a pipe, which is then refused.
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            self.handle = os.open(self.path / LOG, flags, 0o666)
         except OSError as error:
+            self._leave_no_trace()
             raise AttnscopeError(
                 f"cannot write {self.path / LOG}: {error.strerror or error}", "choose another folder with --out"
             ) from None
         try:
             self._take()
-        except BaseException:
+            if self._is_gone():  # the run that held it failed, and has removed it
+                os.close(self.handle)
+                return self.__enter__()
+            self.log("start", pid=os.getpid())
+        except BaseException as error:
             os.close(self.handle)
+            if not isinstance(error, _HeldError):
+                self._leave_no_trace()
             raise
-        self.log("start", pid=os.getpid())
         return self
 
     def __exit__(self, *raised: object) -> None:
+        if raised[0] is not None:
+            for name, content in self._withdrawn.items():
+                with contextlib.suppress(AttnscopeError):
+                    write_whole(self.path / name, content)
+            self._leave_no_trace()
         # The processes of this run that still live keep the lock until they end.
         os.close(self.handle)
+
+    def _is_gone(self) -> bool:
+        try:
+            return not os.path.samestat(os.fstat(self.handle), (self.path / LOG).stat())
+        except OSError:
+            return True
+
+    def _leave_no_trace(self) -> None:
+        """Removes the log and the folder that this run has made, if there is nothing else in it."""
+        others = [path for path in _entries(self.path) if path.name != LOG]
+        with contextlib.suppress(OSError):
+            if self._is_new and not others:
+                (self.path / LOG).unlink(missing_ok=True)
+            for folder in self._made:
+                folder.rmdir()
 
     def log(self, event: str, **told: object) -> None:
         """Adds a line to the log: when, and what."""
@@ -87,6 +121,8 @@ class BatchFolder:
     def done(self, name: str, fingerprint: str, *, index: int, source: str, line: int) -> DrawnText | None:
         """The text in a folder, if it is done as the fingerprint says, and all its files are there."""
         folder = self.path / name
+        if folder.is_symlink():
+            return None
         try:
             entry = (folder / ENTRY).read_text("utf-8")
             drawn = DrawnText.from_entry(entry, index=index, source=source, line=line, folder=name)
@@ -104,9 +140,11 @@ class BatchFolder:
                         path.unlink()
 
     def withdraw(self) -> None:
-        """Removes the manifest and the index: they no longer tell what is here."""
+        """Removes the manifest and the index: they no longer tell what is here; unless the run fails altogether."""
         for name in (MANIFEST, INDEX):
             with contextlib.suppress(OSError):
+                if not (self.path / name).is_symlink():
+                    self._withdrawn[name] = (self.path / name).read_bytes()
                 (self.path / name).unlink(missing_ok=True)
 
     def publish(self, batch: Batch, index: str) -> list[Path]:
@@ -133,7 +171,7 @@ class BatchFolder:
             pid = self._last_pid()
             if pid is None or _lives(pid) or time.monotonic() > until:
                 held_by = f"process {pid}" if pid is not None else "another process"
-                raise AttnscopeError(
+                raise _HeldError(
                     f"{held_by} is writing into {self.path}",
                     "wait until it is done, or choose another folder with --out",
                 )
@@ -150,6 +188,20 @@ class BatchFolder:
     def _read(self, start: int, n: int) -> bytes:
         os.lseek(self.handle, start, os.SEEK_SET)
         return os.read(self.handle, n)
+
+
+class _HeldError(AttnscopeError):
+    """Another run holds the folder."""
+
+
+def require_own(folder: Path) -> None:
+    """Refuses the folder of a text that is a link: what is written there would be written elsewhere.
+
+    Raises:
+        AttnscopeError: It is one.
+    """
+    if folder.is_symlink():
+        raise AttnscopeError(f"{folder} is a link, which leads out of the batch", "remove it")
 
 
 def clear(folder: Path) -> None:

@@ -15,7 +15,7 @@ from attnscope.models import catalog
 from attnscope.models.model import Model
 from attnscope.records.batches import DrawnText
 from attnscope.records.storage import write_whole
-from attnscope.studies.batch_folder import ENTRY, clear
+from attnscope.studies.batch_folder import ENTRY, clear, require_own
 from attnscope.studies.heatmap import Prompt, Reading, changed, fitted, observed, outline, read
 from attnscope.studies.heatmap_files import Wanted, save_data
 from attnscope.studies.inputs import LoadOptions
@@ -100,6 +100,7 @@ class _Drawer:
         """Draws a text; what is wrong with it is told, and leaves none of its files."""
         started = time.perf_counter()
         try:
+            require_own(task.folder)
             clear(task.folder)
             n_tokens = self._draw(task)
         except Exception as error:

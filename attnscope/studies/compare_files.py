@@ -14,6 +14,7 @@ from attnscope.studies.compare import CompareOptions, compare, compare_models, r
 from attnscope.studies.compare_texts import compare_heads, compare_texts
 from attnscope.studies.heatmap import Choice
 from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
+from attnscope.studies.interrupted import settle
 from attnscope.studies.texts import Report
 from attnscope.text import read_text, require_text
 from attnscope.views.figures import FIGURE_FORMATS
@@ -88,7 +89,8 @@ def study(spec: str, order: CompareOrder, loading: LoadOptions, report: Report |
     if order.out is not None:
         require_writable(order.out)
     found = comparison(loading.load(spec), loading)
-    return found, [] if order.out is None else write(found, order.out, formats)
+    found, out = settle(found, order.out, RECORD)
+    return found, [] if out is None else write(found, out, formats)
 
 
 def drawn_again(found: Comparison, out: Path | None, formats: str | None) -> list[Path]:

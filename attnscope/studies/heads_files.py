@@ -16,6 +16,7 @@ from attnscope.records.relations import with_relations
 from attnscope.studies.causal import with_effects
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted, formats_again, named_formats, require_writable
+from attnscope.studies.interrupted import settle
 from attnscope.studies.merging import merged
 from attnscope.studies.picture_heads import picture_heads
 from attnscope.studies.relation_files import relations_of, require_relations
@@ -83,7 +84,8 @@ def study(
         found = with_effects(found, model, texts, scaled(report, 1, 2))
     if order.relations is not None:
         found = with_relations(found, relations_of(model, order.relations, report))
-    return found, [] if order.out is None else write(found, order.out, formats)
+    found, out = settle(found, order.out, RECORD)
+    return found, [] if out is None else write(found, out, formats)
 
 
 def study_pictures(
@@ -109,7 +111,7 @@ def study_pictures(
     _require_named(measures, tuple(PICTURE_MEASURES))
     if out is not None:
         require_writable(out)
-    found = picture_heads(loading.load(spec), list(images), report)
+    found, out = settle(picture_heads(loading.load(spec), list(images), report), out, RECORD)
     return found, [] if out is None else write(found, out, formats)
 
 

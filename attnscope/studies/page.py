@@ -16,7 +16,7 @@ from attnscope.models.model import Model
 from attnscope.records import AttentionMap, Heatmap, load
 from attnscope.records.findings import Findings
 from attnscope.records.findings import load as load_findings
-from attnscope.records.storage import file_of
+from attnscope.records.storage import file_of, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.studies.heatmap import Choice, Prompt, fingerprint, observed, outline, read
 from attnscope.studies.heatmap_files import DEFAULT_HOME
 from attnscope.studies.inputs import LoadOptions, require_writable
@@ -45,7 +45,8 @@ class PageWanted:
         records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
         heads_record: A saved record of heads (heads.npz, or its folder), which names roles.
         choice: Which heads.
-        out: The file; None = one under `attnscope-out/`, named after model, text and heads.
+        out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
+            text and heads.
         words: Whether the page opens with word pieces merged.
         hide_special: Whether it opens with special tokens hidden.
         scale: What the darkest colour means as it opens: "fixed", "head" or "figure".
@@ -76,6 +77,8 @@ class PageWanted:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
         if self.out is not None and self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
+        if self.out is not None and not is_stream(self.out):
+            require_replaceable(self.out)
 
     def prompts(self) -> Iterator[Prompt]:
         """The texts as the model is to read them.
@@ -116,6 +119,11 @@ class WrittenPage:
     records: tuple[Heatmap, ...]
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it went to stdout or into a pipe: there is no file then."""
+        return is_stream(self.path)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What its reader must know, each sentence once."""
         return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
@@ -137,7 +145,8 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions) -> WrittenPa
     Raises:
         AttnscopeError: Anything that the user can mend; no file is half-written then.
     """
-    require_writable(wanted.out.parent if wanted.out is not None else DEFAULT_HOME)
+    if wanted.out is None or not is_stream(wanted.out):
+        require_writable(DEFAULT_HOME if wanted.out is None else wanted.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
     findings = None if wanted.heads_record is None else load_findings(file_of(wanted.heads_record))
     shown = [PageText(_chosen(load(file_of(path)), wanted.choice)) for path in wanted.records]
@@ -150,8 +159,12 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions) -> WrittenPa
         for one in shown:
             _require_same_model(findings, one.record)
     page = page_of(shown, findings=findings, start=wanted.start())
-    path = page.save(wanted.out or _default_path(shown, wanted))
-    return WrittenPage(path, path.stat().st_size, tuple(one.record for one in shown))
+    path, content = wanted.out or _default_path(shown, wanted), page.html.encode()
+    if is_stream(path):
+        write_stream(path, content)
+    else:
+        write_whole(path, content)
+    return WrittenPage(path, len(content), tuple(one.record for one in shown))
 
 
 def page(model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **options: Any) -> Page:

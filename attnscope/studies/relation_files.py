@@ -11,6 +11,7 @@ from attnscope.records import relations as records
 from attnscope.records.relations import RELATIONS_SCHEMA, Relations
 from attnscope.records.storage import schema_of
 from attnscope.studies.inputs import LoadOptions, formats_again, named_formats, require_writable
+from attnscope.studies.interrupted import settle
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.studies.texts import Report
 from attnscope.studies.workers import Workers
@@ -52,7 +53,8 @@ def study(
     if order.out is not None:
         require_writable(order.out)
     found = relations(loading.load(spec), corpus, options, report, workers)
-    return found, [] if order.out is None else write(found, order.out, formats)
+    found, out = settle(found, order.out, RECORD)
+    return found, [] if out is None else write(found, out, formats)
 
 
 def relations_of(model: Model, file: Path, report: Report | None) -> Relations:

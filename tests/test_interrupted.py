@@ -1,0 +1,121 @@
+"""An interrupted run replaces no record that got further, and leaves nothing where nothing was done."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnscope.cli import options
+from attnscope.records.storage import described_by, write_whole
+from attnscope.studies import ablation_sweep, compare, relations
+from attnscope.studies import heads as heads_study
+from attnscope.studies.interrupted import settle
+from tests.conftest import Run
+
+SAMPLES = Path(__file__).parent.parent / "sample_texts"
+
+COMMANDS = {
+    "heads": ["heads", "--file", "texts.txt"],
+    "relations": ["relations", "texts.conllu"],
+    "ablation": ["ablate", "--file", "texts.txt", "--ablation", "zero", "--loss", "none", "-L", "0"],
+    "compare": ["compare", "--file", "texts.txt"],
+}
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+    """Interrupts every command at its n-th report, and makes blocks small."""
+
+    def at(n: int) -> None:
+        @contextlib.contextmanager
+        def progress(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
+            seen = iter(range(n))
+
+            def report(_: Any) -> None:
+                if next(seen, None) is None:
+                    raise KeyboardInterrupt
+
+            yield report
+
+        monkeypatch.setattr(options, "progress", progress)
+
+    lines = [f"{word} cat and the dog" for word in "abcdefghijklmnop"]
+    (tmp_path / "texts.txt").write_text("\n".join(lines), "utf-8")
+    trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
+    (tmp_path / "texts.conllu").write_text("\n\n".join(trees[:16]) + "\n\n", "utf-8")
+    monkeypatch.setattr(compare, "TOKEN_BUDGET", 32)
+    for module in (heads_study, relations, ablation_sweep):
+        monkeypatch.setattr(module, "BLOCK", 4)
+    return at
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("stem", COMMANDS)
+def test_a_complete_record_outlives_an_interrupted_run(
+    stem: str, run: Run, tmp_path: Path, interrupt: Callable[[int], None]
+) -> None:
+    command = [*COMMANDS[stem], "-m", "own", "-o", "out", "-f", "npz,json,csv"]
+    assert run(*command)[0] == 0
+    before = contents(tmp_path / "out")
+    interrupt(3)
+    status, _, err = run(*command)
+    assert status == 130
+    after = contents(tmp_path / "out")
+    assert {name: after[name] for name in before} == before
+    assert "which stays" in err
+    aside = described_by(tmp_path / "out/interrupted" / f"{stem}.npz")
+    n_texts = aside["corpus"]["n_texts"]
+    assert n_texts > 0
+    assert not aside["corpus"]["complete"]
+    assert set(after) - set(before) == {f"interrupted/{stem}.{ending}" for ending in ("npz", "json", "csv")}
+
+
+@pytest.mark.parametrize("stem", COMMANDS)
+def test_where_nothing_was_done_nothing_is_written_or_said(
+    stem: str, run: Run, tmp_path: Path, interrupt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    interrupt(0)
+    monkeypatch.setattr(heads_study._Study, "_observed", interrupted)  # else its first batch counts
+    monkeypatch.setattr("attnscope.studies.compare._Study._seen", interrupted)
+    assert run(*COMMANDS[stem], "-m", "own", "-o", "out", "--json") == (130, "", "error: interrupted\n")
+    assert not (tmp_path / "out").exists()
+
+
+@dataclass(frozen=True)
+class Studied:
+    """As much of a record as counts here."""
+
+    run: dict[str, Any]
+    corpus: dict[str, Any]
+
+
+def test_the_further_of_two_interrupted_runs_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def after(n_texts: int) -> Path | None:
+        found, folder = settle(Studied({}, {"n_texts": n_texts, "complete": False}), out, "heads")
+        if folder is not None:
+            write_whole(folder / "heads.json", json.dumps(asdict(found)).encode())
+        return folder
+
+    aside = out / "interrupted"
+    assert [after(n) for n in (1, 3, 3, 2, 1)] == [out, out, out, aside, None]
+    whole = Studied({}, {"n_texts": 1, "complete": True})
+    assert settle(whole, out, "heads") == (whole, out)
+
+
+def test_files_that_do_not_tell_how_far_they_got_stay(tmp_path: Path) -> None:
+    (tmp_path / "heads.csv").write_text("mine", "utf-8")
+    found, folder = settle(Studied({}, {"n_texts": 9, "complete": False}), tmp_path, "heads")
+    assert folder == tmp_path / "interrupted"
+    assert "which stays" in found.run["notes"][-1]

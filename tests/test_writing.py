@@ -1,0 +1,188 @@
+"""What is written where: whole files, in the folder that was named, over nothing but files."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import attnscope
+from attnscope.corpus import Corpus
+from attnscope.errors import AttnscopeError
+from attnscope.records.storage import csv_text, write_whole
+from attnscope.studies.batch import BatchOptions, batch
+from tests.conftest import Run
+from tests.findings_helpers import fake_findings
+from tests.record_helpers import simple
+
+PLAIN = BatchOptions(layers=(0,), workers=1)
+
+
+def make_link(path: Path) -> None:
+    (path.parent / "foreign").write_text("mine", "utf-8")
+    path.symlink_to(path.parent / "foreign")
+
+
+SPECIAL: dict[str, Callable[[Path], None]] = {
+    "a link": make_link,
+    "a device": lambda path: path.symlink_to("/dev/null"),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+# Files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", SPECIAL)
+def test_what_is_no_file_is_not_replaced(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "heads.npz"
+    SPECIAL[what](path)
+    before = path.lstat()
+    with pytest.raises(AttnscopeError, match=f"it is {'a link' if what == 'a device' else what}, not a file"):
+        fake_findings(2, 3).save(path)
+    assert os.path.samestat(path.lstat(), before)
+    assert not list(tmp_path.glob(".*.part"))
+    if what == "a link":
+        assert (tmp_path / "foreign").read_text("utf-8") == "mine"
+
+
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(AttnscopeError, match="cannot write /dev/null: it is a device"):
+        write_whole(Path("/dev/null"), b"lost")
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(AttnscopeError, match="No space left"):
+        write_whole(tmp_path / "a/b/c.json", b"{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Pages into streams ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    return str(simple(5).save(tmp_path / "weights.npz"))
+
+
+def test_a_page_goes_to_stdout(run: Run, saved: str, tmp_path: Path) -> None:
+    assert run("page", "--record", saved, "-o", "page.html")[0] == 0
+    status, out, err = run("page", "--record", saved, "-o", "-")
+    assert (status, err) == (0, "")
+    assert out == (tmp_path / "page.html").read_text("utf-8")
+    assert not (tmp_path / "-").exists()
+    assert run("page", "--record", saved, "-o", "-", "--json")[0] == 2
+
+
+def test_a_page_goes_into_a_pipe(run: Run, saved: str, tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")))
+    reader.start()
+    status, out, err = run("page", "--record", saved, "-o", pipe)
+    reader.join()
+    assert (status, out, err) == (0, "", "")
+    assert read[0].startswith("<!doctype html>")
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("out", ["/dev/null", "/dev/full"])
+def test_a_page_over_a_device_is_refused(run: Run, saved: str, out: str) -> None:
+    status, printed, err = run("page", "--record", saved, "-o", out)
+    assert (status, printed) == (1, "")
+    assert err.startswith(f"error: cannot write {out}: it is a device")
+    assert not Path(out).is_file()
+
+
+def test_a_reader_of_stdout_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    saved = simple(150).save(tmp_path / "weights.npz")  # more than a pipe holds
+    command = [sys.executable, "-m", "attnscope", "page", "--record", str(saved), "-o", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.read(10)
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 1
+
+
+# Batches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    (tmp_path / "texts.txt").write_text("the cat\n", "utf-8")
+    return Corpus([str(tmp_path / "texts.txt")])
+
+
+def test_a_log_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text("mine", "utf-8")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/log.jsonl").symlink_to(tmp_path / "foreign")
+    with pytest.raises(AttnscopeError, match="it is a link"):
+        batch("own", corpus, tmp_path / "out", PLAIN)
+    assert (tmp_path / "foreign").read_text("utf-8") == "mine"
+
+
+def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "weights.npz").write_text("mine", "utf-8")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/00000-the-cat").symlink_to(foreign)
+    result = batch("own", corpus, tmp_path / "out", PLAIN)
+    assert [failed.reason for failed in result.failed] == [
+        f"{tmp_path / 'out/00000-the-cat'} is a link, which leads out of the batch (remove it)"
+    ]
+    assert [(path.name, path.read_text("utf-8")) for path in foreign.iterdir()] == [("weights.npz", "mine")]
+
+
+def test_a_link_in_the_folder_of_a_text_is_replaced(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text("mine", "utf-8")
+    folder = tmp_path / "out/00000-the-cat"
+    folder.mkdir(parents=True)
+    for name in ("L00.png", "entry.json"):
+        (folder / name).symlink_to(tmp_path / "foreign")
+    assert batch("own", corpus, tmp_path / "out", PLAIN).complete
+    assert (tmp_path / "foreign").read_text("utf-8") == "mine"
+    assert not (folder / "L00.png").is_symlink()
+
+
+def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
+    impossible = BatchOptions(layers=(99,), workers=1)
+    with pytest.raises(AttnscopeError, match="there is no layer 99"):
+        batch("own", corpus, tmp_path / "new/out", impossible)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt"]
+    assert batch("own", corpus, tmp_path / "out", PLAIN).complete
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.html")}
+    manifest = (tmp_path / "out/manifest.jsonl").read_bytes()
+    with pytest.raises(AttnscopeError, match="there is no layer 99"):
+        batch("own", corpus, tmp_path / "out", impossible)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.html")} == before
+    assert (tmp_path / "out/manifest.jsonl").read_bytes() == manifest
+
+
+# CSV -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_cell_of_a_csv_is_a_formula() -> None:
+    row = ["=cmd|' /C calc'!A0", "+acl", "-", "@SUM(A1)", "\tx", "\r=1", "a=1", "-0.5", "+1e3", "", -0.5, 3, None]
+    line = csv_text([row])
+    assert "'=cmd|' /C calc'!A0,'+acl,'-,'@SUM(A1),'\tx," in line
+    assert ",a=1,-0.5,+1e3,,-0.5,3," in line
+
+
+def test_there_is_one_writer_of_csv() -> None:
+    using = [
+        path.name for path in Path(attnscope.__file__).parent.rglob("*.py") if "csv.writer" in path.read_text("utf-8")
+    ]
+    assert using == ["storage.py"]
