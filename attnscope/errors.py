@@ -37,3 +37,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """What an exception of a library says, in one line of at most 200 characters; its name where it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+
+
+def safe(text: str) -> str:
+    """Text with nothing in it that a terminal would obey: it may come from anywhere, and is to be printed."""
+    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)

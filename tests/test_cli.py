@@ -350,7 +350,7 @@ def test_wrong_usage_is_one_line_and_2(attnscope: Run, tmp_path: Path, arguments
         (["heatmap", "x", "-m", "minilmm"], "no model minilmm"),
         (["heatmap", "x", "-m", "./absent"], "no folder"),
         (["heatmap", "x", "-m", ""], "name is empty"),
-        (["heatmap", "x", "-m", "a\x1b[31m"], r"a\\x1b\[31m"),
+        (["heatmap", "x", "-m", "a\x1b[31m"], r"a<U\+001B>\[31m"),
         (["show", "absent.npz"], "no file absent.npz"),
         (["show", "."], "cannot read ."),
     ],

@@ -93,14 +93,13 @@ def print_ablation(found: "Ablation", paths: list[Path], json: bool) -> None:
     if json:
         options.print_document(found.as_json(), paths)
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
 
     from attnscope.views.ablation_terminal import drawing
 
-    console = Console()
+    console = open_console()
     console.print(drawing(found, console))
-    for path in paths:
-        print(path)
+    options.print_paths(paths)
 
 
 def show_saved(saved: options.Saved) -> None:

@@ -96,8 +96,7 @@ def print_batch(result: "Batch", out: Path, json: bool, quiet: bool) -> None:
 
         options.print_json(dumps(result.as_json() | {"files": paths}, ensure_ascii=False))
         return
-    for path in paths:
-        print(path)
+    options.print_paths(paths)
 
 
 def fail_if_not_whole(result: "Batch") -> None:

@@ -92,14 +92,13 @@ def print_comparison(found: "Comparison", paths: list[Path], json: bool) -> None
     if json:
         options.print_document(found.as_json(), paths)
     else:
-        from rich.console import Console
+        from attnscope.views.plain_text import open_console
 
         from attnscope.views.compare_terminal import tables
 
-        console = Console()
+        console = open_console()
         console.print(tables(found, console))
-        for path in paths:
-            print(path)
+        options.print_paths(paths)
 
 
 def show_saved(saved: options.Saved) -> None:

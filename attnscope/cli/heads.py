@@ -134,12 +134,12 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
     if json:
         options.print_document(findings.as_json(), paths)
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
 
     from attnscope.views.heads_terminal import grid, measure_table, table
     from attnscope.views.picture_heads_terminal import picture_measures
 
-    console = Console()
+    console = open_console()
     if findings.of_pictures:
         console.print(picture_measures(findings, console))
     else:
@@ -147,8 +147,7 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
         console.print(table(findings, console))
     if measures:
         console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
-    for path in paths:
-        print(path)
+    options.print_paths(paths)
 
 
 def show_saved(saved: options.Saved) -> None:

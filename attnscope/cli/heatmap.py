@@ -150,14 +150,14 @@ def print_result(
         options.print_json(record.to_json(files=[str(path) for path in paths]))
         return
     if drawn or query is not None:
-        from rich.console import Console
+        from attnscope.views.plain_text import open_console
 
         from attnscope.records import Heatmap
         from attnscope.views.picture_terminal import picture_drawing
         from attnscope.views.pooled_terminal import pooled_drawing
         from attnscope.views.terminal import drawing, query_tables
 
-        console = Console()
+        console = open_console()
         if not isinstance(record, Heatmap):
             console.print(pooled_drawing(record, console))
         elif record.picture is not None:
@@ -166,8 +166,7 @@ def print_result(
             console.print(drawing(record, console, query))
         elif query is not None:
             console.print(query_tables(record, query))
-    for path in paths:
-        print(path)
+    options.print_paths(paths)
 
 
 def show_saved(saved: options.Saved) -> None:

@@ -20,13 +20,13 @@ def models(json: options.Json = False) -> None:
         ]
         options.print_json(dumps({"schema": "attnscope.models/1", "models": listed}, ensure_ascii=False))
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
     from rich.table import Table
 
     table = Table("model", "state", "what", box=None, pad_edge=False, header_style="dim")
     for entry in entries:
         table.add_row(entry.name, entry.state, entry.what)
-    Console().print(table)
+    open_console().print(table)
     print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
 
@@ -47,7 +47,7 @@ def info(
 
         options.print_json(dumps({"schema": "attnscope.info/1", **described}, ensure_ascii=False))
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -56,5 +56,5 @@ def info(
     for name, value in about.lines(tokenizer.name):
         if name != "sha256":
             table.add_row(name, value)
-    Console().print(table)
+    open_console().print(table)
     print(f"sha256 {dict(about.lines(tokenizer.name))['sha256']}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, safe
 
 if TYPE_CHECKING:
     from attnscope.studies.texts import Progress as Done
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 _NUMBERS = re.compile(r"\d+(-\d+)?")
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
+_OBEYED = re.compile(
+    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Controls, marks of direction and separators of lines, which json.dumps leaves as they are beyond ASCII."""
+
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
 
 
@@ -106,12 +111,12 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     started = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading", total=None)
 
         def report(done: "Done") -> None:
@@ -129,11 +134,11 @@ def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | N
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
@@ -165,16 +170,27 @@ def fail_if_not_whole(corpus: Mapping[str, Any]) -> None:
 
 def one_line(message: str) -> str:
     """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
-    line = " ".join(message.split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return safe(" ".join(message.split()))
+
+
+def print_paths(paths: Iterable[Path]) -> None:
+    """Prints the files that were written, one a line: as they are for programs, and as is safe on a terminal."""
+    for path in paths:
+        print(safe(str(path)) if sys.stdout.isatty() else path)
 
 
 def print_json(document: str) -> None:
     """Prints a JSON document, which is UTF-8 whatever the terminal's encoding."""
     if sys.stdout is not None:
         sys.stdout.flush()
-        # The bytes of file names that are no text become JSON's own \udc80.
-        sys.stdout.buffer.write(document.encode("utf-8", "backslashreplace") + b"\n")
+        # As JSON's own \u202e what terminals and JavaScript obey, and the bytes of file names that are no text.
+        sys.stdout.buffer.write(_OBEYED.sub(_escaped, document).encode() + b"\n")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    # Two of them for what is beyond U+FFFF, as JSON has it.
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 def print_document(document: Mapping[str, Any], paths: Iterable[Path], *, allow_nan: bool = True) -> None:

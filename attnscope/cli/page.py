@@ -83,4 +83,4 @@ def page(
 
         options.print_json(dumps(written.as_json(), ensure_ascii=False))
     elif not written.is_stream:
-        print(written.path)
+        options.print_paths([written.path])

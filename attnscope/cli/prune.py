@@ -63,12 +63,12 @@ def print_pruned(pruned: "Pruned", json: bool) -> None:
 
         options.print_json(dumps(pruned.as_json() | {"files": [str(pruned.folder)]}, ensure_ascii=False))
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
 
     from attnscope.views.ablation_terminal import drawing
 
-    console = Console()
+    console = open_console()
     console.print(drawing(pruned.effect, console))
     zeroed = ", ".join(f"{n:,} of {role}" for role, n in pruned.zeroed.items())
     print(f"zero now: {zeroed}; largest difference of its outputs from the gated model's: {pruned.difference:.1g}")
-    print(pruned.folder)
+    options.print_paths([pruned.folder])

@@ -74,16 +74,15 @@ def print_relations(found: "Relations", paths: list[Path], json: bool) -> None:
     if json:
         options.print_document(found.as_json(), paths)
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
 
     from attnscope.views.relations_terminal import examples, table
 
-    console = Console()
+    console = open_console()
     console.print(table(found, console))
     if found.examples:
         console.print(examples(found))
-    for path in paths:
-        print(path)
+    options.print_paths(paths)
 
 
 def show_saved(saved: options.Saved) -> None:

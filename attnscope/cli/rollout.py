@@ -87,13 +87,12 @@ def print_rollout(found: "Rollout", paths: list[Path], query: str | None, json: 
     if json:
         options.print_document(found.as_json(), paths, allow_nan=False)
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
 
     from attnscope.views.rollout_terminal import tables
 
-    Console().print(tables(found, query))
-    for path in paths:
-        print(path)
+    open_console().print(tables(found, query))
+    options.print_paths(paths)
 
 
 def show_saved(saved: options.Saved) -> None:

@@ -73,14 +73,13 @@ def print_trace(record: "Trace", paths: list[Path], json: bool) -> None:
     if json:
         options.print_document(record.as_json(), paths)
         return
-    from rich.console import Console
+    from attnscope.views.plain_text import open_console
 
     from attnscope.views.trace_terminal import walk
 
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     console.print(walk(record, console))
-    for path in paths:
-        print(path)
+    options.print_paths(paths)
 
 
 def show_saved(saved: options.Saved) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Span, Text
+
+from attnscope.errors import safe as safe
 
 _ASCII = {
     "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
@@ -13,9 +19,25 @@ _ASCII = {
 """What stands for the signs of our own formulas where the terminal's encoding cannot write them."""
 
 
-def safe(label: str) -> str:
-    """A label with nothing in it that a terminal would obey; records may come from anywhere."""
-    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in label)
+class _PlainConsole(Console):
+    """A console that obeys nothing in what it prints: all that is shown passes through `safe`, in whatever view."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                shown = "\n".join(safe(part) for part in segment.text.split("\n"))
+                yield Segment(shown, segment.style)
+
+
+def open_console(**how: Any) -> Console:
+    """The console that every command prints by: names and texts come from anywhere, so no markup, emoji or control.
+
+    Args:
+        how: Arguments of `rich.console.Console`.
+    """
+    return _PlainConsole(markup=False, emoji=False, **how)
 
 
 def cut(label: str, cells: int) -> str:
