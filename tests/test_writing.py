@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -93,9 +93,8 @@ def print_ablation(found: "Ablation", paths: list[Path], json: bool) -> None:
     if json:
         options.print_document(found.as_json(), paths)
         return
-    from attnscope.views.plain_text import open_console
-
     from attnscope.views.ablation_terminal import drawing
+    from attnscope.views.plain_text import open_console
 
     console = open_console()
     console.print(drawing(found, console))

@@ -92,9 +92,8 @@ def print_comparison(found: "Comparison", paths: list[Path], json: bool) -> None
     if json:
         options.print_document(found.as_json(), paths)
     else:
-        from attnscope.views.plain_text import open_console
-
         from attnscope.views.compare_terminal import tables
+        from attnscope.views.plain_text import open_console
 
         console = open_console()
         console.print(tables(found, console))

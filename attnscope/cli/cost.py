@@ -64,9 +64,8 @@ def print_cost(record: "Cost", paths: list[Path], json: bool) -> None:
     if json:
         options.print_document(record.as_json(), paths)
         return
-    from attnscope.views.plain_text import open_console
-
     from attnscope.views.cost_terminal import table
+    from attnscope.views.plain_text import open_console
 
     console = open_console(highlight=False)
     console.print(table(record, console))

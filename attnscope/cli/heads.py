@@ -134,10 +134,9 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
     if json:
         options.print_document(findings.as_json(), paths)
         return
-    from attnscope.views.plain_text import open_console
-
     from attnscope.views.heads_terminal import grid, measure_table, table
     from attnscope.views.picture_heads_terminal import picture_measures
+    from attnscope.views.plain_text import open_console
 
     console = open_console()
     if findings.of_pictures:

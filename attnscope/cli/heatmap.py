@@ -150,10 +150,9 @@ def print_result(
         options.print_json(record.to_json(files=[str(path) for path in paths]))
         return
     if drawn or query is not None:
-        from attnscope.views.plain_text import open_console
-
         from attnscope.records import Heatmap
         from attnscope.views.picture_terminal import picture_drawing
+        from attnscope.views.plain_text import open_console
         from attnscope.views.pooled_terminal import pooled_drawing
         from attnscope.views.terminal import drawing, query_tables
 

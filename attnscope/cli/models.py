@@ -20,8 +20,9 @@ def models(json: options.Json = False) -> None:
         ]
         options.print_json(dumps({"schema": "attnscope.models/1", "models": listed}, ensure_ascii=False))
         return
-    from attnscope.views.plain_text import open_console
     from rich.table import Table
+
+    from attnscope.views.plain_text import open_console
 
     table = Table("model", "state", "what", box=None, pad_edge=False, header_style="dim")
     for entry in entries:
@@ -47,8 +48,9 @@ def info(
 
         options.print_json(dumps({"schema": "attnscope.info/1", **described}, ensure_ascii=False))
         return
-    from attnscope.views.plain_text import open_console
     from rich.table import Table
+
+    from attnscope.views.plain_text import open_console
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)

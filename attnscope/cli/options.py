@@ -111,8 +111,9 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from attnscope.views.plain_text import open_console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from attnscope.views.plain_text import open_console
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     started = time.monotonic()
@@ -134,8 +135,9 @@ def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | N
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from attnscope.views.plain_text import open_console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from attnscope.views.plain_text import open_console
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
@@ -173,7 +175,7 @@ def one_line(message: str) -> str:
     return safe(" ".join(message.split()))
 
 
-def print_paths(paths: Iterable[Path]) -> None:
+def print_paths(paths: Iterable[str | Path]) -> None:
     """Prints the files that were written, one a line: as they are for programs, and as is safe on a terminal."""
     for path in paths:
         print(safe(str(path)) if sys.stdout.isatty() else path)

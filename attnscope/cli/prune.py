@@ -63,9 +63,8 @@ def print_pruned(pruned: "Pruned", json: bool) -> None:
 
         options.print_json(dumps(pruned.as_json() | {"files": [str(pruned.folder)]}, ensure_ascii=False))
         return
-    from attnscope.views.plain_text import open_console
-
     from attnscope.views.ablation_terminal import drawing
+    from attnscope.views.plain_text import open_console
 
     console = open_console()
     console.print(drawing(pruned.effect, console))

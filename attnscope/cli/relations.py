@@ -75,7 +75,6 @@ def print_relations(found: "Relations", paths: list[Path], json: bool) -> None:
         options.print_document(found.as_json(), paths)
         return
     from attnscope.views.plain_text import open_console
-
     from attnscope.views.relations_terminal import examples, table
 
     console = open_console()

@@ -88,7 +88,6 @@ def print_rollout(found: "Rollout", paths: list[Path], query: str | None, json: 
         options.print_document(found.as_json(), paths, allow_nan=False)
         return
     from attnscope.views.plain_text import open_console
-
     from attnscope.views.rollout_terminal import tables
 
     open_console().print(tables(found, query))

@@ -75,7 +75,6 @@ def print_split(record: "Split", paths: list[Path], json: bool) -> None:
         options.print_document(record.as_json(), paths)
         return
     from attnscope.views.plain_text import open_console
-
     from attnscope.views.split_terminal import summary
 
     console = open_console(highlight=False)

@@ -74,7 +74,6 @@ def print_trace(record: "Trace", paths: list[Path], json: bool) -> None:
         options.print_document(record.as_json(), paths)
         return
     from attnscope.views.plain_text import open_console
-
     from attnscope.views.trace_terminal import walk
 
     console = open_console(highlight=False)

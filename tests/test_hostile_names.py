@@ -1,0 +1,143 @@
+"""Names of folders, files, tokens, labels and models that are marked up, or hold what a terminal obeys.
+
+No command obeys any of it: no markup is read, and no control character leaves.
+"""
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnscope.cli import options
+from attnscope.errors import safe
+from attnscope.views.plain_text import open_console
+from tests.conftest import Run
+
+NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"
+"""No slash, which no file name holds."""
+MARKUP = ("[red]", "[link=evil]", ":boom:")
+
+
+@pytest.fixture
+def model(tiny_bert: Path) -> Path:
+    """A model in a folder of that name, whose configuration and vocabulary hold it too."""
+    folder = tiny_bert.rename(tiny_bert.parent / NAME)
+    path = folder / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    config |= {"_name_or_path": NAME, "architectures": [NAME], "id2label": {"0": NAME}, "label2id": {NAME: 0}}
+    path.write_text(json.dumps(config), "utf-8")
+    vocabulary = (folder / "vocab.txt").read_text("utf-8").splitlines()
+    vocabulary[vocabulary.index("cat")] = "[red]"
+    vocabulary[vocabulary.index("the")] = "\x1b[31m\u202e"
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / f"texts {NAME}.txt"
+    path.write_text(f"a cat {NAME}\nthe dog {NAME} a b\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def annotated(tmp_path: Path) -> Path:
+    path = tmp_path / f"links {NAME}.jsonl"
+    label = f"=cmd|{NAME}"
+    line = {"text": "a b c d", "tokens": ["a", "b", "c", "d"], "links": [[0, 1, label], [2, 3, label]]}
+    path.write_text((json.dumps(line) + "\n") * 30, "utf-8")
+    return path
+
+
+def require_plain(*printed: str) -> None:
+    for text in printed:
+        obeyed = [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")]
+        assert not obeyed, f"{obeyed} in {text!r}"
+
+
+TEXT = f"a {NAME} b"
+
+COMMANDS: dict[str, list[Any]] = {
+    "heatmap": ["heatmap", TEXT, "-m", "MODEL", "-f", "text,npz", "-o", "out"],
+    "a query": ["heatmap", TEXT, "-m", "MODEL", "-f", "text", "--query", NAME],
+    "page": ["page", TEXT, "-m", "MODEL", "-o", "out.html"],
+    "heads": ["heads", "--file", "TEXTS", "-m", "MODEL", "-o", "out", "-f", "npz,csv"],
+    "batch": ["batch", "TEXTS", "-m", "MODEL", "-o", "out", "-L", "0", "--workers", "1"],
+    "rollout": ["rollout", TEXT, "-m", "MODEL"],
+    "compare": ["compare", "--file", "TEXTS", "-m", "MODEL"],
+    "a pair": ["compare", TEXT, "--with", f"{TEXT} c", "-m", "MODEL"],
+    "relations": ["relations", "ANNOTATED", "-m", "MODEL", "-o", "out", "-f", "csv"],
+    "ablate": ["ablate", "--file", "TEXTS", "-m", "MODEL", "--loss", "none"],
+    "prune": ["prune", "-m", "MODEL", "--pick", "L0H0", "-o", f"pruned {NAME}", "--file", "TEXTS"],
+    "trace": ["trace", TEXT, "-m", "MODEL"],
+    "split": ["split", TEXT, "-m", "MODEL"],
+    "cost": ["cost", "MODEL"],
+    "models": ["models"],
+    "info": ["info", "MODEL"],
+    "show": ["show", NAME],
+    "merge": ["merge", NAME, "-o", "out"],
+    "no model": ["info", f"./{NAME}"],
+    "no option": ["info", f"--{NAME}"],
+    "no command": [NAME],
+    "no file": ["heads", "--file", NAME],
+    "no head": ["heatmap", "a", "-m", "own", "--pick", NAME],
+    "no role": ["heads", "a", "-m", "own", "--threshold", NAME],
+    "no measure": ["heads", "a", "-m", "own", "--measures", NAME],
+}
+
+
+@pytest.mark.parametrize("json_wanted", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_obeys_a_name(
+    name: str, json_wanted: bool, run: Run, model: Path, texts: Path, annotated: Path
+) -> None:
+    known = {"MODEL": model, "TEXTS": texts, "ANNOTATED": annotated}
+    arguments = [known.get(argument, argument) for argument in COMMANDS[name]]
+    if json_wanted:
+        if name.startswith("no ") or name in ("merge", "show"):
+            pytest.skip("fails before anything could be printed as JSON")
+        arguments.append("--json")
+        if "-f" in arguments and "text" in arguments:
+            arguments[arguments.index("-f") + 1] = "npz"
+    status, out, err = run(*arguments)
+    assert status in (0, 1, 2)
+    require_plain(*((out, err) if json_wanted or status else (_without_paths(out), err)))
+    assert "internal error" not in err
+    if json_wanted and status == 0:
+        json.loads(out)
+    if status == 0 and name == "info" and not json_wanted:
+        assert all(mark in out for mark in MARKUP)
+
+
+def _without_paths(out: str) -> str:
+    """What is printed but for the files that were written: those are printed as they are, for programs."""
+    return "\n".join(line for line in out.splitlines() if not line.startswith(("out", "pruned")))
+
+
+def test_a_console_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.panel import Panel
+    from rich.table import Table
+
+    table = Table(NAME, title=NAME, caption=NAME)
+    table.add_row(NAME)
+    console = open_console(width=200)
+    console.print(table, Panel(NAME, title=NAME), NAME, "[/red]")
+    out = capsys.readouterr().out
+    require_plain(out)
+    assert "[/red]" in out
+    assert out.count("[link=evil]") >= 5
+
+
+def test_json_on_a_terminal_holds_nothing_to_obey(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    text = NAME + "\udc80\U000e0041\U0001f9ff\x9b\u200d"
+    options.print_document({"a": text}, [])
+    out = capfdbinary.readouterr().out.decode()
+    require_plain(out)
+    assert json.loads(out)["a"] == text
+    assert "\U0001f9ff" in out
+
+
+def test_safe_keeps_every_letter() -> None:
+    assert safe("aä字🧿\x1b\n") == "aä字🧿<U+001B><U+000A>"
