@@ -46,7 +46,7 @@ def texts(tmp_path: Path) -> Path:
 def annotated(tmp_path: Path) -> Path:
     path = tmp_path / f"links {NAME}.jsonl"
     label = f"=cmd|{NAME}"
-    line = {"text": "a b c d", "tokens": ["a", "b", "c", "d"], "links": [[0, 1, label], [2, 3, label]]}
+    line = {"text": "a b c d", "links": [{"from": [4, 5], "to": [0, 1], "label": label}]}
     path.write_text((json.dumps(line) + "\n") * 30, "utf-8")
     return path
 
@@ -70,9 +70,10 @@ COMMANDS: dict[str, list[Any]] = {
     "a pair": ["compare", TEXT, "--with", f"{TEXT} c", "-m", "MODEL"],
     "relations": ["relations", "ANNOTATED", "-m", "MODEL", "-o", "out", "-f", "csv"],
     "ablate": ["ablate", "--file", "TEXTS", "-m", "MODEL", "--loss", "none"],
-    "prune": ["prune", "-m", "MODEL", "--pick", "L0H0", "-o", f"pruned {NAME}", "--file", "TEXTS"],
-    "trace": ["trace", TEXT, "-m", "MODEL"],
-    "split": ["split", TEXT, "-m", "MODEL"],
+    # It fails, as what it checks by is longer than this model reads.
+    "prune": ["prune", "-m", "MODEL", "--pick", "L0H0", "-o", f"pruned {NAME}", "--file", "SHORT"],
+    "trace": ["trace", TEXT, "-m", "MODEL", "-L", "0", "-H", "1"],
+    "split": ["split", TEXT, "-m", "MODEL", "-L", "0", "--counts", "1,3"],
     "cost": ["cost", "MODEL"],
     "models": ["models"],
     "info": ["info", "MODEL"],
@@ -93,16 +94,18 @@ COMMANDS: dict[str, list[Any]] = {
 def test_no_command_obeys_a_name(
     name: str, json_wanted: bool, run: Run, model: Path, texts: Path, annotated: Path
 ) -> None:
-    known = {"MODEL": model, "TEXTS": texts, "ANNOTATED": annotated}
+    short = texts.parent / f"short {NAME}.txt"
+    short.write_text("a b\n", "utf-8")
+    known = {"MODEL": model, "TEXTS": texts, "ANNOTATED": annotated, "SHORT": short}
     arguments = [known.get(argument, argument) for argument in COMMANDS[name]]
     if json_wanted:
         if name.startswith("no ") or name in ("merge", "show"):
             pytest.skip("fails before anything could be printed as JSON")
         arguments.append("--json")
-        if "-f" in arguments and "text" in arguments:
-            arguments[arguments.index("-f") + 1] = "npz"
+        arguments = ["npz" if argument == "text,npz" else argument for argument in arguments]
     status, out, err = run(*arguments)
-    assert status in (0, 1, 2)
+    fails = name.startswith(("no ", "a query")) and name != "no model" or name in ("show", "merge", "prune")
+    assert (status in (1, 2)) if fails else status == 0, err
     require_plain(*((out, err) if json_wanted or status else (_without_paths(out), err)))
     assert "internal error" not in err
     if json_wanted and status == 0:
