@@ -178,7 +178,7 @@ def one_line(message: str) -> str:
 def print_paths(paths: Iterable[str | Path]) -> None:
     """Prints the files that were written, one a line: as they are for programs, and as is safe on a terminal."""
     for path in paths:
-        print(safe(str(path)) if sys.stdout.isatty() else path)
+        print(safe(str(path)) if sys.stdout is not None and sys.stdout.isatty() else path)
 
 
 def print_json(document: str) -> None:
