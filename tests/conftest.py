@@ -21,7 +21,7 @@ os.environ.update(
     HF_HOME=_home,
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS="2",
+    OMP_NUM_THREADS=os.environ.get("ATTNSCOPE_TEST_THREADS", "2"),
     MPLBACKEND="Agg",
     MPLCONFIGDIR=_home,
 )

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, Set
 from attnscope.views import ablation_figures
 from attnscope.views.ablation_summary import number
 from attnscope.views.ablation_terminal import drawing
+from tests.processes import python
 
 
 def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: bool = True) -> Ablation:
@@ -163,7 +162,7 @@ def test_showing_a_record_loads_no_torch(run: Any, tmp_path: Path) -> None:
         "try: main()\n"
         "except SystemExit as e: print(e.code, [m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = python("-c", code, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
 
 

@@ -1,5 +1,6 @@
 """Batches: the same files whoever draws them, nothing drawn twice, and nothing lost whatever happens."""
 
+import contextlib
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.worker_process import ProcessWorker
 from attnscope.studies.workers import TRIES
 from attnscope.views.gallery import page
+from tests.processes import LIMIT_S, started
 
 TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]
 HOW = BatchOptions(layers=(0,), formats=("png", "svg", "pdf", "npz", "json"), query="cat", workers=2)
@@ -202,10 +204,10 @@ def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
 
 
-def started(corpus: Path, out: Path) -> subprocess.Popen[bytes]:
+def of_two_workers(corpus: Path, out: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """A run of its own; its processes hold its stderr, so that this ends when the last of them ends."""
     call = command(corpus, "-o", out, "-m", "own", "-L", "0", "--workers", "2")
-    return subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    return started(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
@@ -214,7 +216,7 @@ def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
             run.wait(0.01)
         except subprocess.TimeoutExpired:
             continue
-        raise AssertionError(f"it ended: {run.communicate()[1].decode()}")
+        raise AssertionError(f"it ended: {run.communicate(timeout=LIMIT_S)[1].decode()}")
 
 
 @pytest.fixture(scope="module")
@@ -235,10 +237,10 @@ def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str
 def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
     corpus: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    run = started(corpus, tmp_path)
-    after_first_text(run, tmp_path)
-    os.kill(run.pid, signal.SIGINT)
-    said = run.communicate(timeout=60)[1].decode()
+    with of_two_workers(corpus, tmp_path) as run:
+        after_first_text(run, tmp_path)
+        os.kill(run.pid, signal.SIGINT)
+        said = run.communicate(timeout=LIMIT_S)[1].decode()
     if run.returncode != 0:  # else it was done already
         assert run.returncode == 130, said
         assert re.search(r"note: \d of 5 texts are drawn; the same command goes on", said)
@@ -249,10 +251,10 @@ def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
 
 
 def test_workers_end_with_a_run_that_is_killed(corpus: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
-    run = started(corpus, tmp_path)
-    after_first_text(run, tmp_path)
-    run.kill()
-    run.communicate(timeout=60)  # until none of its processes holds its stderr any more
+    with of_two_workers(corpus, tmp_path) as run:
+        after_first_text(run, tmp_path)
+        run.kill()
+        run.communicate(timeout=LIMIT_S)  # until none of its processes holds its stderr any more
     assert not any(name.endswith(".part") for name in files(tmp_path))
     require_finished_by_one_more_run(corpus, tmp_path, expected)
 
@@ -261,17 +263,17 @@ def test_workers_end_with_a_run_that_is_killed(corpus: Path, tmp_path: Path, exp
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_at_any_moment(seed: int, corpus: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
     """At even seeds the first process is killed, at odd ones all of them at once."""
-    run = started(corpus, tmp_path / "out")
-    try:
-        run.wait(random.Random(seed).uniform(0, 8))
-    except subprocess.TimeoutExpired:
-        if seed % 2:
-            os.killpg(run.pid, signal.SIGKILL)
-        else:
-            run.kill()  # its workers may still be ending when the next run begins, which waits for them
-        run.wait()
-    require_finished_by_one_more_run(corpus, tmp_path / "out", expected)
-    run.communicate(timeout=60)
+    with of_two_workers(corpus, tmp_path / "out") as run:
+        try:
+            run.wait(random.Random(seed).uniform(0, 8))
+        except subprocess.TimeoutExpired:
+            if seed % 2:
+                os.killpg(run.pid, signal.SIGKILL)
+            else:
+                run.kill()  # its workers may still be ending when the next run begins, which waits for them
+            run.wait(LIMIT_S)
+        require_finished_by_one_more_run(corpus, tmp_path / "out", expected)
+        run.communicate(timeout=LIMIT_S)
 
 
 # Names and the page ---------------------------------------------------------------------------------------------

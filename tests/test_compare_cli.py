@@ -1,8 +1,6 @@
 """`attnscope compare` and `show` of what it wrote, as a user runs them: what is printed and written, how they fail."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from attnscope.views.compare_figures import pages, tree_of
 from attnscope.views.compare_maps import rows_page
 from attnscope.views.compare_summary import tokens_changed
 from tests.conftest import Run
+from tests.processes import python
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -145,7 +144,7 @@ except SystemExit as ended:
     assert not ended.code, ended.code
 print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("-c", program, cwd=tmp_path, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
     assert (tmp_path / "drawn" / "matrix.png").is_file()
 

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from attnscope.views.plain_text import spelled
 from attnscope.views.split_terminal import summary
 from attnscope.views.trace_terminal import walk
 from tests.core_helpers import WORKED
+from tests.processes import python
 
 Run = Callable[..., "tuple[int, str, str]"]
 TEXT = "The cat sat on the mat."
@@ -121,7 +121,7 @@ def test_a_text_is_traced_and_saved_and_shown_again(attnscope: Run, tmp_path: Pa
     again = attnscope("show", "out", "-o", "other")[1].splitlines()[-2:]
     assert again == ["other/trace.npz", "other/trace.json"], "lines of a record from elsewhere do not become a script"
     assert json.loads(attnscope("show", "out/trace.npz", "--json")[1])["schema"] == "attnscope.trace/1"
-    done = subprocess.run([sys.executable, tmp_path / "out" / "trace.py"], capture_output=True, text=True, timeout=60)
+    done = python(tmp_path / "out" / "trace.py")
     assert done.returncode == 0, done.stderr
 
 
@@ -188,7 +188,7 @@ def test_help_loads_nothing_heavy() -> None:
             "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
             "print([n for n in ('torch', 'transformers', 'matplotlib', 'numpy') if n in sys.modules], file=sys.stderr)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        done = python("-c", code)
         assert done.stderr.strip() == "[]", done.stderr
 
 

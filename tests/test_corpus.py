@@ -3,7 +3,6 @@ import gzip
 import importlib
 import io
 import json
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -31,6 +30,7 @@ from attnscope.corpus import (
 from attnscope.corpus.lines import lines_of
 from attnscope.errors import AttnscopeError
 from attnscope.text import build_tokens, is_blank
+from tests.processes import python
 
 # Part of Python from 3.14 on; before, of the package that the extra [zst] installs.
 ZSTD = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard")
@@ -725,7 +725,7 @@ def test_frequencies_that_cannot_be_read_are_refused(name, content, message, tmp
 
 def test_the_corpus_needs_no_heavy_library():
     code = "import sys, attnscope.corpus; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = python("-c", code, check=True).stdout.split()
     assert not {"torch", "transformers", "tokenizers", "matplotlib", "scipy", "zstandard"} & set(loaded)
 
 

@@ -1,8 +1,6 @@
 """Costs: equal to what transformers' own models hold, and to arithmetic by hand."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from attnscope.studies.cost import BYTES, cost, find_sizes
 from attnscope.views import cost_figure
 from attnscope.views.units import short
 from tests.core_helpers import few_examples
+from tests.processes import python
 
 
 def on_meta(family: str, auto: str = "AutoModel", **settings: Any) -> Any:
@@ -303,7 +302,7 @@ def test_costs_need_no_torch() -> None:
         "import sys, attnscope\nattnscope.cost('gpt3', 2048)\nattnscope.cost('minilm')\n"
         "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.stdout.strip() == "[]", done.stderr
 
 

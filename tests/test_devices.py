@@ -4,8 +4,6 @@ The device is pretended (tests/pretend_device.py): a tensor that is made in the 
 moved, raises there as it would on CUDA.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from attnscope.studies.heatmap import Choice, Prompt
 from attnscope.studies.page import page_text
 from tests.ablation_helpers import save_tiny
 from tests.pretend_device import NAME, pretending
+from tests.processes import python
 
 TEXTS = ["The cat sat on the mat.", "It was tired.", "Time flies like an arrow."]
 
@@ -113,7 +112,7 @@ for a, b in zip(found, expected, strict=True):
 @pytest.mark.parametrize("kind", ["float64", "no-float64"])
 def test_gradients_elsewhere_are_those_of_the_processor(kind: str, tiny_bert: Path) -> None:
     # A process of its own: torch counts the devices when it first goes backward, and knows no later ones.
-    done = subprocess.run([sys.executable, "-c", GRADIENTS, str(tiny_bert), kind], capture_output=True, text=True)
+    done = python("-c", GRADIENTS, str(tiny_bert), kind)
     assert done.returncode == 0, done.stderr
 
 

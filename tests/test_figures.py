@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,6 +30,7 @@ from attnscope.views.figures import (
     glance,
     sheets_of,
 )
+from tests.processes import python
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
 
 
@@ -475,16 +474,10 @@ def test_two_processes_draw_the_same_bytes_whatever_matplotlib_is_told(tmp_path:
     environment = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     environment["PYTHONHASHSEED"] = "random"
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", _IN_A_PROCESS, str(tmp_path / name)],
-            cwd=tmp_path / name if name == "styled" else tmp_path,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        for name in ("plain", "styled")
+    outputs = [
+        python("-W", "error", "-c", _IN_A_PROCESS, tmp_path / name, cwd=tmp_path / folder, env=environment).stdout
+        for name, folder in (("plain", "."), ("styled", "styled"))
     ]
-    outputs = [run.communicate(timeout=60)[0] for run in runs]
     first, second = (json.loads(output) for output in outputs)
     assert len(first) == 6
     assert first == second

@@ -3,8 +3,6 @@
 import gc
 import io
 import signal
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +25,7 @@ from attnscope.studies.merging import merged
 from attnscope.studies.tally import OFFSETS, tallies_of
 from tests import rounding
 from tests.conftest import VOCABULARY, write_tiny, write_tokenizer
+from tests.processes import python
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
 SENTENCES = [line for line in (SAMPLES / "sentences.txt").read_text("utf-8").splitlines() if line.strip()]
@@ -721,7 +720,7 @@ def test_what_a_process_holds_does_not_grow_with_the_corpus(n: int, length: int,
         starts = chance.integers(0, len(story) - 2 * length, n)
         stops = starts + chance.integers(length // 2, length * 3 // 2, n)
         path.write_text("\n".join(" ".join(story[a:b]) for a, b in zip(starts, stops, strict=True)), "utf-8")
-        return int(subprocess.check_output([sys.executable, "-c", RESIDENT, str(path)], text=True))
+        return int(python("-c", RESIDENT, path, check=True, timeout=1000).stdout)
 
     assert peak(10 * n) < 1.05 * peak(n)
 

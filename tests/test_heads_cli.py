@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Run
+from tests.processes import python, started
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
 SENTENCES = str(SAMPLES / "sentences.txt")
@@ -244,7 +245,7 @@ def test_records_need_no_model(shards: Path, arguments: tuple[str, ...], heavy: 
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         f"print([name for name in {heavy!r} if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=shards, check=False)
+    done = python("-c", code, cwd=shards)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -336,7 +337,7 @@ main()
 
 def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     arguments = ["heads", "-m", "own", "--file", SENTENCES, "-o", "out", "-f", "npz,json,csv"]
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", _SLOWLY, *arguments],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
@@ -361,7 +362,7 @@ def test_ctrl_c_at_any_moment_leaves_whole_files_or_none(tmp_path: Path) -> None
     command = [sys.executable, "-m", "attnscope", "heads", "--file", str(SAMPLES / "alice.txt"), "-f", "npz,json"]
     for number in range(12):
         folder = tmp_path / str(number)
-        with subprocess.Popen(
+        with started(
             [*command, "-o", str(folder)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as running:  # fmt: skip
@@ -386,5 +387,5 @@ def test_the_names_are_there_without_torch() -> None:
         "attnscope.Corpus, attnscope.Findings, attnscope.load_findings, attnscope.heads, attnscope.HeadsOptions\n"
         "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,8 +4,6 @@ import io
 import itertools
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from attnscope.views import heads_figures, heads_summary, heads_terminal, inks
 from attnscope.views.canvas import Canvas
 from attnscope.views.lettering import lettering_for
 from tests.findings_helpers import MEASURES, NAN, ROLES, fake_findings, role
+from tests.processes import python
 
 UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)
 HOSTILE = ("[red]x[/red]", "[/]", "a\nb\x1b[31m", "$x^2_{", "[link=file:///etc]y")
@@ -588,5 +587,5 @@ class TestFiles:
             "import sys, attnscope.views.heads_terminal\n"
             "print([name for name in ('torch', 'matplotlib', 'transformers') if name in sys.modules])"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done = python("-c", code, check=True)
         assert done.stdout.strip() == "[]"

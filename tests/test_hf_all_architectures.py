@@ -1,15 +1,14 @@
 """Every text architecture of transformers: equal to its own eager attention, or refused in one line."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.processes import python
 
 
 @pytest.mark.slow
 def test_all_architectures_are_exact_or_refused() -> None:
     # A process of its own: hundreds of modelling files warn, and some switch things for good.
-    process = subprocess.run([sys.executable, "-m", "tests.hf_tally"], capture_output=True, text=True, check=False)
+    process = python("-m", "tests.hf_tally", timeout=3000)
     *lines, last = process.stdout.splitlines() or [""]
     print(last)
     assert [line for line in lines if line[29:].startswith("WRONG")] == []

@@ -1,6 +1,5 @@
 """Long texts through whole models: pooled maps and parts equal the exact map, and nothing of its size is ever made."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import hf_check, hf_seam, load
 from attnscope.models.huggingface import HuggingFaceModel
 from attnscope.models.model import Batch
+from tests.processes import python
 
 SIZES = {
     "hidden_size": 16,
@@ -357,8 +357,7 @@ print(kib("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
 def test_what_heads_add_to_a_process_grows_with_the_length_at_most(tmp_path: Path) -> None:
     def adds(n: int) -> int:
-        arguments = [sys.executable, "-c", ADDS, str(tmp_path / "text.jsonl"), str(n)]
-        return int(subprocess.check_output(arguments, text=True))
+        return int(python("-c", ADDS, tmp_path / "text.jsonl", n, check=True).stdout)
 
     # Most of it is two buffers and what a tile needs for a moment, which do not grow. One map would take 1 GiB.
     assert adds(16384) < 1.6 * adds(4096)

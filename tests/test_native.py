@@ -1,6 +1,5 @@
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from attnscope.models import Batch
 from attnscope.models.layouts import LAYOUTS
 from attnscope.models.native import load_native, supports
 from tests.conftest import VOCABULARY, write_tiny
+from tests.processes import python
 
 TIRED = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
@@ -141,7 +141,7 @@ def test_native_needs_no_transformers(minilm_folder):
         "import sys, torch, attnscope.models as m; from attnscope.core.attention import attend;"
         "m.load('minilm').run(m.Batch(torch.tensor([[101, 102]])), attend); print(*sys.modules)"
     )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = python("-c", code, check=True).stdout.split()
     # sympy takes a second to import and comes with some operations on the meta device.
     assert not {"transformers", "matplotlib", "sentence_transformers", "sympy"} & set(loaded)
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
@@ -38,6 +37,7 @@ from attnscope.models.own import (
 )
 from attnscope.studies.heatmap import heatmap
 from attnscope.text import _is_cjk, word_spans
+from tests.processes import python
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
 SHA256 = {
@@ -473,13 +473,7 @@ def test_everywhere_the_same_weights_and_numbers_without_torch():
         "assert 'torch' not in sys.modules"
     )
     for seed in ("1", "2"):
-        printed = subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
+        printed = python("-c", program, env=os.environ | {"PYTHONHASHSEED": seed}, check=True).stdout.split()
         assert printed == [*SHA256.values(), "0", "1", "1464620", "1202105", "41", "3"]
 
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.views.page import PageText, document, page_of
 from tests.conftest import Run, write_tiny
 from tests.findings_helpers import fake_findings
+from tests.processes import python
 from tests.record_helpers import simple
 
 
@@ -95,7 +94,7 @@ def test_a_saved_record_needs_no_torch(tmp_path: Path) -> None:
         "try: cli.main()\n"
         "finally: print([n for n in ('torch', 'transformers', 'matplotlib') if n in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = python("-c", code, cwd=tmp_path)
     assert done.stdout == "p.html\n[]\n", done.stderr
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from attnscope.records.pictures import Picture
 from attnscope.senses.photos import read_photo
 from attnscope.views.heads_figures import scale_of
 from attnscope.views.heads_summary import corpus_notes
+from tests.processes import python
 from tests.senses_helpers import dense_float64, photo, write_vision
 
 Run = Callable[..., tuple[int, str, str]]
@@ -287,7 +287,7 @@ def test_showing_it_again_needs_no_torch(run: Run, folders: dict[str, Path]) -> 
     run("heads", "--image", "photos/a.png", "-m", str(folders["vit"]), "-o", "out", "-f", "npz")
     told = "import sys; from attnscope.cli import main; sys.argv = ['attnscope', 'show', 'out']\n"
     told += "try: main()\nfinally: print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
-    shown = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, encoding="utf-8", check=False)
+    shown = python("-c", told, encoding="utf-8")
     assert shown.returncode == 0 and shown.stdout.splitlines()[-1] == "[]"
     assert "of one picture there are no intervals" in shown.stderr
 

@@ -1,6 +1,5 @@
 """Drawing in a second process: the same files, whatever becomes of it, and nothing left running."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from attnscope.records import Heatmap
 from attnscope.views import process
 from attnscope.views.figures import Style, draw
 from attnscope.views.process import DrawingProcess
+from tests.processes import python
 from tests.record_helpers import simple
 
 RECORD = simple(4, layers=1, heads=2)
@@ -165,5 +165,5 @@ def test_it_starts_no_model_library() -> None:
     code = (
         "import sys, attnscope.views.process; print(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    result = python("-c", code)
     assert result.stdout == "[]\n"

@@ -1,8 +1,6 @@
 """`attnscope relations`, `heads --relations` and `show` as a user runs them, and what the views say."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from attnscope.views.relations_figures import MOST_RELATIONS, map_of, pages
 from attnscope.views.relations_summary import row, verdict
 from attnscope.views.relations_terminal import examples, table
 from tests.conftest import Run
+from tests.processes import python
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
 TREES = str(SAMPLES / "dependencies.conllu")
@@ -125,7 +124,7 @@ def test_records_need_no_model(study: Run, tmp_path: Path, arguments: tuple[str,
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         f"print([name for name in {heavy!r} if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 

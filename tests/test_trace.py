@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from attnscope.studies import trace as study
 from attnscope.studies.heatmap import Prompt
 from attnscope.studies.trace import trace, trace_example, trace_plain
 from tests.core_helpers import WORKED
+from tests.processes import python
 
 TEXT = "The cat sat on the mat."
 FOUR = {"atol": 5.1e-5, "rtol": 0}
@@ -125,7 +124,7 @@ def test_the_reference_needs_no_torch(text: str | None) -> None:
         "heavy = [name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules]\n"
         "print(heavy, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
     assert json.loads(done.stdout)["schema"] == "attnscope.trace/1"
@@ -327,7 +326,7 @@ def test_the_script_prints_the_numbers(tmp_path: Path) -> None:
     record = trace_example("cat")
     for name in ("trace.npz", "trace.py"):
         record.save(tmp_path / name)
-    done = subprocess.run([sys.executable, tmp_path / "trace.py"], capture_output=True, text=True, timeout=60)
+    done = python(tmp_path / "trace.py")
     assert done.returncode == 0, done.stderr
     assert "[0.4109 0.1336 0.2289 0.3663]" in done.stdout
 

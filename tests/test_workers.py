@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from attnscope.studies import worker_process
 from attnscope.studies.worker_process import LocalExecutor, ProcessWorker
 from attnscope.studies.workers import TRIES, Doer, Done, Lost, WorkerLostError, carried_out, workers_from
 from tests.conftest import Run
+from tests.processes import LIMIT_S, started
 
 ROOT = Path(__file__).parent.parent
 LINKS = ROOT / "sample_texts" / "dependencies.conllu"
@@ -301,16 +301,10 @@ def by_ray(folder: Path, alone: bytes, links_alone: bytes) -> dict[str, Any]:
     pytest.importorskip("ray", reason="the extra [ray] is not installed", exc_type=ImportError)
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
     command = [sys.executable, "-m", "tests.ray_run", str(folder)]
-    run = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = run.communicate(timeout=180)
-    finally:
-        if run.poll() is None:  # Ray's own processes end with it
-            os.killpg(run.pid, signal.SIGKILL)
-            run.communicate()
+    with started(
+        command, cwd=ROOT, env=os.environ | quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:  # Ray's own processes end with it
+        out, err = run.communicate(timeout=2 * LIMIT_S)
     assert run.returncode == 0, err
     told: dict[str, Any] = json.loads(out.splitlines()[-1])
     return told

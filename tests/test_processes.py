@@ -1,0 +1,41 @@
+"""That the tests mean the same however they are started, and wherever they run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import variants
+from tests.processes import python, started
+
+
+def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it() -> None:
+    code = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # as from a shell without job control
+        "import tests.conftest\n"
+        "ask = 'import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)'\n"
+        "exec(ask, {})\n"
+        "sys.stdout.flush()\n"
+        "subprocess.run([sys.executable, '-c', ask], check=True)\n"
+    )
+    assert python("-c", code, check=True).stdout.split() == ["True", "True"]
+
+
+def test_nothing_of_a_process_outlives_its_block() -> None:
+    waits = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    with started([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stdout.readline() == "1\n"
+    assert run.returncode is not None
+    with pytest.raises(ProcessLookupError):  # but for one that the system has yet to bury
+        while True:
+            os.killpg(run.pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(len(variants.variants()) * variants.LIMIT_S)
+def test_numbers_hold_on_other_processors_and_threads() -> None:
+    """See tests.variants."""
+    done = python("-m", "tests.variants", timeout=len(variants.variants()) * variants.LIMIT_S)
+    assert done.returncode == 0, done.stdout
