@@ -9,6 +9,7 @@ import torch
 
 from attnscope.core.attention import AttentionCall, attention_weights
 from attnscope.core.calls import Calls, of_text, rows_together, single_head
+from tests.core_helpers import EXACT
 
 
 def call_of(
@@ -17,7 +18,7 @@ def call_of(
     drawn = torch.Generator().manual_seed(seed)
 
     def tensor(heads: int) -> torch.Tensor:
-        return torch.randn(batch, heads, n_queries, 5, generator=drawn)
+        return torch.randn(batch, heads, n_queries, 5, generator=drawn, dtype=torch.float64)
 
     fields = {"layer": 0, "kind": "decoder", "scale": 0.7}
     return AttentionCall(query=tensor(n_heads), key=tensor(n_kv_heads), value=tensor(n_kv_heads), **(fields | more))  # type: ignore[arg-type]
@@ -29,8 +30,8 @@ def masks(n: int) -> dict[str, dict[str, object]]:
         "bidirectional": {},
         "causal": {"is_causal": True},
         "window": {"mask": near, "is_causal": True},
-        "bias": {"bias": torch.randn(1, 6, n, n, generator=torch.Generator().manual_seed(3))},
-        "sinks": {"sinks": torch.linspace(-1, 1, 6), "is_causal": True},
+        "bias": {"bias": torch.randn(1, 6, n, n, generator=torch.Generator().manual_seed(3), dtype=torch.float64)},
+        "sinks": {"sinks": torch.linspace(-1, 1, 6, dtype=torch.float64), "is_causal": True},
         "softcap": {"softcap": 2.0},
     }
 
@@ -41,7 +42,7 @@ def test_rows_of_several_layers_are_their_weights(name: str) -> None:
     wanted = torch.cat([attention_weights(call)[0] for call in calls])
     found = list(rows_together(calls, elements=10 * 16 * 40))
     assert [(rows.start, rows.stop) for rows, _ in found] == [(0, 16), (16, 32), (32, 40)]
-    np.testing.assert_allclose(torch.cat([rows for _, rows in found], 1), wanted, atol=1e-6)
+    np.testing.assert_allclose(torch.cat([rows for _, rows in found], 1), wanted, **EXACT)
 
 
 def test_layers_over_other_texts_are_refused() -> None:
@@ -62,7 +63,7 @@ def test_a_text_of_a_padded_batch_has_the_weights_that_it_has_alone(name: str) -
     bias = None if alone.bias is None else torch.nn.functional.pad(alone.bias, (0, 8, 0, 8))
     padded = replace(rest, query=query, key=key, mask=real, bias=bias, is_causal=alone.is_causal)
     found = attention_weights(of_text(padded, 1, 11, 11))
-    np.testing.assert_allclose(found, attention_weights(alone), atol=1e-6)
+    np.testing.assert_allclose(found, attention_weights(alone), **EXACT)
 
 
 def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:
@@ -90,17 +91,17 @@ class TestSingleHead:
         for q in range(40):
             scores = np.array([queries[q] @ keys[k] / math.sqrt(3 * 5) for k in range(q + 1)])
             shares = np.exp(scores - scores.max())
-            np.testing.assert_allclose(weights[q, : q + 1], shares / shares.sum(), atol=1e-6)
+            np.testing.assert_allclose(weights[q, : q + 1], shares / shares.sum(), **EXACT)
             assert not weights[q, q + 1 :].any()
 
     def test_of_one_head_it_is_that_head(self) -> None:
         call = call_of(softcap=2.0)
         found = single_head([(call, 3)])
         assert not isinstance(found, str)
-        np.testing.assert_allclose(attention_weights(found)[0, 0], attention_weights(call)[0, 3], atol=1e-6)
+        np.testing.assert_allclose(attention_weights(found)[0, 0], attention_weights(call)[0, 3], **EXACT)
 
     def test_what_all_heads_share_stays(self) -> None:
-        bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(1))
+        bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         found = single_head([(call_of(bias=bias), 0), (call_of(seed=2, bias=bias), 1)])
         assert not isinstance(found, str)
         assert found.bias is not None

@@ -9,7 +9,7 @@ import torch
 from attnscope.core import reference
 from attnscope.core.attention import AttentionCall
 from attnscope.core.full_width import WeightsBesideFullWidth, full_width
-from tests.core_helpers import WORKED
+from tests.core_helpers import EXACT, WORKED
 
 HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 6, 3, 5, 7, 4
 
@@ -17,7 +17,9 @@ HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 6, 3, 5, 7, 4
 def call_of(n_kv_heads: int = HEADS, texts: int = 2, layer: int = 0, **changes: object) -> AttentionCall:
     drawn = torch.Generator().manual_seed(5)
     shapes = {"query": (HEADS, QUERIES), "key": (n_kv_heads, KEYS), "value": (n_kv_heads, KEYS)}
-    tensors = {name: torch.randn(texts, *shape, WIDTH, generator=drawn) for name, shape in shapes.items()}
+    tensors = {
+        name: torch.randn(texts, *shape, WIDTH, generator=drawn, dtype=torch.float64) for name, shape in shapes.items()
+    }
     return AttentionCall(**({"layer": layer, "kind": "encoder", "scale": 1 / math.sqrt(WIDTH), **tensors} | changes))
 
 
@@ -30,24 +32,22 @@ def side_by_side(heads: torch.Tensor, repeated: int = 1) -> np.ndarray:
 def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
     mask = torch.rand(2, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(1)) > 0.3
     mask[0, 0, 2] = False  # a query that may attend to nothing
-    bias = torch.randn(QUERIES, KEYS, generator=torch.Generator().manual_seed(2))
+    bias = torch.randn(QUERIES, KEYS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     call = call_of(n_kv_heads, mask=mask, bias=bias)
     found = full_width(call)
     assert found is not None
     query, key = side_by_side(call.query[0]), side_by_side(call.key[0], HEADS // n_kv_heads)
     _, true = reference.attention(query, key, key, mask=mask[0, 0].numpy(), bias=bias.numpy())
-    np.testing.assert_allclose(found.numpy(), true, atol=2e-6)
+    np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
 
 def test_causal_layers_stay_causal() -> None:
-    call = call_of(
-        is_causal=True, key=torch.randn(2, HEADS, QUERIES, WIDTH), value=torch.randn(2, HEADS, QUERIES, WIDTH)
-    )
+    call = call_of(is_causal=True, key=call_of().query.flip(2), value=call_of().query)
     found = full_width(call)
     assert found is not None
     query, key = side_by_side(call.query[0]), side_by_side(call.key[0])
     _, true = reference.attention(query, key, key, is_causal=True)
-    np.testing.assert_allclose(found.numpy(), true, atol=2e-6)
+    np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
 
 def test_the_worked_example() -> None:
@@ -79,5 +79,5 @@ def test_the_probe_keeps_it_beside_the_weights() -> None:
     assert output.shape == (2, HEADS, QUERIES, WIDTH)
     assert list(probe.maps["encoder"]) == list(probe.full["encoder"]) == [1]
     assert probe.maps["encoder"][1].shape == (2, 2, QUERIES, KEYS)
-    torch.testing.assert_close(probe.full["encoder"][1], full_width(plain), atol=0, rtol=0)
+    torch.testing.assert_close(probe.full["encoder"][1], full_width(plain).float(), atol=0, rtol=0)
     assert probe.full["encoder"][1].dtype == torch.float32

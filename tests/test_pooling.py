@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attnscope.core import attention, pooling, wide
 from attnscope.core.pooling import Grid
 from attnscope.core.probes import Part, Pooled, Weights
-from tests.core_helpers import calls, make_call
+from tests.core_helpers import EXACT, calls, make_call
 
 
 def loops(weights: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[float, int, int]]]:
@@ -121,13 +121,13 @@ def test_a_part_is_that_part_of_the_whole(
         start = data.draw(st.integers(0, n - 1))
         chosen.append(slice(start, data.draw(st.integers(start + 1, n))))
     part = pooling.part_of_weights(call, *chosen)
-    assert torch.allclose(part, attention.attention_weights(call)[:, :, chosen[0], chosen[1]], atol=1e-6)
+    assert torch.allclose(part, attention.attention_weights(call)[:, :, chosen[0], chosen[1]], **EXACT)
 
 
 @given(call=calls(), window=st.none() | st.integers(1, 6))
 def test_attend_lean_gives_what_attend_gives(call: attention.AttentionCall, window: int | None) -> None:
     call = dataclasses.replace(call, window=window)
-    assert torch.allclose(pooling.attend_lean(call), attention.attend(call), atol=1e-5)
+    assert torch.allclose(pooling.attend_lean(call), attention.attend(call), **EXACT)
 
 
 def test_probes_keep_chosen_layers_and_heads_alone() -> None:
@@ -138,8 +138,8 @@ def test_probes_keep_chosen_layers_and_heads_alone() -> None:
     part = Part(slice(2, 7), slice(0, 3), layers=[0], heads=[3, 1])
     pooled = Pooled({"encoder": Grid(2, 3)}, layers=[0], heads=[3, 1])
     for probe in (part, pooled):
-        assert torch.allclose(probe(call), plain, atol=1e-6)
-        assert torch.allclose(probe(dataclasses.replace(call, layer=1)), plain, atol=1e-6)
+        assert torch.allclose(probe(call), plain, **EXACT)
+        assert torch.allclose(probe(dataclasses.replace(call, layer=1)), plain, **EXACT)
         with pytest.raises(RuntimeError, match="twice"):
             probe(call)
     kept = whole.maps["encoder"][0]
@@ -169,9 +169,9 @@ def test_a_window_is_the_mask_that_it_stands_for(call: attention.AttentionCall, 
     masked = dataclasses.replace(call, mask=near if call.mask is None else call.mask & near)
     windowed = dataclasses.replace(call, window=window)
     assert torch.equal(attention.attention_weights(windowed), attention.attention_weights(masked))
-    assert torch.allclose(attention.attend(windowed), attention.attend(masked), atol=1e-6)
+    assert torch.allclose(attention.attend(windowed), attention.attend(masked), **EXACT)
     tiled, dense = (wide.attend_wide(one, entropy=True, kernel="tile") for one in (windowed, masked))
-    assert torch.allclose(tiled.output, dense.output, atol=1e-6)
+    assert torch.allclose(tiled.output, dense.output, **EXACT)
     assert torch.allclose(tiled.entropy_nats, dense.entropy_nats, atol=1e-5)  # type: ignore[arg-type]
     assert wide.choose_kernel(dataclasses.replace(windowed, bias=None, softcap=None, sinks=None)) == "tile"
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from attnscope.core import wide
 from attnscope.core.attention import AttentionCall, attend, attention_weights
 from attnscope.core.relations import LinkFacts, Links, LinkSums, links_of_weights, word_weights
+from tests.core_helpers import EXACT
 
 # [CLS] un ##happy cats sleep [SEP]
 UNITS = [-1, 0, 0, 1, 2, -1]
@@ -140,7 +141,9 @@ def made_call(seed: int, units: list[list[int]], causal: bool) -> AttentionCall:
     """Grouped queries; padding (what comes after the last word but one) is hidden."""
     generator = torch.Generator().manual_seed(seed)
     n_texts, n = len(units), len(units[0])
-    query, key, value = (torch.randn(n_texts, heads, n, 5, generator=generator) for heads in (4, 2, 2))
+    query, key, value = (
+        torch.randn(n_texts, heads, n, 5, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
+    )
     mask = None
     if n_texts > 1:
         mask = torch.ones(n_texts, 1, 1, n, dtype=torch.bool)
@@ -151,7 +154,7 @@ def made_call(seed: int, units: list[list[int]], causal: bool) -> AttentionCall:
 
 def require(found: LinkSums, expected: tuple[Any, Any]) -> None:
     np.testing.assert_allclose(found.hits.numpy(), expected[0], atol=1e-12)
-    np.testing.assert_allclose(found.mass.numpy(), expected[1], atol=2e-6)
+    np.testing.assert_allclose(found.mass.numpy(), expected[1], atol=1e-12)
 
 
 @settings(max_examples=25)
@@ -169,7 +172,7 @@ def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int
         patched.setattr(wide, "LEAST_QUERIES", 1)
         probe = Links(facts)
         output = probe(call)
-    torch.testing.assert_close(output, attend(call), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(output, attend(call), **EXACT)
     require(probe.sums[call.kind][0], expected)
     require(links_of_weights(attention_weights(call), facts), expected)
 
@@ -209,7 +212,7 @@ def test_a_batch_without_links_is_attention_alone() -> None:
     units, _ = made_up(5, 2, 13)
     call = made_call(5, units, causal=True)
     probe = Links(facts_of(units, []))
-    torch.testing.assert_close(probe(call), attend(call), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(probe(call), attend(call), **EXACT)
     assert probe.sums["decoder"][0].hits.shape == (0, 4)
 
 

@@ -46,12 +46,7 @@ def assert_sums(got, wanted: Expected, n: int, *, tolerance: float, uniform: Exp
 
 def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11) -> None:
     """Both roads against plain loops on the dense float64 weights of the call, and uniform attention likewise."""
-    exact = dataclasses.replace(
-        call, query=call.query.double(), key=call.key.double(), value=call.value.double(),
-        bias=None if call.bias is None else call.bias.double(),
-        sinks=None if call.sinks is None else call.sinks.double(),
-    )  # fmt: skip
-    weights = attention_weights(exact)
+    weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
     wanted = expected(weights, may, keys, queries, call.value, PROJECTION)
     even = expected(uniform_weights(call), may, keys, queries, call.value, PROJECTION)
@@ -63,7 +58,7 @@ def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None
     n = call.key.shape[2]
     probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): PROJECTION})
     output = probe(call)
-    torch.testing.assert_close(output, attend(call), rtol=1e-5, atol=1e-5)
+    rounding.require_output(output, call)
     assert output.dtype == call.value.dtype
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
     factor = output_factor(PROJECTION, call.n_heads)
@@ -361,8 +356,7 @@ def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal: bool) -> None:
     )
     probe = Sums(facts, ["signed_distance_tokens"])
     probe(call)
-    in_float64 = dataclasses.replace(call, query=call.query.double(), key=call.key.double(), value=call.value.double())
-    exact = measures_of_weights(attention_weights(in_float64), facts, allowed=allowed(call))
+    exact = measures_of_weights(attention_weights(rounding.in_float64(call)), facts, allowed=allowed(call))
     # Places are at most half of PLACES_APART tokens from the middle, and as many roundings add up as if by chance.
     most = sums_module.PLACES_APART / 2 * sums_module.PLACES_APART**0.5 * rounding.unit(torch.float32)
     for name in ("signed_distance_tokens", "signed_distance_tokens_active"):

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnscope.core import wide
-from attnscope.core.attention import AttentionCall, allowed, attend, attend_with_weights, attention_weights
+from attnscope.core.attention import AttentionCall, allowed, attend_with_weights, attention_weights
 from attnscope.core.wide import Wide, attend_wide, blocks, choose_kernel, tiles
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle
 from tests.measure_helpers import LargestTensor
+from tests.rounding import in_float64, require_output
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -24,20 +25,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def in_float64(call: AttentionCall) -> AttentionCall:
-    def exact(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.double()
-
-    return dataclasses.replace(
-        call,
-        query=call.query.double(),
-        key=call.key.double(),
-        value=call.value.double(),
-        bias=exact(call.bias),
-        sinks=exact(call.sinks),
-    )
 
 
 def dense_scores(call: AttentionCall) -> Tensor:
@@ -381,5 +368,5 @@ def test_inputs_are_left_alone_and_no_gradient_is_kept() -> None:
 
 def test_the_output_is_the_models() -> None:
     call = make_call(dtype=torch.float32, n_queries=31, n_keys=31, mask_shape=(2, 1, 1, 31))
-    torch.testing.assert_close(attend_wide(call, kernel="tile").output, attend(call), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(attend_wide(call, kernel="wide").output, attend(call), rtol=1e-5, atol=1e-6)
+    require_output(attend_wide(call, kernel="tile").output, call)
+    require_output(attend_wide(call, kernel="wide").output, call)
