@@ -185,17 +185,47 @@ def _real_queries(example: Example, kind: Kind) -> Tensor | None:
     return example.real if example.target_real is None or kind == "encoder" else example.target_real
 
 
-def run_eager(model: PreTrainedModel, example: Example) -> tuple[Any, Maps]:
-    """Runs a model by its own eager attention; returns its output and the weights it gives out, None left in."""
+def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, Maps]:
+    """Runs a model by its own eager attention; returns its output and the weights it gives out."""
     with switched(model, "eager"):
-        output = model(**example.inputs, output_attentions=True)
-    return output, eager_maps(model.config, output)
+        parts = set(model.modules())
+        output = model(**inputs, output_attentions=True)
+        maps = eager_maps(model.config, output)
+        if not all(maps.values()) and set(model.modules()) != parts:
+            # transformers watched parts that the model then put others in place of, as BigBird does on short texts.
+            for module in model.modules():
+                vars(module).pop("_output_capturing_hooks_installed", None)
+            output = model(**inputs, output_attentions=True)
+            maps = eager_maps(model.config, output)
+    if "input_ids" not in inputs:
+        return output, maps
+    source = inputs["input_ids"].shape[1]
+    target = inputs["decoder_input_ids"].shape[1] if model.config.is_encoder_decoder else source
+    return output, {
+        kind: [_without_blocks(weights, *_sizes(source, target)[kind]) for weights in of_kind]
+        for kind, of_kind in maps.items()
+    }
 
 
-def run_eager_or_own(model: PreTrainedModel, example: Example) -> Outcome:
+def _sizes(source: int, target: int) -> dict[Kind, tuple[int, int]]:
+    """Queries and keys of each kind of attention."""
+    return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+
+
+def _without_blocks(weights: Tensor, n_queries: int, n_keys: int) -> Tensor:
+    """Weights without what a model itself adds to a text, to fill its last block, where none of them lies there."""
+    if weights.ndim != 4 or weights.shape[2] < n_queries or weights.shape[3] <= n_keys:
+        return weights
+    return weights if bool(weights[:, :, :n_queries, n_keys:].any()) else weights[:, :, :n_queries, :n_keys]
+
+
+def run_eager_or_own(model: PreTrainedModel, example: Example, *, with_maps: bool = True) -> Outcome:
     """What a model computes by its own eager attention, or where it has none that works, in its own way."""
     try:
-        return Outcome.of(*run_eager(model, example))
+        if with_maps:
+            return Outcome.of(*run_eager(model, example.inputs))
+        with switched(model, "eager"):
+            return Outcome.of(model(**example.inputs), {})
     except Exception:  # a model may fail in any way
         with switched(model, None):
             return Outcome.of(model(**example.inputs), {})
@@ -234,8 +264,9 @@ def check_rows(weights: Tensor, kind: Kind, layer: int, allowed: float) -> None:
     sums = weights.float().sum(-1)
     if bool((weights < 0).any()) or not bool((((sums - 1).abs() <= allowed) | (sums == 0)).all()):
         raise AttnscopeError(
-            f"on this input the model's own {kind} layer {layer} gives out numbers that are no softmax weights",
-            "a text of another length may be shown",
+            f"on this text of {weights.shape[-1]} tokens the model's own {kind} layer {layer} gives out numbers that "
+            "are no softmax weights",
+            "shorter texts may be shown",
         )
 
 
@@ -248,8 +279,7 @@ def not_weights(model: PreTrainedModel, example: Example, kind: Kind, weights: T
     if example.real is not None:
         source = example.real.shape[1]
         target = source if example.target_real is None else example.target_real.shape[1]
-        sizes = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}[kind]
-        if shape[2:] != sizes:
+        if shape[2:] != _sizes(source, target)[kind]:
             return f"has the shape {shape}, not (batch, head, query, key)"
     values = weights.float()
     real = _real_queries(example, kind)

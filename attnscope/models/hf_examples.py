@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
@@ -65,6 +65,22 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     for example in (padded, alone):
         example.inputs.update(standing_arguments(model))
     return padded, alone
+
+
+def long_example(model: PreTrainedModel, n_tokens: int) -> Example | None:
+    """One random text of about so many tokens; None for models that read none."""
+    alone = examples(model)[1]
+    texts = [prefix for prefix in ("", "decoder_") if f"{prefix}input_ids" in alone.inputs]
+    if not texts:
+        return None
+    given: dict[str, Any] = {}
+    real: dict[str, Tensor | None] = {}
+    for prefix, tokens in zip(texts, (n_tokens, max(1, n_tokens - 5)), strict=False):
+        generator = torch.Generator().manual_seed(n_tokens)
+        _, one = _text_examples(model, prefix, (tokens, tokens), generator)
+        given |= one.inputs
+        real[prefix] = one.real
+    return Example({**alone.inputs, **given}, real.get(""), real.get("decoder_"))
 
 
 def _text_examples(
@@ -162,3 +178,29 @@ def setting(config: Any, name: str) -> Any:
 def accepts(model: PreTrainedModel, name: str) -> bool:
     """Whether a model's forward has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
+
+
+def position_table(model: nn.Module) -> nn.Embedding | None:
+    """The table of learned positions, None if positions are not looked up."""
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe") and "relative" not in last:
+            return module
+    return None
+
+
+def max_tokens(model: PreTrainedModel) -> int | None:
+    """The longest text a model takes, in tokens; None where there is no limit."""
+    config = model.config.get_text_config()
+    table = position_table(model)
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+    found = (getattr(config, name, None) for name in names)
+    limit = next((number for number in found if isinstance(number, int)), None)
+    if limit is None or limit < 1:
+        return None
+    if table is None and any("relative" in name for name, _ in model.named_modules()):
+        return None
+    # RoBERTa's positions start behind the number of the padding token.
+    if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
+        return limit - table.padding_idx - 1
+    return limit

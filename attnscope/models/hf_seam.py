@@ -39,6 +39,7 @@ from transformers.masking_utils import (
 
 from attnscope.core.attention import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
+from attnscope.models.hf_state import unchanged
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
@@ -450,6 +451,8 @@ _switches_lock = threading.Lock()
 def switched(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
     """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
 
+    What a forward pass itself changes is put back too (see hf_state), so that no text depends on those before it.
+
     Gradients still flow through whatever a probe brings along.
 
     Args:
@@ -458,14 +461,13 @@ def switched(model: PreTrainedModel, implementation: str | None) -> Iterator[Non
     """
     with _switches_lock:
         switch = _switches.setdefault(model, _Switch())
-    with switch.lock:
-        training = [module for module in model.modules() if module.training]
-        configs = _configs(model)
-        before = [(config, config._attn_implementation_internal) for config in configs]
+    configs = _configs(model)
+    with switch.lock, unchanged(model, configs):
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
-            for module in training:
-                module.training = False
+            for module in model.modules():
+                if module.training:
+                    module.training = False
             for parameter in learning:
                 parameter.requires_grad_(False)
             if implementation is not None and implementation not in switch.settings:
@@ -480,10 +482,6 @@ def switched(model: PreTrainedModel, implementation: str | None) -> Iterator[Non
                 config._attn_implementation_internal = name
             yield
         finally:
-            for config, name in before:
-                config._attn_implementation_internal = name
-            for module in training:
-                module.training = True
             for parameter in learning:
                 parameter.requires_grad_(True)
 

@@ -7,14 +7,14 @@ takes the eager road; one that cannot be shown truly by either is refused.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention import Kind
+from attnscope.core.attention import Kind, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf_check import (
     Maps,
@@ -27,8 +27,9 @@ from attnscope.models.hf_check import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf_examples import Example, examples, setting
-from attnscope.models.hf_seam import Place, Plan, Seen, rehearse, switched
+from attnscope.models.hf_examples import LENGTHS, Example, examples, long_example, max_tokens, setting
+from attnscope.models.hf_reach import beyond, length_at_load, longest, reaches
+from attnscope.models.hf_seam import Place, Plan, Seen, perform, rehearse, switched
 from attnscope.records import spans
 
 
@@ -47,6 +48,7 @@ class Survey:
         d_model: Width of the hidden states.
         checked: Whether it was compared with eager.
         notes: What a user must know to read the pictures truly.
+        reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
     """
 
     road: str
@@ -59,6 +61,7 @@ class Survey:
     d_model: int
     checked: bool
     notes: tuple[str, ...]
+    reaches: list[int] = field(default_factory=list)
 
 
 def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
@@ -94,13 +97,18 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
         if not reason and (check or any(len(found.layers[k]) < found.n_layers[k] for k in found.layers)):
             try:
                 reason = _check_seam(model, found, padded, alone, output, seen)
+                reason = reason or (_check_long(model, found) if check else "")
             except AttnscopeError as error:
                 raise _explained(model, alone, error) from error
             except Exception as error:  # padding, too, may be more than a model can take
                 reason = _one_line(error)
         if not reason:
-            return found if check else _replace_checked(found)
-        return _read_eager(model, padded, alone, extras, reason)
+            return found if check else replace(found, checked=False)
+        found = _read_eager(model, padded, alone, extras, reason)
+        if not check:
+            return found
+        wrong = _check_long(model, found)
+        return replace(found, notes=(*found.notes, wrong)) if wrong else found
 
 
 def _explained(model: PreTrainedModel, example: Example, error: AttnscopeError) -> AttnscopeError:
@@ -132,10 +140,6 @@ def _differing(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
 
 class _Unclear(Exception):  # noqa: N818 - no error: the other road is taken
     """The seam does not see the whole of a model's attention, or cannot tell which is which."""
-
-
-def _replace_checked(found: Survey) -> Survey:
-    return Survey(**{**vars(found), "checked": False})
 
 
 # The seam ---------------------------------------------------------------------------------------------------------
@@ -284,6 +288,8 @@ def _check_seam(
     reason = compare(model, alone, single, run_eager_or_own(model, alone), *sizes)
     if reason:
         return reason
+    if len(next(iter(padded.inputs.values()))) == 1:  # it is the same input
+        return ""
     both = _outcome(found, *rehearse(model, padded.inputs))
     try:
         return compare(model, alone, both.last_text(single), single, *sizes)
@@ -305,6 +311,99 @@ def _outcome(found: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
     return Outcome.of(output, maps, sinks)
 
 
+# Longer texts -----------------------------------------------------------------------------------------------------
+
+
+def _check_long(model: PreTrainedModel, found: Survey) -> str:
+    """The second self-check at load: on a text beyond what the configuration names, as far as that is cheap.
+
+    Returns:
+        On the seam: why it does not see the whole; of the eager road: what a user must know. "" if all is well.
+
+    Raises:
+        AttnscopeError: What is seen differs from eager.
+    """
+    n_heads = sum(found.n_heads[kind] * len(layers) for kind, layers in found.layers.items())
+    length = length_at_load(model, n_heads)
+    found.reaches[:] = [reach for reach in reaches(model.config) if beyond(reach) > length]
+    return _check_at(model, found, length, with_maps=True)
+
+
+def check_beyond(model: PreTrainedModel, found: Survey, inputs: Mapping[str, Any]) -> None:
+    """Compares with eager once more where a text comes that reaches past a window that no comparison reached yet.
+
+    Args:
+        model: The model without heads for tasks.
+        found: What was found out of it; forgets the windows that are compared now.
+        inputs: What its forward gets.
+
+    Raises:
+        AttnscopeError: What would be shown differs from eager.
+    """
+    n_tokens = max((inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs), default=0)
+    now = [reach for reach in found.reaches if reach < n_tokens]
+    if not now or not found.checked:
+        return
+    found.reaches[:] = [reach for reach in found.reaches if reach >= n_tokens]
+    most = longest(max(found.n_heads.values()))
+    lengths = [beyond(reach) for reach in now if beyond(reach) <= most]
+    if lengths:
+        limit = max_tokens(model)
+        with torch.no_grad():
+            _check_at(model, found, lengths[-1] if limit is None else min(lengths[-1], limit), with_maps=False)
+
+
+def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps: bool) -> str:
+    """Compares hidden states, and weights if they are few enough to hold, with eager on a text of so many tokens."""
+    example = long_example(model, n_tokens)
+    if example is None or n_tokens <= LENGTHS[1]:
+        return ""
+    example.inputs.update(found.extras)
+    if found.road == "eager":
+        own = _own_outcome(model, example)
+        return "" if own is None else _check_eager_at(model, found, example, own)
+    try:
+        if with_maps:
+            ours = _outcome(found, *rehearse(model, example.inputs))
+        else:
+            ours = Outcome.of(perform(model, example.inputs, found.plan, attend), {})
+    except Exception:
+        if _own_outcome(model, example) is None:
+            return ""
+        raise
+    theirs = run_eager_or_own(model, example, with_maps=with_maps)
+    if not with_maps:
+        compare_hidden(model, example, ours, theirs, _allowed(model, found))
+        return ""
+    reason = compare(model, example, ours, theirs, found.layers, found.n_layers)
+    return f"on a text of {n_tokens} tokens {reason}" if reason else ""
+
+
+def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:
+    """What a model computes as it is; None where it takes no text of this length, whatever its configuration says."""
+    try:
+        with switched(model, None):
+            return Outcome.of(model(**example.inputs), {})
+    except Exception:
+        return None
+
+
+def _check_eager_at(model: PreTrainedModel, found: Survey, example: Example, own: Outcome) -> str:
+    try:
+        output, maps = run_eager(model, example.inputs)
+        wrong = _why_no_weights(model, output, [(example, maps)])
+    except Exception as error:
+        wrong = f"with eager attention it fails: {_one_line(error)}"
+    else:
+        compare_hidden(model, example, Outcome.of(output, {}), own, _allowed(model, found))
+    n_tokens = next(iter(example.inputs.values())).shape[1]
+    return f"Of a text of {n_tokens} tokens {wrong}: such texts are refused." if wrong else ""
+
+
+def _allowed(model: PreTrainedModel, found: Survey) -> float:
+    return tolerance(model, sum(map(len, found.layers.values())))
+
+
 # The eager road ---------------------------------------------------------------------------------------------------
 
 
@@ -313,8 +412,8 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
     config = model.config
     own = _own_output(model, padded, alone, extras)
     try:
-        output, maps = run_eager(model, alone)
-        _, maps_padded = run_eager(model, padded)
+        output, maps = run_eager(model, alone.inputs)
+        _, maps_padded = run_eager(model, padded.inputs)
     except Exception as error:
         raise _refusal(model, reason, f"with eager attention it fails: {_one_line(error)}") from error
     wrong = _why_no_weights(model, output, [(alone, maps), (padded, maps_padded)])

@@ -22,8 +22,16 @@ from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Place, Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.dispatch import input_device, is_dispatched
-from attnscope.models.hf_check import check_rows, eager_maps, hidden_states, takes_light_masks, tolerance
-from attnscope.models.hf_examples import accepts, examples, pad_id, standing_arguments, vocab_size
+from attnscope.models.hf_check import check_rows, hidden_states, run_eager, takes_light_masks, tolerance
+from attnscope.models.hf_examples import (
+    accepts,
+    examples,
+    max_tokens,
+    pad_id,
+    position_table,
+    standing_arguments,
+    vocab_size,
+)
 from attnscope.models.hf_hearing import frames_heard_by, heard_by, hears, listens, require_all_frames, written_by
 from attnscope.models.hf_outputs import blocks_of_plan, can_resume, loss_of, run_with_logits, skipped_calls
 from attnscope.models.hf_parts import base_of, in_one_line, picture_tower, reads_text, sees_pictures, text_tower
@@ -35,7 +43,7 @@ from attnscope.models.hf_senses import (
     sizes_seen,
     taking,
 )
-from attnscope.models.hf_survey import Survey, survey
+from attnscope.models.hf_survey import Survey, check_beyond, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf_weights import Slice, head_slices, output_projections
 from attnscope.models.model import Batch, HeardSound, Loss, ModelInfo, SeenPicture
@@ -172,6 +180,7 @@ class HuggingFaceModel:
 
     def _given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All that the forward gets, on the model's device."""
+        check_beyond(self._base, self._found, inputs)
         given = {**standing_arguments(self._base), **self._found.extras, **inputs}
         return {name: x.to(self._device) if isinstance(x, Tensor) else x for name, x in given.items()}
 
@@ -420,7 +429,7 @@ class HuggingFaceModel:
     def _padded(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Numbers with the model's own padding, checked; and the mask, None if all is real."""
         limit = self.info.max_tokens
-        if limit is not None and ids.shape[1] > limit and _position_table(self._base) is not None:
+        if limit is not None and ids.shape[1] > limit and position_table(self._base) is not None:
             raise AttnscopeError(
                 f"a text of {ids.shape[1]} tokens is longer than the {limit} that {self.info.name} takes",
                 "give a shorter text",
@@ -447,9 +456,7 @@ class HuggingFaceModel:
                 f"{self.info.name} does not pass its attention through the seam: only its weights can be seen",
                 f"{type(probe).__name__} needs another model",
             )
-        with switched(self._base, "eager"):
-            output = self._base(**given, output_attentions=True)
-        maps = eager_maps(self._base.config, output)
+        output, maps = run_eager(self._base, given)
         if not self._base.config.is_encoder_decoder:
             maps = {next(iter(self.layers)): maps["encoder"]}
         for kind, layers in self.layers.items():
@@ -596,38 +603,13 @@ def _assembled(
         n_kv_heads=tuple(found.n_kv_heads[kind] for kind in kinds),
         d_model=found.d_model,
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        max_tokens=_max_tokens(base),
+        max_tokens=max_tokens(base),
         dtype=str(base.dtype).removeprefix("torch."),
         device=str(input_device(base)),
         checked=found.checked,
         notes=tuple(note for note in (*notes, *found.notes, tokenizer.note) if note),
     )
     return HuggingFaceModel(model, base, tokenizer, info, found, processor)
-
-
-def _position_table(model: nn.Module) -> nn.Embedding | None:
-    """The table of learned positions, None if positions are not looked up."""
-    for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe") and "relative" not in last:
-            return module
-    return None
-
-
-def _max_tokens(model: PreTrainedModel) -> int | None:
-    config = model.config.get_text_config()
-    table = _position_table(model)
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
-    found = (getattr(config, name, None) for name in names)
-    limit = next((number for number in found if isinstance(number, int)), None)
-    if limit is None or limit < 1:
-        return None
-    if table is None and any("relative" in name for name, _ in model.named_modules()):
-        return None
-    # RoBERTa's positions start behind the number of the padding token.
-    if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
-        return limit - table.padding_idx - 1
-    return limit
 
 
 _loading = threading.RLock()

@@ -1,0 +1,171 @@
+"""Texts longer than windows and blocks: what is shown of them is true, and a model is left as it is."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+from transformers.models.llama import modeling_llama
+
+from attnscope.core.attention import attend
+from attnscope.core.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models import hf_reach, hf_survey
+from attnscope.models.hf_check import _without_blocks
+from attnscope.models.hf_examples import LENGTHS
+from attnscope.models.hf_reach import reaches
+from attnscope.models.hf_seam import switched
+from attnscope.models.huggingface import wrap
+from attnscope.models.model import Batch
+from tests.hf_tally import boost, build
+
+BIG_BIRD = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def big_bird(**more: Any) -> PreTrainedModel:
+    """Attends in full up to 28 tokens, block-sparsely beyond."""
+    sizes = {"intermediate_size": 48, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 96}
+    torch.manual_seed(0)
+    model = AutoModel.from_config(transformers.BigBirdConfig(**BIG_BIRD, **{**sizes, **more}))
+    boost(model)
+    return model.eval()
+
+
+def text(n: int, seed: int = 3) -> Tensor:
+    return torch.randint(5, 55, (1, n), generator=torch.Generator().manual_seed(seed))
+
+
+def state(model: PreTrainedModel) -> list[Any]:
+    """Everything that is no tensor, and which objects a model is made of."""
+    found: list[Any] = [model.config.to_dict()]
+    for name, module in model.named_modules():
+        plain = {k: v for k, v in vars(module).items() if isinstance(v, bool | int | float | str)}
+        hooks = {k: list(v) for k, v in vars(module).items() if "hooks" in k}
+        found.append((name, id(module), plain, hooks, [id(buffer) for buffer in module.buffers(recurse=False)]))
+    return found
+
+
+def test_a_model_that_changes_itself_as_it_runs_is_left_as_it_is() -> None:
+    model = big_bird()
+    with torch.no_grad():
+        before, expected = state(model), big_bird()(text(45)).last_hidden_state
+    shown = wrap(model)
+    shown.run(Batch(text(9)), Weights())
+    assert state(model) == before
+    assert model.attention_type == "block_sparse"
+    with torch.no_grad():
+        assert torch.equal(model(text(45)).last_hidden_state, expected)
+
+
+def test_short_texts_are_attended_to_in_full_and_long_ones_block_by_block_whatever_came_before() -> None:
+    shown, long = wrap(big_bird()), text(45)
+    full = big_bird(attention_type="original_full")
+    full.load_state_dict(big_bird().state_dict())
+    for n in (9, 28):
+        probe = Weights()
+        hidden = shown.run(Batch(text(n)), probe)
+        with torch.no_grad():
+            twin = full(text(n), output_attentions=True)
+        torch.testing.assert_close(hidden, twin.last_hidden_state, rtol=1e-4, atol=1e-5)
+        for own, other in zip(probe.maps["encoder"].values(), twin.attentions, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
+        with pytest.raises(AttnscopeError, match="text of 45 tokens"):
+            shown.run(Batch(long), Weights())
+
+
+def test_sparse_maps_that_count_a_block_once_for_twice_are_refused_in_one_line() -> None:
+    # At inference every random block is block 0, which then is attended to twice, with one of its weights given out.
+    shown = wrap(big_bird())
+    told = "Of a text of 43 tokens its own layer 0 holds numbers that are no softmax weights: such texts are refused."
+    assert told in shown.info.notes
+    for n in (29, 45, 48):
+        with pytest.raises(AttnscopeError, match=f"text of {n} tokens .* no softmax weights") as caught:
+            shown.run(Batch(text(n)), Weights())
+        assert "\n" not in str(caught.value)
+    shown.run(Batch(text(28)), Weights())
+
+
+def test_the_padding_of_a_last_block_is_cut_unless_it_is_attended_to() -> None:
+    weights = torch.zeros(1, 2, 8, 8)
+    weights[..., :6] = 1 / 6
+    assert _without_blocks(weights, 6, 6).shape == (1, 2, 6, 6)
+    weights[0, 1, 3, 7] = 0.1
+    assert _without_blocks(weights, 6, 6) is weights
+
+
+def llama(**more: Any) -> PreTrainedModel:
+    model = build("llama")
+    assert not isinstance(model, str)
+    for name, value in more.items():
+        setattr(model.config, name, value)
+    return model
+
+
+def _differs_from(n_tokens: int) -> Any:
+    """Llama's own eager attention, that attends otherwise to texts of so many tokens and more."""
+    true = modeling_llama.eager_attention_forward
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **given: Any) -> Any:
+        factor = 1.0 if query.shape[2] < n_tokens else 0.5
+        return true(module, query * factor, key, value, *rest, **given)
+
+    return attention
+
+
+def test_what_begins_at_the_tenth_token_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(LENGTHS) < 10
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(10))
+    with pytest.raises(AttnscopeError, match="self-check"):
+        wrap(llama())
+    assert wrap(llama(), check=False).info.checked is False
+
+
+def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_that_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
+    wrap(llama())
+    with pytest.raises(AttnscopeError, match="self-check"):
+        wrap(llama(sliding_window=44))
+    # Where that would take too long at load.
+    monkeypatch.setattr(hf_reach, "_WORK_AT_LOAD", 1.0)
+    shown = wrap(llama(sliding_window=44))
+    shown.run(Batch(text(44)), attend)
+    with pytest.raises(AttnscopeError, match="self-check"):
+        shown.run(Batch(text(50)), attend)
+
+
+def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_reach, "_WORK_AT_LOAD", 1.0)
+    lengths: list[int] = []
+    true = hf_survey.long_example
+    monkeypatch.setattr(hf_survey, "long_example", lambda model, n: lengths.append(n) or true(model, n))
+    shown = wrap(llama(sliding_window=40, attention_chunk_size=[44]))
+    for n in (39, 41, 41, 50, 60):
+        shown.run(Batch(text(n)), attend)
+    assert lengths == [37, 61, 64]  # the last is as long as the model takes
+
+
+def test_reaches_are_those_that_attention_has() -> None:
+    config = transformers.MistralConfig(sliding_window=7, mamba_chunk_size=11, chunk_size_feed_forward=13)
+    assert reaches(config) == (7,)
+    assert reaches(transformers.BigBirdConfig()) == (64, 704)
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 30, "rope_theta": 1e4}
+    assert reaches(transformers.LlamaConfig(rope_parameters=rope)) == (30,)
+
+
+def test_hooks_buffers_lists_and_settings_are_put_back() -> None:
+    model = llama()
+    before = copy.copy(vars(model)), state(model)
+    with pytest.raises(KeyError), switched(model, None):
+        model.layers[0].register_forward_hook(lambda *_: None)
+        model.rotary_emb.register_buffer("inv_freq", torch.ones(4), persistent=False)
+        model.rotary_emb.max_seq_len_cached = 1_000_000
+        model.config.rope_parameters["rope_theta"] = 7.0
+        model.layers[1].self_attn = torch.nn.Identity()
+        model.extra = 1
+        raise KeyError
+    assert (vars(model), state(model)) == before
