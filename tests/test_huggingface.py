@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models import hf_loading, hf_seam
+from attnscope.models import hf_loading, hf_seam, load
 from attnscope.models.catalog import Source
 from attnscope.models.hf_loading import load_huggingface
 from attnscope.models.hf_seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
@@ -572,9 +572,13 @@ def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert: Path) -> None:
 def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tiny_bert / "model.safetensors").unlink()
     (tiny_bert / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(hf_loading.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(AttnscopeError, match="gguf and accelerate"):
-        load_huggingface(folder_source(tiny_bert))
+    find = hf_loading.importlib.util.find_spec
+    absent = {"gguf", "accelerate"}
+    monkeypatch.setattr(hf_loading.importlib.util, "find_spec", lambda name: None if name in absent else find(name))
+    for spec in (tiny_bert, tiny_bert / "model.gguf"):
+        with pytest.raises(AttnscopeError, match="gguf and accelerate") as caught:
+            load(str(spec))
+        assert caught.value.hint == "pip install gguf accelerate"
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "float7"}, {"device": "nowhere"}])

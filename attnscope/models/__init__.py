@@ -161,7 +161,7 @@ def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_co
 def _why_not_native(source: Source) -> str | None:
     if source.folder is None:
         return "it has no files"
-    if holds_gguf(source.folder):
+    if source.file or holds_gguf(source.folder):
         return "it is a GGUF file"
     reason = supports(read_config(source))
     if reason:

@@ -37,6 +37,7 @@ class Source:
         repo_id: Its Hub id, "" if it has none.
         pinned_sha256: What the weights must hash to, "" = whatever they are.
         origin: For people: where the files came from.
+        file: The one file of the folder that is meant, of GGUF; "" = those of the usual names.
     """
 
     spec: str
@@ -45,6 +46,7 @@ class Source:
     repo_id: str = ""
     pinned_sha256: str = ""
     origin: str = ""
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def known() -> list[Entry]:
 
 
 def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
-    """Finds the model that `spec` means: a catalogue name, a folder, or a Hub id, in this order.
+    """Finds the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
 
     Hub models come from the local cache; only what is not there is downloaded. A folder that has a
     catalogue name is meant by `./name`.
@@ -147,6 +149,10 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         is_file = path.exists()
     except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
         raise AttnscopeError(f"cannot look into {spec[:80]}: {_one_line(error)[:80]}", "give another folder") from error
+    if is_file and path.suffix == ".gguf":
+        # Not resolved: in the Hub's cache it is a link to a file without its name.
+        path = path.absolute()
+        return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
     if is_file:
         raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(spec) or "--" in spec or ".." in spec:

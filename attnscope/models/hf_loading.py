@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import importlib.util
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
 from attnscope.models.dispatch import DeviceMap, loading_options, where_it_lies
 from attnscope.models.hf_examples import accepts
+from attnscope.models.hf_files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
 from attnscope.models.hf_hearing import hears, listens, open_feature_extractor
 from attnscope.models.hf_parts import base_of, picture_tower, reads_text, sees_pictures, text_tower
 from attnscope.models.hf_senses import WordlessTokenizer, holds_processor, open_image_processor, show_all_patches
@@ -59,7 +59,7 @@ def load_huggingface(
     where, precision = place(device, dtype)
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
-    gguf = _gguf_file(source.folder)
+    gguf = _gguf_file(source, source.folder)
     if gguf is None:
         pickled = not any(
             path.suffix == ".safetensors" for path in weight_files(source.folder, allow_pickle=allow_pickle)
@@ -116,7 +116,7 @@ def _readers(
 
 
 def _read_model(
-    source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype
+    source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype, auto: Any = None
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model as its files hold it, and what is worth a note."""
     config: Any = None
@@ -124,7 +124,7 @@ def _read_model(
         about = {k: v for k, v in options.items() if k not in ("device_map", "offload_folder")}
         config = transformers.AutoConfig.from_pretrained(folder, **about)
         _forget_kernels(config)
-        auto = _auto_class(config, is_gguf="gguf_file" in options)
+        auto = auto or _auto_class(config, is_gguf="gguf_file" in options)
         if "gguf_file" not in options:
             options = {**options, "use_safetensors": not pickled}
         with _no_stderr() if "gguf_file" in options else contextlib.nullcontext():
@@ -135,14 +135,13 @@ def _read_model(
         raise _explain(error, source, config) from error
     wrong = sorted(report["mismatched_keys"])
     if wrong:
-        key, held, wanted = wrong[0]
+        key, found, wanted = wrong[0]
         raise AttnscopeError(
-            f"{source.name} holds {key} of shape {tuple(held)}, and config.json asks for {tuple(wanted)}"
+            f"{source.name} holds {key} of shape {tuple(found)}, and config.json asks for {tuple(wanted)}"
             + (f"; {len(wrong) - 1} more do not fit" * (len(wrong) > 1)),
             "config.json and the weights belong to different models",
         )
-    missing = sorted(report["missing_keys"])
-    parts = {key: _head_of(key, model) for key in missing}
+    parts = {key: head_of(key, model) for key in sorted(report["missing_keys"])}
     needed = [key for key, head in parts.items() if not head]
     if needed:
         raise AttnscopeError(
@@ -153,28 +152,20 @@ def _read_model(
     quantised = _quantised(config)
     notes = [f"By config.json its weights are {quantised}: the maps are those of what was loaded."] if quantised else []
     notes += [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
+    if not quantised:
+        held = {} if "gguf_file" in options or pickled else shapes_of(weight_files(folder))
+        notes += notes_on_extras(model, report["unexpected_keys"], held, source.name)
+        notes += notes_on_unsaved(model, held)
     if any(head != "pooler" for head in heads):
         # It would write noise.
+        if model.base_model is model:
+            model = _read_model(source, folder, options, pickled=pickled, dtype=dtype, auto=transformers.AutoModel)[0]
         model = model.base_model
     return model, notes
 
 
-def _head_of(key: str, model: PreTrainedModel) -> str:
-    """The part on top of the base model that a weight belongs to; "" for one of the base model's own."""
-    found = _HEAD.search(key)
-    if found:
-        return found[0].strip(".")
-    prefix = model.base_model_prefix
-    return key.partition(".")[0] if model.base_model is not model and not key.startswith(f"{prefix}.") else ""
-
-
-_HEAD = re.compile(
-    r"(^|\.)(pooler|lm_head|cls|classifier|score|qa_outputs|vocab_projector|embed_out|output_projection)\."
-)
-
-
 def _auto_class(config: Any, *, is_gguf: bool) -> Any:
-    """With its head where it can write or fill in masked tokens, else the base model."""
+    """With its head where it can write or fill in masked tokens, else the base model, else as config.json names it."""
     names = set(config.architectures or ())
     for mapping, auto in (
         (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
@@ -185,6 +176,11 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
         # GGUF files name no class; they hold language models.
         if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
             return auto
+    for one in (getattr(transformers, name, None) for name in config.architectures or ()):
+        # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
+        known = isinstance(one, type) and issubclass(one, PreTrainedModel)
+        if one and known and (one.__name__.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING):
+            return one
     return transformers.AutoModel
 
 
@@ -219,8 +215,6 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
             f"{source.name} brings its own Python code, which could do anything",
             "--trust-remote-code if you have read it and trust it",
         )
-    if "gguf" in str(error).lower() and isinstance(error, ImportError):
-        return AttnscopeError("GGUF files need the packages gguf and accelerate", "pip install gguf accelerate")
     quantised = _quantised(config)
     if quantised:
         return AttnscopeError(
@@ -241,19 +235,22 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
     )
 
 
-def _gguf_file(folder: Path) -> str | None:
-    """The GGUF file of a folder that holds no other weights.
+def _gguf_file(source: Source, folder: Path) -> str | None:
+    """The GGUF file that is meant: the one that was named, or that of a folder that holds no other weights.
 
     Raises:
         AttnscopeError: There are several, or the packages that read them are missing.
     """
-    if not holds_gguf(folder):
+    if not source.file and not holds_gguf(folder):
         return None
-    files = sorted(path.name for path in folder.glob("*.gguf"))
+    files = [source.file] if source.file else sorted(path.name for path in folder.glob("*.gguf"))
     if len(files) > 1:
-        raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", "leave one in the folder")
-    if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
-        raise AttnscopeError(f"{files[0]} needs the packages gguf and accelerate", "pip install gguf accelerate")
+        hint = f"name one of them: {folder / files[0]}"
+        raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", hint)
+    missing = [package for package in ("gguf", "accelerate") if not importlib.util.find_spec(package)]
+    if missing:
+        told = f"the package {missing[0]}" if len(missing) == 1 else "the packages gguf and accelerate"
+        raise AttnscopeError(f"{files[0]} needs {told}", f"pip install {' '.join(missing)}")
     return files[0]
 
 

@@ -21,7 +21,12 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
         return model
     # DINOv3's layers have the name that a base model has elsewhere: they do not take what the model does.
     is_part = accepts(model, model.main_input_name) and not accepts(inner, inner.main_input_name)
-    return model if is_part else inner
+    shown = model if is_part else inner
+    if shown.config.is_encoder_decoder and reads_text(shown) and not accepts(shown, "decoder_input_ids"):
+        # UMT5EncoderModel keeps the configuration of the whole; its encoder has one of its own.
+        encoder = getattr(shown, "encoder", None)
+        return encoder if isinstance(encoder, PreTrainedModel) else shown
+    return shown
 
 
 def reads_text(base: PreTrainedModel) -> bool:
