@@ -51,6 +51,7 @@ def ablate(
     seed: Annotated[int, typer.Option(help="Of masked tokens, random orders and directions.")] = 0,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
     formats: options.RecordFormats = None,
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -80,7 +81,7 @@ def ablate(
         kind=kind, loss=loss, masked=masked_from(masked), target=target, seed=seed,
     )  # fmt: skip
     order = AblateOrder(TextsWanted(text, tuple(file or ()), split, field), wanted, out, formats)
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     with options.progress(quiet) as report:
         found, paths = study(model, order, loading, report)
     options.say(found.run.get("notes", ()), quiet)

@@ -48,6 +48,7 @@ def batch(
     executor: options.Executor = "local",
     ray_address: options.RayAddress = None,
     force: Annotated[bool, typer.Option("--force", help="Draw again what is done already.")] = False,
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -76,7 +77,7 @@ def batch(
         options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick),
         named_formats(formats, FILE_FORMATS), Style(scale, cmap),  # type: ignore[arg-type]  # Style refuses others
         query, words, hide_special, chat, generate, workers, threads, force,
-        LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map),
+        LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter),
         executor, ray_address,  # type: ignore[arg-type]  # Workers refuse others
     )  # fmt: skip
     texts = TextsWanted(None, tuple(files), split, field).corpus()

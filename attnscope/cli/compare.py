@@ -47,6 +47,7 @@ def compare(
             "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
         ),
     ] = None,
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -78,7 +79,7 @@ def compare(
         other_text=other_text, other_model=other_model, query=query, measures=measures, hide_special=hide_special,
         heads_record=heads_record, out=out, formats=formats,
     )  # fmt: skip
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     with options.progress(quiet) as report:
         found, paths = study(model, order, loading, report)
     options.say(found.run.get("notes", ()), quiet)

@@ -59,6 +59,7 @@ def heads(
     workers: options.Workers = None,
     threads: options.Threads = None,
     ray_address: options.RayAddress = None,
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -87,7 +88,7 @@ def heads(
     from attnscope.studies.inputs import LoadOptions, TextsWanted
     from attnscope.studies.workers import workers_from
 
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     if image:
         options.refuse_beside(
             "--image", TEXT=text, file=file, split=split != "line", field=field != "text", probe=probe,

@@ -73,6 +73,7 @@ def heatmap(
         ),
     ] = None,
     cmap: options.Cmap = "Blues",
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -125,7 +126,7 @@ def heatmap(
         pooled=pooled,
         pool=pool,
     )
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     record: Heatmap | PooledHeatmap
     if image is not None:
         options.refuse_beside("--image", TEXT=text, file=file, pair=pair, target=target, generate=generate, chat=chat)

@@ -33,6 +33,7 @@ def models(json: options.Json = False) -> None:
 
 def info(
     model: Annotated[str, typer.Argument(help="A known name, a folder, or a Hub id.")] = "minilm",
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     allow_pickle: options.AllowPickle = False,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -41,7 +42,9 @@ def info(
     """Say what a model is: layers, heads, engine, limit, tokenizer, parameters."""
     from attnscope.models import describe
 
-    about, tokenizer = describe(model, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    about, tokenizer = describe(
+        model, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, adapter=adapter
+    )
     described = about.as_json() | {"tokenizer": tokenizer.name}
     if json:
         from json import dumps

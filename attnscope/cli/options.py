@@ -302,6 +302,13 @@ Threads = Annotated[
     int | None,
     typer.Option(help="Threads that each worker computes with; more than 1 for large models.  [default: 1]"),
 ]
+Adapter = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft).",
+        show_default=False,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]

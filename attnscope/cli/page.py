@@ -44,6 +44,7 @@ def page(
             "-o", "--out", help="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]"
         ),
     ] = None,
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -75,7 +76,9 @@ def page(
         words=words, hide_special=hide_special, scale=scale,
     )  # fmt: skip
     written = write_page(
-        model, wanted, LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+        model,
+        wanted,
+        LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter),
     )
     options.say(written.notes, quiet)
     if json:

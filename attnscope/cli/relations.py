@@ -37,6 +37,7 @@ def relations(
     workers: options.Workers = None,
     threads: options.Threads = None,
     ray_address: options.RayAddress = None,
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -60,7 +61,7 @@ def relations(
     from attnscope.studies.workers import workers_from
 
     order = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples, out, formats)
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     shared = workers_from(model, loading, executor=executor, n=workers, threads=threads, address=ray_address)
     with options.progress(quiet) as report:
         found, paths = study(model, order, loading, report, shared)

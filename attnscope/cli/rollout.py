@@ -37,6 +37,7 @@ def rollout(
         ),
     ] = None,
     cmap: options.Cmap = "Blues",
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -68,7 +69,7 @@ def rollout(
     usual = "figure" if image is None else "head"
     style = Style(scale or usual, cmap)  # type: ignore[arg-type]  # as in heatmap
     files = RolloutFiles(out, formats_from(formats), style, query)
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     if image is not None:
         options.refuse_beside("--image", TEXT=text, file=file, flow=flow)
         found, paths = write_picture_rollout(model, image, files, loading, residual=residual)

@@ -38,6 +38,7 @@ def split(
     formats: Annotated[
         str | None, typer.Option("-f", "--format", help="Files: several of json, png, svg, pdf.  [default: json,png]")
     ] = None,
+    adapter: options.Adapter = None,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
@@ -63,7 +64,7 @@ def split(
     how = SplitOptions(
         options.numbers_from(counts) or (), same_columns, project, seed, options.numbers_from(drop) or ()
     )  # fmt: skip
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     record, paths = split_and_written(model, SplitOrder(text, file, layer, how, out, formats), loading)
     options.say(record.run["notes"], quiet)
     print_split(record, paths, json)

@@ -30,6 +30,7 @@ def trace(
     kind: Annotated[
         str | None, typer.Option(help="Of an encoder-decoder: encoder, decoder or cross.  [default: the first]")
     ] = None,
+    adapter: options.Adapter = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -62,7 +63,7 @@ def trace(
 
     order = TraceOrder(text, file, target, layer, options.numbers_from(heads), token, kind, engine == "reference", out)
     engine = "auto" if engine == "reference" else engine
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map)
+    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
     record, paths = traced(model, order, loading)
     options.say(record.run["notes"], quiet)
     print_trace(record, paths, json)

@@ -6,10 +6,20 @@ Loads no torch and no engine before a model is loaded.
 import os
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.catalog import BUILT_IN, Source, holds_gguf, read_config, resolve, verify, weight_files
+from attnscope.models.catalog import (
+    BUILT_IN,
+    Source,
+    holds_gguf,
+    read_config,
+    resolve,
+    verify,
+    weight_files,
+    with_adapter,
+)
 from attnscope.models.layouts import native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 
@@ -35,11 +45,13 @@ def load(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     device_map: "DeviceMap | None" = None,
+    adapter: "str | os.PathLike[str] | None" = None,
 ) -> Model:
     """Loads a model, or takes one of transformers that is in memory already.
 
     Args:
-        spec: A catalogue name, a folder, a Hub id, what `resolve` made of one, or a transformers model.
+        spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, what
+            `resolve` made of one, or a transformers model, also one that peft has wrapped.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), or "auto": native
             where it computes the model as it truly is.
@@ -50,6 +62,7 @@ def load(
         trust_remote_code: Whether Python code that comes with the model may run.
         device_map: "auto" to spread a model over all devices, and over memory and disk where it does not fit, by
             accelerate (extra `[accelerate]`); or the device of each module. With transformers' engine alone.
+        adapter: The folder of an adapter of peft (extra `[peft]`), such as LoRA, that is merged into the weights.
 
     Raises:
         AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
@@ -62,6 +75,8 @@ def load(
 
         if (engine, device, dtype) not in (("auto", "cpu", "float32"), ("hf", "cpu", "float32")):
             raise UsageError("a model in memory stays as it is", "move or cast it yourself, and leave out the options")
+        if adapter is not None:
+            raise UsageError("a model in memory stays as it is", "give peft's PeftModel with the adapter")
         return wrap(spec, tokenizer, check=check)
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
@@ -73,7 +88,9 @@ def load(
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device-map")
         engine = "hf"
-    source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
+    source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
+    if source.adapter is not None and device_map is not None:
+        raise UsageError("an adapter is merged on one device", "leave out --device-map")
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
     if native and source.folder is None:
@@ -123,12 +140,13 @@ def describe(
     engine: str = "auto",
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    adapter: "str | os.PathLike[str] | None" = None,
 ) -> tuple[ModelInfo, Tokenizer]:
     """What is known of a model, and its tokenizer.
 
     A model for the native engine is hashed but not loaded; any other is loaded and compared with eager attention.
     """
-    source, native = _choose(spec, engine, allow_pickle, trust_remote_code)
+    source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if native and source.folder is None:
         from attnscope.models.own import OwnTokenizer, own_info
 
@@ -140,13 +158,23 @@ def describe(
     return model.info, model.tokenizer
 
 
-def _choose(spec: str | Source, engine: str, allow_pickle: bool, trust_remote_code: bool) -> tuple[Source, bool]:
+def _choose(
+    spec: str | Source,
+    engine: str,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+    adapter: "str | os.PathLike[str] | None" = None,
+) -> tuple[Source, bool]:
     """The source, and whether the native engine runs it."""
     require_known(engine)
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if adapter is not None:
+        source = with_adapter(source, Path(adapter))
     if source.spec in BUILT_IN and source.folder is None:
+        if source.adapter is not None:
+            raise AttnscopeError(f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter")
         if engine == "hf":
             raise AttnscopeError(f"transformers has no model {source.name}: attnscope makes it", "use --engine auto")
         return source, True
@@ -163,6 +191,8 @@ def _why_not_native(source: Source) -> str | None:
         return "it has no files"
     if source.file or holds_gguf(source.folder):
         return "it is a GGUF file"
+    if source.adapter is not None:
+        return "it has an adapter"
     reason = supports(read_config(source))
     if reason:
         return reason

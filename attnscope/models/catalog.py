@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ class Source:
         pinned_sha256: What the weights must hash to, "" = whatever they are.
         origin: For people: where the files came from.
         file: The one file of the folder that is meant, of GGUF; "" = those of the usual names.
+        adapter: The folder of an adapter that belongs to it; None = there is none.
     """
 
     spec: str
@@ -47,6 +48,7 @@ class Source:
     pinned_sha256: str = ""
     origin: str = ""
     file: str = ""
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,15 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
 
     try:
         path = Path(spec).expanduser()
+        if path.is_dir() and (path / ADAPTER).is_file() and not (path / "config.json").is_file():
+            return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
         if path.is_dir():
             _require_model(path, allow_pickle)
             path = path.resolve()
-            return Source(spec, path.name or str(path), path, origin=f"folder {path}")
+            beside = path if (path / ADAPTER).is_file() else None
+            alone = [one.name for one in path.glob("*.gguf")] if holds_gguf(path) else []
+            file = alone[0] if len(alone) == 1 else ""
+            return Source(spec, path.name or str(path), path, origin=f"folder {path}", file=file, adapter=beside)
         is_file = path.exists()
     except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
         raise AttnscopeError(f"cannot look into {spec[:80]}: {_one_line(error)[:80]}", "give another folder") from error
@@ -166,6 +173,40 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
         cached = _download(spec, allow_pickle, trust_remote_code)
     return Source(spec, spec, cached, repo_id=spec, origin=f"Hugging Face Hub, {spec}@{cached.name[:12]}")
+
+
+ADAPTER = "adapter_config.json"
+"""What a folder that holds an adapter of peft holds."""
+
+
+def with_adapter(source: Source, folder: Path) -> Source:
+    """The same model with an adapter.
+
+    Raises:
+        AttnscopeError: The folder holds none, or the model has one already.
+    """
+    if not (folder / ADAPTER).is_file():
+        raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
+    folder = folder.resolve()
+    if source.adapter not in (None, folder):
+        raise AttnscopeError(f"{source.spec} comes with an adapter of its own, {source.adapter}", "leave out --adapter")
+    return source if source.adapter == folder else replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
+
+
+def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
+    """The model that an adapter names as its base, with the adapter."""
+    try:
+        base = json.loads((folder / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise AttnscopeError(f"cannot read {folder / ADAPTER}: {_one_line(error)}", "get the file again") from error
+    hint = f"name its model: -m MODEL --adapter {spec}"
+    if not isinstance(base, str) or not base:
+        raise AttnscopeError(f"{spec} is an adapter, and does not name the model that it belongs to", hint)
+    try:
+        source = resolve(base, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    except AttnscopeError as error:
+        raise AttnscopeError(f"{spec} is an adapter of {base}: {error.message}", hint) from error
+    return replace(with_adapter(source, folder), spec=spec)
 
 
 def find_config(spec: str) -> Source:
@@ -244,7 +285,7 @@ def weights_sha256(folder: Path, *, allow_pickle: bool = True) -> str:
     thread can hash while torch loads. Hashing frees the interpreter lock.
     """
     files = weight_files(folder, allow_pickle=allow_pickle)
-    hashes = {path.name: _file_sha256(path) for path in files}
+    hashes = {path.name: file_sha256(path) for path in files}
     if len(hashes) == 1:
         return next(iter(hashes.values()))
     lines = "".join(f"{name}:{value}\n" for name, value in sorted(hashes.items()))
@@ -262,7 +303,7 @@ def verify(source: Source) -> str:
     """
     if source.folder is None:
         return ""
-    found = weights_sha256(source.folder)
+    found = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
     if source.pinned_sha256 and found != source.pinned_sha256:
         package = KNOWN[source.spec].package if source.spec in KNOWN else ""
         raise AttnscopeError(
@@ -291,7 +332,12 @@ def know(found: dict[tuple[Path, int, int], str]) -> None:
         _hashed.update(found)
 
 
-def _file_sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex; remembered until it changes.
+
+    Raises:
+        AttnscopeError: It cannot be read.
+    """
     try:
         with _hash_lock, path.open("rb") as file:
             state = path.stat()

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
+from attnscope.models.catalog import Source, file_sha256, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
 from attnscope.models.dispatch import DeviceMap, loading_options, where_it_lies
+from attnscope.models.hf_adapters import NONE, merge, require_peft
 from attnscope.models.hf_examples import accepts
 from attnscope.models.hf_files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
 from attnscope.models.hf_hearing import hears, listens, open_feature_extractor
@@ -59,6 +60,8 @@ def load_huggingface(
     where, precision = place(device, dtype)
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
+    if source.adapter is not None:
+        require_peft(source.adapter)
     gguf = _gguf_file(source, source.folder)
     if gguf is None:
         pickled = not any(
@@ -66,7 +69,7 @@ def load_huggingface(
         )
         sha256 = verify(source)
     else:
-        pickled, sha256 = False, _sha256(source.folder / gguf)
+        pickled, sha256 = False, file_sha256(source.folder / gguf)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     if gguf is not None:
         options["gguf_file"] = gguf
@@ -74,6 +77,11 @@ def load_huggingface(
         opened = _open_tokenizer(source.folder, options)
         spreading = {} if device_map is None else loading_options(device_map)
         model, notes = _read_model(source, source.folder, options | spreading, pickled=pickled, dtype=precision)
+        adapter = NONE
+        if source.adapter is not None:
+            adapter = merge(model, source.adapter, allow_pickle=allow_pickle)
+            # By its hash a model is known again, everywhere: with an adapter it is another one.
+            sha256 = hashlib.sha256(f"{sha256}\n{adapter.sha256}\n".encode()).hexdigest()
         tokenizer, processor = _readers(source, source.folder, base_of(model), opened, options)
         notes += show_all_patches(base_of(model))
         if device_map is None:
@@ -89,7 +97,15 @@ def load_huggingface(
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
         return assemble(
-            model, tokenizer, source.name, source.origin, sha256, check=check, notes=notes, processor=processor
+            model,
+            tokenizer,
+            source.name,
+            source.origin,
+            sha256,
+            check=check,
+            notes=notes,
+            processor=processor,
+            adapter=adapter,
         )
 
 
@@ -115,16 +131,21 @@ def _readers(
     return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
 
 
+_OF_THE_WEIGHTS = ("device_map", "offload_folder", "adapter_kwargs", "use_safetensors")
+
+
 def _read_model(
     source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype, auto: Any = None
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model as its files hold it, and what is worth a note."""
     config: Any = None
     try:
-        about = {k: v for k, v in options.items() if k not in ("device_map", "offload_folder")}
+        about = {k: v for k, v in options.items() if k not in _OF_THE_WEIGHTS}
         config = transformers.AutoConfig.from_pretrained(folder, **about)
         _forget_kernels(config)
         auto = auto or _auto_class(config, is_gguf="gguf_file" in options)
+        # peft would else put an adapter that lies beside the model into it, and report on that alone.
+        options = {**options, "adapter_kwargs": {"subfolder": "none"}}
         if "gguf_file" not in options:
             options = {**options, "use_safetensors": not pickled}
         with _no_stderr() if "gguf_file" in options else contextlib.nullcontext():
@@ -252,11 +273,6 @@ def _gguf_file(source: Source, folder: Path) -> str | None:
         told = f"the package {missing[0]}" if len(missing) == 1 else "the packages gguf and accelerate"
         raise AttnscopeError(f"{files[0]} needs {told}", f"pip install {' '.join(missing)}")
     return files[0]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 _TOKENIZER_FILES = (

@@ -22,6 +22,7 @@ from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Place, Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.dispatch import input_device, is_dispatched
+from attnscope.models.hf_adapters import NONE, Adapter, unwrap
 from attnscope.models.hf_check import check_rows, hidden_states, run_eager, takes_light_masks, tolerance
 from attnscope.models.hf_examples import (
     accepts,
@@ -509,7 +510,7 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     """Makes a Model of a transformers model that is in memory already. It is left as it is.
 
     Args:
-        hf_model: Any PreTrainedModel, with or without a head.
+        hf_model: Any PreTrainedModel, with or without a head; a PeftModel is taken with what is active in it.
         tokenizer: Its tokenizer; None = texts are given as token numbers. Of a vision model: its image processor.
         name: What to call it; empty = as it calls itself.
         check: Whether to compare what is seen with the model's own eager attention.
@@ -517,6 +518,7 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     Raises:
         AttnscopeError: It has no attention, or cannot be shown truly.
     """
+    hf_model, adapter = unwrap(hf_model)
     if not isinstance(hf_model, PreTrainedModel):
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", "give a PreTrainedModel")
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
@@ -533,7 +535,7 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     reader: _Tokenizer = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):
         reader = wordless(name, base)
-    return assemble(hf_model, reader, name, "memory", "", check=check, notes=[], processor=senses)
+    return assemble(hf_model, reader, name, "memory", "", check=check, notes=[], processor=senses, adapter=adapter)
 
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
@@ -555,6 +557,7 @@ def assemble(
     check: bool,
     notes: list[str],
     processor: Any = None,
+    adapter: Adapter = NONE,
 ) -> HuggingFaceModel:
     """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text."""
     base = base_of(model)
@@ -563,8 +566,9 @@ def assemble(
     def of(part: PreTrainedModel, reader: _Tokenizer, *said: str) -> HuggingFaceModel:
         with quiet(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
             return _assembled(
-                part, reader, name, origin, sha256, check=check, notes=[*notes, *said], processor=processor
-            )
+                part, reader, name, origin, sha256, check=check, notes=[*notes, *said], processor=processor,
+                adapter=adapter,
+            )  # fmt: skip
 
     if words is not None and eyes is not None:
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
@@ -586,6 +590,7 @@ def _assembled(
     check: bool,
     notes: list[str],
     processor: Any,
+    adapter: Adapter,
 ) -> HuggingFaceModel:
     base = base_of(model)
     found = survey(base, check=check)
@@ -607,7 +612,9 @@ def _assembled(
         dtype=str(base.dtype).removeprefix("torch."),
         device=str(input_device(base)),
         checked=found.checked,
-        notes=tuple(note for note in (*notes, *found.notes, tokenizer.note) if note),
+        notes=tuple(note for note in (adapter.note, *notes, *found.notes, tokenizer.note) if note),
+        adapter=adapter.name,
+        adapter_sha256=adapter.sha256,
     )
     return HuggingFaceModel(model, base, tokenizer, info, found, processor)
 

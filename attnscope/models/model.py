@@ -29,7 +29,8 @@ class ModelInfo:
     Attributes:
         name: What the user called it: a catalogue name, a Hub id, a folder's name.
         source: Where the weights came from.
-        sha256: Hash of the weights, hex; of several files: of their names and hashes. Empty for models made in memory.
+        sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
+            Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
         engine: "native" or "hf".
         road: How the weights are read: "seam" (through the one function), or "eager" (the model's own
@@ -46,6 +47,8 @@ class ModelInfo:
         device: Where it runs, such as "cpu".
         checked: Whether the self-check against eager ran and held (True), was skipped (False), or is not needed (None).
         notes: What a user must know to read the pictures truly, one sentence each.
+        adapter: The adapter that is part of the weights, "" = none.
+        adapter_sha256: Hash of its weights.
     """
 
     name: str
@@ -65,6 +68,8 @@ class ModelInfo:
     device: str
     checked: bool | None = None
     notes: tuple[str, ...] = ()
+    adapter: str = ""
+    adapter_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""

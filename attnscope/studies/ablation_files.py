@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.errors import UsageError
-from attnscope.models import resolve
 from attnscope.models.catalog import read_config
 from attnscope.models.model import Model
 from attnscope.records.ablation import Ablation
@@ -54,7 +53,7 @@ def study(spec: str, order: AblateOrder, loading: LoadOptions, report: Report | 
 
 def with_head(spec: str, loading: LoadOptions, loss: str) -> Model:
     """Loads a model with its language-model head, which the native engine leaves out, unless no loss is wanted."""
-    source = resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+    source = loading.resolve(spec)
     if loading.engine == "auto" and loss != "none" and source.folder is not None:
         named = read_config(source).get("architectures") or ()
         if any(str(name).endswith("ForMaskedLM") for name in named):

@@ -125,7 +125,7 @@ def batch(
     unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
     require_writable(out)
     loading = options.loading
-    source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+    source = loading.resolve(spec)
     common = _common(source, options)
     # Ray's workers stand elsewhere.
     tasks = [_task(text, out.absolute(), common) for text in given]
@@ -225,8 +225,12 @@ def _model_files(source: models.Source) -> dict[str, str]:
     if source.folder is None:
         return {}
     found = {"weights": verify(source)}
-    for path in sorted(source.folder.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja", ".py", ".gguf", ".tiktoken"):
+    endings = (".json", ".txt", ".model", ".jinja", ".py", ".gguf", ".tiktoken")
+    paths = [path for path in sorted(source.folder.iterdir()) if path.suffix in endings]
+    if source.adapter is not None:
+        paths += sorted(source.adapter.glob("adapter_*"))
+    for path in paths:
+        if path.is_file():
             with path.open("rb") as file:
                 found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnscope.errors import UsageError
@@ -147,6 +147,8 @@ def _comparison(order: CompareOrder, report: Report | None) -> Callable[[Model, 
     options = CompareOptions(measures, order.hide_special, order.choice)
     if order.other_model is not None:
         second = order.other_model
-        return lambda model, loading: compare_models(model, loading.load(second), corpus, options, report=report)
+        return lambda model, loading: compare_models(
+            model, replace(loading, adapter=None).load(second), corpus, options, report=report
+        )
     roles = None if order.heads_record is None else findings.load(order.heads_record)
     return lambda model, _: compare(model, corpus, options, roles=roles, report=report)

@@ -456,6 +456,7 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         "seed": None,
         "versions": dict(versions()),
         "notes": [*info.notes, *notes],
+        **({"adapter": info.adapter, "adapter_sha256": info.adapter_sha256} if info.adapter else {}),
     }
 
 

@@ -100,7 +100,7 @@ def write_heatmap(
     Raises:
         AttnscopeError: Anything that the user can mend; no file is half-written then.
     """
-    source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+    source = loading.resolve(spec)
     with contextlib.ExitStack() as stack:
         drawing: DrawingProcess | None = None
         if wanted.formats:

@@ -12,6 +12,7 @@ from typing import get_args
 from attnscope import models
 from attnscope.corpus import Corpus, Split
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.catalog import with_adapter
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,15 @@ class LoadOptions:
     allow_pickle: bool = False
     trust_remote_code: bool = False
     device_map: str | None = None
+    adapter: Path | None = None
 
     def __post_init__(self) -> None:
         models.require_known(self.engine, self.dtype)
+
+    def resolve(self, spec: str) -> models.Source:
+        """Finds the model that a name means, with the adapter that is asked for."""
+        source = models.resolve(spec, allow_pickle=self.allow_pickle, trust_remote_code=self.trust_remote_code)
+        return source if self.adapter is None else with_adapter(source, self.adapter)
 
     def load(self, spec: str | models.Source) -> models.Model:
         """Loads a model with these options."""

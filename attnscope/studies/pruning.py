@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope import models
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import weight_files
 from attnscope.models.model import Batch, Model, Sliced
@@ -121,9 +120,11 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> P
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
     _require_free(order.out)
     loading = replace(loading, engine="hf")
-    source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+    source = loading.resolve(spec)
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
+    if source.adapter is not None:
+        raise AttnscopeError(f"{source.name} has an adapter, which lies beside its weights", "merge it, with peft")
     files = weight_files(source.folder)
     model = loading.load(source)
     options = AblateOptions(modes=("zero",), choice=Choice(pick=order.pick), kind=order.kind, target=order.target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnscope import models
 from attnscope.errors import UsageError
 from attnscope.records.split import Split
 from attnscope.studies.heatmap import Prompt
@@ -61,7 +60,7 @@ def split_and_written(spec: str, order: SplitOrder, loading: LoadOptions) -> tup
         record = split_example(order.options)
     else:
         prompt = Prompt(read_text(order.text, order.file))
-        source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+        source = loading.resolve(spec)
         assert order.layer is not None
         record = split(loading.load(source), prompt, order.layer, order.options)
     return record, [] if order.out is None else drawn(record, order.out, formats)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnscope import models
 from attnscope.errors import UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import supports
@@ -68,7 +67,7 @@ def traced(spec: str, order: TraceOrder, loading: LoadOptions) -> tuple[Trace, l
         record = trace_example(order.token, order.heads, engine=engine)
     else:
         prompt = Prompt(read_text(order.text, order.file), target=order.target)
-        source = models.resolve(spec, allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code)
+        source = loading.resolve(spec)
         assert order.layer is not None
         if order.loops and source.folder is not None and supports(read_config(source)) is None:
             from attnscope.models.plain import load_plain

@@ -1,0 +1,160 @@
+"""Models with adapters of peft: merged in from files, taken as they are in memory, or refused; never left out."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+import attnscope
+from attnscope.cli import app
+from attnscope.core.probes import Weights
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models import hf_adapters, load, resolve
+from attnscope.models.model import Batch
+from tests.test_hf_files import SIZES, llama, saved
+
+peft = pytest.importorskip("peft", reason="the extra [peft] is not installed")
+
+# peft itself asks transformers for what is to be renamed; users are not told, in the tests warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+
+def bert_classifier() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_hidden_layers=2))
+
+
+def adapted(base: Path, folder: Path, cls: Any, targets: list[str], **more: Any) -> Any:
+    """A LoRA of a model in a folder, with weights large enough to matter, saved into another folder."""
+    model = cls.from_pretrained(base, attn_implementation="eager")
+    torch.manual_seed(1)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, **more))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.2)
+    wrapped.save_pretrained(folder)
+    return wrapped.eval()
+
+
+def maps(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    probe = Weights()
+    model.run(Batch(ids), probe)
+    (found,) = probe.maps.values()
+    return torch.stack(list(found.values()))
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> tuple[Path, Path, Any]:
+    """A Llama's folder, that of its LoRA, and peft's own model with eager attention."""
+    base = saved(llama(), tmp_path / "base")
+    return (
+        base,
+        tmp_path / "lora",
+        adapted(base, tmp_path / "lora", transformers.LlamaForCausalLM, ["q_proj", "v_proj"]),
+    )
+
+
+IDS = torch.randint(5, 55, (1, 13), generator=torch.Generator().manual_seed(0))
+
+
+def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned: Any) -> None:
+    base, lora, wrapped = tuned
+    with torch.no_grad():
+        expected = torch.stack(wrapped(IDS, output_attentions=True).attentions)
+    plain = maps(load(str(base)), IDS)
+    assert float((plain - expected).abs().max()) > 0.05
+    for shown in (load(str(lora)), load(str(base), adapter=lora), load(resolve(str(base)), adapter=str(lora))):
+        torch.testing.assert_close(maps(shown, IDS), expected, rtol=0, atol=2e-5)
+        assert (shown.info.name, shown.info.adapter) == ("base+lora", "lora")
+        assert shown.info.adapter_sha256 == attnscope.models.catalog.file_sha256(lora / "adapter_model.safetensors")
+        assert shown.info.notes[0].startswith("Adapter lora (LORA, sha256 ")
+        assert "adapter_sha256" in shown.info.as_json()
+    held = attnscope.load(wrapped)
+    torch.testing.assert_close(maps(held, IDS), expected, rtol=0, atol=2e-5)
+    assert held.info.adapter == "default"
+    assert len(held.info.adapter_sha256) == 64
+    with wrapped.disable_adapter():
+        off = attnscope.load(wrapped)
+        torch.testing.assert_close(maps(off, IDS), plain, rtol=0, atol=2e-5)
+    assert (off.info.adapter, off.info.notes[0]) == ("", "The model's adapters are switched off: this is the base.")
+
+
+def test_an_adapter_beside_its_base_is_applied_or_refused_never_left_out(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, lora, wrapped = tuned
+    with torch.no_grad():
+        expected = torch.stack(wrapped(IDS, output_attentions=True).attentions)
+    beside = shutil.copytree(base, tmp_path / "beside")
+    for path in lora.glob("adapter_*"):
+        shutil.copy(path, beside)
+    torch.testing.assert_close(maps(load(str(beside)), IDS), expected, rtol=0, atol=2e-5)
+    monkeypatch.setattr(hf_adapters.importlib.util, "find_spec", lambda name: None)
+    for spec in (beside, lora):
+        with pytest.raises(AttnscopeError, match="needs the package peft") as caught:
+            load(str(spec))
+        assert "attnscope[peft]" in caught.value.hint
+
+
+def test_the_adapter_of_a_model_with_a_head_is_fitted_to_its_base(tmp_path: Path) -> None:
+    base = saved(bert_classifier(), tmp_path / "base")
+    cls = transformers.BertForSequenceClassification
+    wrapped = adapted(base, tmp_path / "lora", cls, ["query", "key"], task_type="SEQ_CLS")
+    shown = load(str(tmp_path / "lora"))
+    with torch.no_grad():
+        expected = torch.stack(wrapped(IDS, output_attentions=True).attentions)
+    torch.testing.assert_close(maps(shown, IDS), expected, rtol=0, atol=2e-5)
+    assert "its classifier is left out" in shown.info.notes[0]
+    assert shown.info.engine == "hf"
+
+
+def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned: Any, tmp_path: Path) -> None:
+    base, lora, _ = tuned
+    other = saved(bert_classifier(), tmp_path / "other")
+    with pytest.raises(AttnscopeError, match="does not fit the model"):
+        load(str(other), adapter=lora)
+    with pytest.raises(AttnscopeError, match=r"holds no adapter_config\.json"):
+        load(str(base), adapter=other)
+    with pytest.raises(UsageError, match="on one device"):
+        load(str(lora), device_map="auto")
+    with pytest.raises(AttnscopeError, match="the native engine does not run .*: it has an adapter"):
+        load(str(lora), engine="native")
+    config = json.loads((lora / "adapter_config.json").read_text())
+    (lora / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    with pytest.raises(AttnscopeError, match="is an adapter of .*gone") as caught:
+        load(str(lora))
+    assert "--adapter" in caught.value.hint
+    (lora / "adapter_model.safetensors").rename(lora / "adapter_model.bin")
+    with pytest.raises(AttnscopeError, match="only as a pickle") as caught:
+        load(str(base), adapter=lora)
+    assert "--allow-pickle" in caught.value.hint
+
+
+def test_prefixes_are_refused_since_they_are_no_text(tuned: Any, tmp_path: Path) -> None:
+    base, _, _ = tuned
+    model = transformers.LlamaForCausalLM.from_pretrained(base)
+    settings = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    wrapped = peft.get_peft_model(model, settings)
+    wrapped.save_pretrained(tmp_path / "prefix")
+    for given in (lambda: attnscope.load(wrapped), lambda: load(str(base), adapter=tmp_path / "prefix")):
+        with pytest.raises(AttnscopeError, match="tokens that are no text"):
+            given()
+
+
+def test_the_command_line_takes_an_adapter_and_the_record_names_it(tuned: Any, tmp_path: Path) -> None:
+    base, lora, _ = tuned
+    out = tmp_path / "out"
+    given = ["heatmap", "a b c", "-m", str(base), "--adapter", str(lora), "-f", "json", "-o", str(out)]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    (path,) = out.glob("*.json")
+    run = json.loads(path.read_text())["run"]
+    assert (run["model"], run["adapter"], len(run["adapter_sha256"])) == ("base+lora", "lora", 64)
+    assert run["sha256"] != load(str(base)).info.sha256
