@@ -164,7 +164,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any]) -> None:
     if problems:
         one, several = ("picture", "pictures") if pictures else ("part of the texts", "parts of the texts")
         what = f"{len(problems)} {one if len(problems) == 1 else several}"
-        lost = any("were not studied" in problem["reason"] for problem in problems)
+        lost = any("not studied" in problem["reason"] for problem in problems)
         raise AttnscopeError(
             f"{what} could not be read{' or studied' * lost}", "all the rest was studied, and is in the result"
         )

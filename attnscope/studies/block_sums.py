@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attnscope.core import apart
 from attnscope.corpus import Chunk
+from attnscope.studies.overflow import Place, broken_rows
 from attnscope.studies.tally import Tally
 
 if TYPE_CHECKING:
@@ -29,9 +30,11 @@ class BlockSums:
         n_texts: Texts that are whole in it.
         n_chunked: How many of them came in several chunks.
         n_tokens: Their tokens; one that two chunks share counts once.
+        broken: Texts that are left out, as the model computes NaN or infinity on them, and where.
     """
 
     def __init__(self) -> None:
+        self.broken: dict[int, Place] = {}
         self.n_texts = self.n_chunked = self.n_tokens = 0
         self._tallies: dict[str, Tally] = {}
         self._pairs: dict[str, list[Hits]] = {}
@@ -53,16 +56,22 @@ class BlockSums:
         for kind, by_layer in sums.items():
             if kind not in self._tallies:
                 self._tallies[kind] = _empty(kind, by_layer)
+        by_text = {kind: {at: of.sum.swapaxes(0, 1) for at, of in by_layer.items()} for kind, by_layer in sums.items()}
+        for row, place in broken_rows(by_text).items():
+            self.broken.setdefault(batch[row].text, place)
+            self._open.pop(batch[row].text, None)
         found = {
             kind: {part: _stacked(part, by_layer, self._tallies[kind]) for part in _SUMS}
             for kind, by_layer in sums.items()
         }
-        whole = [row for row, chunk in enumerate(batch) if chunk.n_chunks == 1]
+        well = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
+        whole = [row for row in well if batch[row].n_chunks == 1]
         if whole:
             self._add_texts({kind: {part: array[whole] for part, array in of.items()} for kind, of in found.items()})
             for row in whole:
                 self._close(len(batch[row]), hits[row])
-        for row, chunk in enumerate(batch):
+        for row in well:
+            chunk = batch[row]
             if chunk.n_chunks > 1:
                 mine = {kind: {part: array[row : row + 1] for part, array in of.items()} for kind, of in found.items()}
                 text = self._open.setdefault(chunk.text, _OpenText())

@@ -37,6 +37,7 @@ from attnscope.studies.block_sums import BlockSums, Hits, undisturbed
 from attnscope.studies.heatmap import run_of
 from attnscope.studies.memory import Room, give_memory_back, halves, halving_note, padded_size, sparing
 from attnscope.studies.merging import concluded, sums_of
+from attnscope.studies.overflow import LeftOut
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits
 from attnscope.studies.texts import (
@@ -139,7 +140,9 @@ def heads(
     if beside is not None and complete:
         complete = beside.run(texts, scaled(report, 1, 2), workers)
     done = study.done
-    missing = [*study.lost, *(beside.lost if beside else ())]
+    missing = [*study.missing, *(beside.missing if beside else ())]
+    if options.shard == (1, 1):
+        done.left_out.require_some_left(done.n_texts, model.info)
     if complete and not done.n_tokens and not missing and options.shard == (1, 1):
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
     described = {
@@ -235,6 +238,7 @@ class _Done:
     n_chunked: int = 0
     longest_of: int | None = None
     halved_to: int | None = None
+    left_out: LeftOut = LeftOut()
 
     def and_of(self, other: _Done) -> _Done:
         """What both have added up."""
@@ -246,11 +250,13 @@ class _Done:
             self.n_tokens + other.n_tokens,
             self.n_chunked + other.n_chunked,
             halved_to=min((n for n in (self.halved_to, other.halved_to) if n is not None), default=None),
+            left_out=self.left_out.and_of(other.left_out),
         )
 
 
-def _done_of(sums: BlockSums, room: Room) -> _Done:
-    return _Done(sums.finish(), sums.n_texts, sums.n_tokens, sums.n_chunked, halved_to=room.tokens)
+def _done_of(sums: BlockSums, block: Block, room: Room) -> _Done:
+    left_out = LeftOut.of(block.texts, sums.broken)
+    return _Done(sums.finish(), sums.n_texts, sums.n_tokens, sums.n_chunked, halved_to=room.tokens, left_out=left_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +275,7 @@ class _Work:
         if self.untrained:
             model = _untrained(model, self.options.seed)
         study = _Study(model, self.frequencies, self.options, self.special)
-        return lambda task: _done_of(study.sums_of(task[0]), study.room)
+        return lambda task: _done_of(study.sums_of(task[0]), task[0], study.room)
 
 
 class _Study:
@@ -362,11 +368,11 @@ class _Study:
         except KeyboardInterrupt:
             # After a first whole block only such count: the first texts of the corpus, and not the longest of some.
             if not self.done.n_texts and sums.n_texts:
-                self._take(sums)
-                if sums.n_texts < len(block.texts):
+                self._take(sums, block)
+                if sums.n_texts + len(sums.broken) < len(block.texts):
                     self.done = replace(self.done, longest_of=len(block.texts))
             raise
-        self._take(sums)
+        self._take(sums, block)
 
     def sums_of(self, block: Block) -> BlockSums:
         """The sums over a block."""
@@ -394,9 +400,14 @@ class _Study:
                 give_memory_back()
                 yield
 
-    def _take(self, sums: BlockSums) -> None:
+    def _take(self, sums: BlockSums, block: Block) -> None:
         """Adds a block, in one step: an interruption leaves either the old sums or the new ones."""
-        self.done = self.done.and_of(_done_of(sums, self.room))
+        self.done = self.done.and_of(_done_of(sums, block, self.room))
+
+    @property
+    def missing(self) -> list[dict[str, Any]]:
+        """Texts that are not in it: those that workers were lost over, and those on which the model overflows."""
+        return [*self.lost, *self.done.left_out.problems(self.model.info)]
 
     def _observed(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, SumsOf]]:
         """The measures of a batch: kind -> layer -> sums, in the order of the batch."""

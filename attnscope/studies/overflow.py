@@ -1,0 +1,135 @@
+"""Where a model computes NaN or infinity: such a text is left out, said so, and nothing else is lost for it.
+
+One place for every study. What is looked at is small, what a layer's attention was summed up to, and never a tile: a
+softmax over a score that is no number is no number in its whole row, so that every sum over the row shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from attnscope.corpus import Problem
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import ModelInfo
+
+MOST_NAMED = 10
+"""Texts that are left out and named; of more there is the number."""
+
+Place = tuple[str, int | None]
+"""Kind of attention and layer; no layer where no attention, but what comes after all of them is no number."""
+
+
+class _Text(Protocol):
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def line(self) -> int: ...
+
+
+def broken_rows(found: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
+    """Which rows of what was found hold a NaN or an infinity, and where a model computed the first one.
+
+    Args:
+        found: Kind -> layer -> numbers, (row, ...): arrays, or tensors on any device. Rows are texts, as a rule.
+
+    Returns:
+        Row -> kind and layer, the first that was computed, for the rows that are broken alone.
+    """
+    broken: dict[int, Place] = {}
+    kinds = list(found)
+    places = [(kind, layer) for kind in kinds for layer in found[kind]]
+    # A decoder's layers are between those across; an encoder's are before all of them.
+    for kind, layer in sorted(places, key=lambda place: (place[0] != "encoder", place[1], kinds.index(place[0]))):
+        numbers = found[kind][layer]
+        if np.isfinite(float(numbers.sum())):
+            continue
+        rows = ~np.isfinite(np.asarray(numbers.cpu() if hasattr(numbers, "cpu") else numbers))
+        for row in np.flatnonzero(rows.reshape(len(rows), -1).any(1)).tolist():
+            broken.setdefault(row, (kind, layer))
+    return broken
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Texts on which a model computes NaN or infinity.
+
+    Attributes:
+        n: How many.
+        first: The first MOST_NAMED of them, in the order of the corpus: index, source, line, place.
+    """
+
+    n: int = 0
+    first: tuple[tuple[int, str, int, Place], ...] = ()
+
+    @classmethod
+    def of(cls, texts: Iterable[_Text], broken: Mapping[int, Place]) -> LeftOut:
+        """Those of some texts.
+
+        Args:
+            texts: The texts.
+            broken: The place of each broken one, by its index in the corpus.
+        """
+        named = [(text.index, text.source, text.line, broken[text.index]) for text in texts if text.index in broken]
+        return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
+
+    def and_of(self, other: LeftOut) -> LeftOut:
+        """Those of both, which have no text in common; in any order the same."""
+        return LeftOut(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MOST_NAMED]))
+
+    def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
+        """As entries among the problems of a corpus."""
+        found = [
+            Problem(source, line, f"not studied: {where(info, place)}; {hint(info)}")
+            for _, source, line, place in self.first
+        ]
+        if self.n > len(found):
+            more = self.n - len(found)
+            told = f"{more:,} more {'text' if more == 1 else 'texts'} not studied: NaN or infinity in {info.dtype}"
+            found.append(Problem(found[-1].source, None, told))
+        return [asdict(problem) for problem in found]
+
+    def require_some_left(self, n_texts: int, info: ModelInfo) -> None:
+        """Raises an AttnscopeError where texts were left out and none is left."""
+        if self.n and not n_texts:
+            raise AttnscopeError(
+                f"no text is left: on {'the only one' if self.n == 1 else f'all {self.n:,}'}, "
+                f"{info.name}'s {where(info, self.first[0][3])}",
+                hint(info),
+            )
+
+
+def require_finite(found: Mapping[str, Mapping[int, Any]], info: ModelInfo, what: str = "this text") -> None:
+    """Raises an AttnscopeError where a model computes NaN or infinity on one text: no picture of that is true.
+
+    Args:
+        found: As of `broken_rows`.
+        info: Of the model.
+        what: What it was run on.
+    """
+    for place in broken_rows(found).values():
+        chosen = "" if not place[1] else f"; layers before {place[1]} can be shown (-L)"
+        raise AttnscopeError(f"{info.name}'s {where(info, place)} on {what}", hint(info) + chosen)
+
+
+def where(info: ModelInfo, place: Place) -> str:
+    """Such as `decoder layer 3 computes NaN or infinity in float16`."""
+    kind, layer = place
+    if layer is None:
+        return f"last hidden states are NaN or infinite in {info.dtype}"
+    return f"{kind + ' ' if len(info.kinds) > 1 else ''}layer {layer} computes NaN or infinity in {info.dtype}"
+
+
+def hint(info: ModelInfo) -> str:
+    """What may help."""
+    if info.dtype == "float16":
+        return "try --dtype float32 or bfloat16, in which larger numbers fit"
+    wider = "" if info.dtype == "float64" else ", or --dtype float64"
+    return f"its weights may be damaged: get the files again{wider}"

@@ -1,0 +1,128 @@
+"""Models that compute NaN or infinity: on one text that text is left out and said so; on all of them it is an error."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope import Workers, heads
+from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.overflow import MOST_NAMED, LeftOut, broken_rows
+from tests.conftest import VOCABULARY, Run, write_tiny
+
+TEXTS = ["the cat", "a cat, the cat", "the cat q the", "b c d. b c d.", "cat cat the"]
+"""Only the third one has the letter that overflows."""
+
+
+def write_overflowing(folder: Path) -> Path:
+    """A tiny Llama whose second layer has queries beyond float16 where the letter q is read, and nowhere else."""
+    from transformers import AutoModel
+
+    write_tiny(folder, "llama", num_key_value_heads=3, head_dim=6)
+    model = AutoModel.from_pretrained(folder)
+    letter = VOCABULARY.index("q")
+    with torch.no_grad():
+        # The first number of a hidden state is 0 but for that letter.
+        embeddings, first, second = model.embed_tokens.weight, *model.layers
+        embeddings[:, 0] = 0
+        embeddings[letter] = 0
+        embeddings[letter, 0] = 200
+        first.self_attn.o_proj.weight[0] = 0
+        first.mlp.down_proj.weight[0] = 0
+        second.input_layernorm.weight[:] = 1
+        second.self_attn.q_proj.weight[:, 0] = 3e4
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_overflowing(tmp_path_factory.mktemp("overflow") / "big")
+
+
+def write_texts(folder: Path, texts: list[str]) -> Path:
+    path = folder / "texts.txt"
+    path.write_text("\n".join(texts) + "\n", "utf-8")
+    return path
+
+
+def test_the_first_place_that_is_no_number_is_named() -> None:
+    well, ill = np.ones((3, 2, 5)), np.ones((3, 2, 5))
+    ill[1, 1, 3] = np.nan
+    ill[2, 0, 0] = np.inf
+    assert broken_rows({"encoder": {0: well, 1: well}}) == {}
+    found = broken_rows({"decoder": {0: well, 1: ill}, "cross": {0: torch.from_numpy(ill), 1: ill}})
+    assert found == {1: ("cross", 0), 2: ("cross", 0)}
+    assert broken_rows({"decoder": {0: ill}, "encoder": {5: ill}})[1] == ("encoder", 5)
+
+
+def test_sums_that_overflow_by_adding_finite_numbers_are_no_harm() -> None:
+    assert broken_rows({"encoder": {0: torch.full((2, 3), 6e4, dtype=torch.float16)}}) == {}
+
+
+def test_of_many_texts_the_first_are_named_and_all_are_counted() -> None:
+    parts = [LeftOut(1, ((i, "texts", i + 1, ("encoder", 0)),)) for i in range(MOST_NAMED + 7)]
+    whole = LeftOut()
+    for part in parts[::-1]:
+        whole = whole.and_of(part)
+    other = LeftOut()
+    for part in parts[::2] + parts[1::2]:
+        other = other.and_of(part)
+    assert whole == other
+    model = attnscope.load("own")
+    problems = whole.problems(model.info)
+    assert [one["line"] for one in problems[:-1]] == list(range(1, MOST_NAMED + 1))
+    assert problems[-1]["reason"].startswith("7 more texts")
+
+
+def test_heads_leave_out_the_text_that_overflows(overflowing: Path) -> None:
+    model = attnscope.load(str(overflowing), dtype="float16", check=False)
+    found = heads(model, TEXTS)
+    (problem,) = found.corpus["problems"]
+    assert (problem["source"], problem["line"]) == ("texts", 3)
+    assert "layer 1" in problem["reason"] and "float16" in problem["reason"] and "--dtype" in problem["reason"]
+    without = heads(model, [text for text in TEXTS if "q" not in text])
+    assert found.corpus["n_texts"] == 4
+    assert found.corpus["n_tokens"] == without.corpus["n_tokens"]
+    # Log frequencies are those of all texts, so that what they enter differs.
+    for mine, other in zip(found.heads, without.heads, strict=True):
+        for name in ("entropy_nats", "previous_token", "max_weight"):
+            assert mine.measures[name].value == pytest.approx(other.measures[name].value, rel=1e-3)
+    assert not heads(attnscope.load(str(overflowing), check=False), TEXTS).corpus["problems"]
+
+
+def test_a_text_in_chunks_is_left_out_as_a_whole(overflowing: Path) -> None:
+    model = attnscope.load(str(overflowing), dtype="float16", check=False)
+    for long in ("the cat the cat the cat q the cat", "q the cat the cat the cat", "the cat the cat the cat the q"):
+        found = heads(model, ["the cat, a b", long, "b c d"], attnscope.HeadsOptions(chunk=6))
+        assert found.corpus["n_texts"] == 2
+        assert [problem["line"] for problem in found.corpus["problems"]] == [2]
+
+
+def test_workers_leave_out_the_same_texts(overflowing: Path) -> None:
+    loading = LoadOptions(dtype="float16", check=False)
+    model = loading.load(str(overflowing))
+    shared = heads(model, TEXTS, workers=Workers(str(overflowing), 1, loading=loading))
+    assert shared.corpus["problems"] == heads(model, TEXTS).corpus["problems"] != []
+
+
+def test_the_command_line_says_what_was_left_out(overflowing: Path, run: Run, tmp_path: Path) -> None:
+    path = write_texts(tmp_path, TEXTS)
+    arguments = ("heads", "--file", path, "-m", overflowing, "--dtype", "float16", "--no-check")
+    status, out, err = run(*arguments, "--json", "-o", "out")
+    assert status == 1
+    assert json.loads(out)["corpus"]["n_texts"] == 4
+    assert (tmp_path / "out" / "heads.npz").exists()
+    assert "line 3: not studied: layer 1 computes NaN or infinity in float16; try --dtype float32 or bfloat16" in err
+    assert "internal error" not in err
+
+
+def test_no_text_that_is_left_is_an_error(overflowing: Path, run: Run, tmp_path: Path) -> None:
+    path = write_texts(tmp_path, ["the q", "q", "a q b"])
+    status, out, err = run("heads", "--file", path, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out")
+    assert (status, out) == (1, "")
+    assert err.startswith("error: no text is left: on all 3, big's layer 1 computes NaN or infinity in float16\n")
+    assert "hint: try --dtype float32 or bfloat16" in err
