@@ -16,7 +16,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.huggingface import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
-from attnscope.studies import ablation_sweep
+from attnscope.studies import ablation_reading, ablation_sweep
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.ablation_reading import Reader
 from attnscope.studies.heatmap import Choice
@@ -93,7 +93,6 @@ def test_neither_batches_nor_passes_nor_resuming_change_an_effect(
     gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attnscope.models.rerun import Rerun
-    from attnscope.studies import ablation_reading
 
     usual = ablate(gpt2, TEXTS)
     monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
@@ -335,12 +334,48 @@ def test_no_text(gpt2: HuggingFaceModel, tmp_path: Path) -> None:
         ablate(gpt2, Corpus(tmp_path / "empty.txt"))  # type: ignore[arg-type]
 
 
-def test_nan_is_refused_by_the_heads_name() -> None:
+def test_losses_by_place_are_their_definition(gpt2: HuggingFaceModel) -> None:
+    texts = [CorpusText(0, "t", 1, ids=(5, 6, 7, 5, 6, 7, 9)), CorpusText(1, "t", 2, ids=(8, 8, 3, 8, 4, 3))]
+    found = ablate(gpt2, texts, AblateOptions(modes=("zero",)))
+    repeated, second = [(3, 4, 5), (1, 3, 5)], [(4, 5, 6), (3, 4, 5)]
+    for head in (found.heads[1], found.heads[-1]):
+        place: Any = (head.kind, head.layer)
+        factors = torch.ones(3, dtype=torch.float64)
+        factors[head.head] = 0
+        gone: dict[str, list[float]] = {"first": [], "repeated": [], "first_half": [], "second_half": []}
+        for number, text in enumerate(texts):
+            _, whole = _by_hand(gpt2, text, attend)
+            _, logs = _by_hand(gpt2, text, Gate({place: factors}))
+            for t, right in enumerate(text.ids or ()):
+                if t:
+                    rise = float(whole[t - 1, right] - logs[t - 1, right])
+                    gone["repeated" if t in repeated[number] else "first"].append(rise)
+                    gone["second_half" if t in second[number] else "first_half"].append(rise)
+        for name, rises in gone.items():
+            effect = head.effects[f"zero_loss_{name}"]
+            np.testing.assert_allclose(effect.value, np.mean(rises), rtol=1e-6, atol=1e-9)
+            assert effect.count == len(rises)
+        assert found.by_place(head.effects, "zero_loss").keys() == gone.keys()
+    assert not any("first" in name for name in found.names)
+    assert "zero_loss_repeated_low" in found.to_csv().splitlines()[0]
+    total = sum(found.whole[f"loss_{half}"].value * found.whole[f"loss_{half}"].count for half in ("first", "repeated"))
+    np.testing.assert_allclose(total / found.whole["loss"].count, found.whole["loss"].value, rtol=1e-6)
+
+
+def test_hidden_tokens_are_repeated_where_they_can_be_read_elsewhere() -> None:
+    ids = np.array([1, 5, 6, 5, 7, 6, 2])
+    read = np.array([1, 4, 6, 5, 4, 4, 2])  # 5, 7 and 6 are hidden
+    first, repeated, first_half, second_half = ablation_reading._apart(ids, np.array([1, 4, 5]), read)
+    assert (repeated.tolist(), first.tolist()) == ([True, False, True], [False, True, False])
+    assert (first_half.tolist(), second_half.tolist()) == ([True, False, False], [False, True, True])
+
+
+def test_a_text_on_which_the_model_computes_nan_is_named() -> None:
     source: Any = tiny("gpt2")
     model = wrap(source)
     with torch.no_grad():
         source.transformer.h[1].attn.c_proj.bias[0] = math.inf
-    with pytest.raises(AttnscopeError, match="computes NaN or infinity"):
+    with pytest.raises(AttnscopeError, match="no text is left: on all 4, .*NaN or infinit"):
         ablate(model, TEXTS, AblateOptions(modes=("zero",)))
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope import Workers, heads
+from attnscope import AblateOptions, Workers, ablate, compare, compare_models, heads
+from attnscope.errors import AttnscopeError
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.overflow import MOST_NAMED, LeftOut, broken_rows
 from tests.conftest import VOCABULARY, Run, write_tiny
@@ -126,3 +127,71 @@ def test_no_text_that_is_left_is_an_error(overflowing: Path, run: Run, tmp_path:
     assert (status, out) == (1, "")
     assert err.startswith("error: no text is left: on all 3, big's layer 1 computes NaN or infinity in float16\n")
     assert "hint: try --dtype float32 or bfloat16" in err
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_ablation_leaves_out_the_text_that_overflows(overflowing: Path, mode: str) -> None:
+    model = attnscope.load(str(overflowing), dtype="float16", check=False)
+    options = AblateOptions(modes=(mode,), importance=True, curve=True)  # type: ignore[arg-type]
+    found = ablate(model, TEXTS, options)
+    without = ablate(model, [text for text in TEXTS if "q" not in text], options)
+    assert [problem["line"] for problem in found.corpus["problems"]] == [3]
+    assert "layer 1 computes NaN or infinity in float16" in found.corpus["problems"][0]["reason"]
+    assert found.corpus["n_texts"] == 4
+    for mine, other in zip(found.heads, without.heads, strict=True):
+        for name, effect in mine.effects.items():
+            assert effect.value == pytest.approx(other.effects[name].value, rel=2e-2, abs=1e-3)
+    with pytest.raises(AttnscopeError, match="no text is left: on all 2"):
+        ablate(model, ["q", "the q"], options)
+
+
+def test_comparisons_leave_out_the_text_that_overflows(overflowing: Path) -> None:
+    model = attnscope.load(str(overflowing), dtype="float16", check=False)
+    found = compare(model, TEXTS)
+    assert [problem["line"] for problem in found.corpus["problems"]] == [3]
+    assert found.corpus["n_texts"] == 4
+    without = compare(model, [text for text in TEXTS if "q" not in text])
+    np.testing.assert_allclose(found.tables[0].distances, without.tables[0].distances, atol=2e-3)
+    other = attnscope.load(str(overflowing), check=False)
+    assert [problem["line"] for problem in compare_models(other, model, TEXTS).corpus["problems"]] == [3]
+    with pytest.raises(AttnscopeError, match="no text is left: on the only one, big's layer 1 computes NaN"):
+        compare(model, ["the q"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("heatmap", "the q"),
+        ("heatmap", "the q", "--pooled", "8"),
+        ("page", "the q"),
+        ("rollout", "the q"),
+        ("trace", "the q", "-L", "1", "-H", "0"),
+        ("split", "the q", "-L", "1"),
+        ("compare", "the q", "--with", "the cat"),
+        ("compare", "the q", "--pick", "L1H0,L1H1"),
+    ],
+)
+def test_no_picture_is_drawn_of_what_is_no_number(
+    overflowing: Path, run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    status, out, err = run(*command, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out")
+    assert (status, out) == (1, "")
+    said = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert said[0] == "error: big's layer 1 computes NaN or infinity in float16 on this text"
+    assert said[1].startswith("hint: try --dtype float32 or bfloat16")
+    assert not list((tmp_path / "out").glob("**/*.*")) if (tmp_path / "out").is_dir() else True
+
+
+def test_layers_before_the_first_that_overflows_are_drawn(overflowing: Path) -> None:
+    model = attnscope.load(str(overflowing), dtype="float16", check=False)
+    assert np.isfinite(attnscope.heatmap(model, "the q", layers=0).maps[0].weights).all()
+
+
+def test_a_batch_says_which_text_it_could_not_draw(overflowing: Path, run: Run, tmp_path: Path) -> None:
+    path = write_texts(tmp_path, TEXTS)
+    status, out, err = run(
+        "batch", path, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out", "--workers", "1"
+    )
+    assert status == 1
+    assert "line 3: big's layer 1 computes NaN or infinity in float16" in err
+    assert len(list((tmp_path / "out").glob("*/overview.png"))) == 4

@@ -86,7 +86,7 @@ def ablate(
         found, paths = study(model, order, loading, report)
     options.say(found.run.get("notes", ()), quiet)
     print_ablation(found, paths, json)
-    options.fail_if_not_whole(found.corpus)
+    options.fail_if_not_whole(found.corpus, found.run)
 
 
 def print_ablation(found: "Ablation", paths: list[Path], json: bool) -> None:

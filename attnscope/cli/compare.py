@@ -1,11 +1,14 @@
 """`attnscope compare`."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnscope.cli import options
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.records.comparison import Comparison
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
 def compare(
     text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     file: options.Files = None,
     split: options.Split = "line",
     field: options.Field = "text",
@@ -68,6 +72,11 @@ def compare(
 
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
+    if more:
+        raise UsageError(
+            "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
+            _minimal_pair(text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
+        )
     from attnscope.records.comparison import HeadComparison, ModelComparison
     from attnscope.studies.compare_files import CompareOrder, study
     from attnscope.studies.heatmap import Choice
@@ -85,7 +94,17 @@ def compare(
     options.say(found.run.get("notes", ()), quiet)
     print_comparison(found, paths, json)
     if isinstance(found, HeadComparison | ModelComparison):
-        options.fail_if_not_whole(found.corpus)
+        options.fail_if_not_whole(found.corpus, found.run)
+
+
+def _minimal_pair(text: str, other: str) -> str:
+    """The command that was meant by one with two texts: the same, with --with before the second one."""
+    given = sys.argv[1:]
+    places = [at for at, word in enumerate(given) if word == other]
+    if given[:1] != ["compare"] or not places or text not in given:
+        given, places = ["compare", text, other], [2]
+    at = places[-1]
+    return shlex.join(["attnscope", *given[:at], "--with", *given[at:]])
 
 
 def print_comparison(found: "Comparison", paths: list[Path], json: bool) -> None:

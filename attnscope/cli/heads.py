@@ -113,7 +113,7 @@ def heads(
 def _finish(findings: "Findings", paths: list[Path], measures: str | None, json: bool, quiet: bool) -> None:
     options.say(findings.run.get("notes", ()), quiet)
     print_findings(findings, paths, measures, json)
-    options.fail_if_not_whole(findings.corpus)
+    options.fail_if_not_whole(findings.corpus, findings.run)
 
 
 def merge(
@@ -127,7 +127,7 @@ def merge(
 
     findings, paths = merge_files(parts, out, formats)
     print_findings(findings, paths, None, json)
-    options.fail_if_not_whole(findings.corpus)
+    options.fail_if_not_whole(findings.corpus, findings.run)
 
 
 def print_findings(findings: "Findings", paths: list[Path], measures: str | None, json: bool) -> None:

@@ -145,11 +145,12 @@ def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | N
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def fail_if_not_whole(corpus: Mapping[str, Any]) -> None:
-    """Ends with exit status 1 where something could not be read, 130 where the study was interrupted.
+def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> None:
+    """Ends with exit status 1 where something could not be read or failed, 130 where the study was interrupted.
 
     The result has been printed and written by then: nothing is lost.
     """
+    failures: list[dict[str, str]] = list((run or {}).get("failures", ()))
     problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
     pictures = corpus.get("of") == "pictures"
     for problem in problems:
@@ -160,7 +161,13 @@ def fail_if_not_whole(corpus: Mapping[str, Any]) -> None:
             f"note: incomplete: this is what {corpus['n_texts']:,} {'pictures' if pictures else 'texts'} say",
             file=sys.stderr,
         )
-        raise KeyboardInterrupt
+        if not failures:
+            raise KeyboardInterrupt
+    for failed in failures[:1]:
+        kept = "what was measured before is in the result"
+        raise AttnscopeError(
+            f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
+        )
     if problems:
         one, several = ("picture", "pictures") if pictures else ("part of the texts", "parts of the texts")
         what = f"{len(problems)} {one if len(problems) == 1 else several}"

@@ -53,7 +53,7 @@ def prune(
     pruned = prune(model, order, loading)
     options.say(pruned.effect.run.get("notes", ()), quiet)
     print_pruned(pruned, json)
-    options.fail_if_not_whole(pruned.effect.corpus)
+    options.fail_if_not_whole(pruned.effect.corpus, pruned.effect.run)
 
 
 def print_pruned(pruned: "Pruned", json: bool) -> None:

@@ -67,7 +67,7 @@ def relations(
         found, paths = study(model, order, loading, report, shared)
     options.say(found.run.get("notes", ()), quiet)
     print_relations(found, paths, json)
-    options.fail_if_not_whole(found.corpus)
+    options.fail_if_not_whole(found.corpus, found.run)
 
 
 def print_relations(found: "Relations", paths: list[Path], json: bool) -> None:

@@ -234,6 +234,15 @@ def attend_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return output.reshape(batch, n_heads, n_queries, call.value.shape[3]).to(call.value.dtype), weights
 
 
+def are_numbers(call: AttentionCall) -> Tensor:
+    """Which texts' queries and keys are all finite, (batch,), bool.
+
+    Where they are not, weights are NaN by their definition; but what torch's fused kernels put out then may be finite
+    (seen on the processor, in every precision), so that the output does not tell.
+    """
+    return call.query.isfinite().flatten(1).all(1) & call.key.isfinite().flatten(1).all(1)
+
+
 def attend(call: AttentionCall) -> Tensor:
     """Attention by the fast road: what a model runs where nobody watches.
 

@@ -4,6 +4,7 @@ A probe gets an AttentionCall and returns its output; what it saw, it keeps. It 
 calls it once for each attention of a forward pass.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
@@ -11,7 +12,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, Kind, attend, attend_with_weights, attention_weights
+from attnscope.core.attention import AttentionCall, Kind, are_numbers, attend, attend_with_weights, attention_weights
 from attnscope.core.pooling import Grid, PooledAttention, attend_lean, part_of_weights, pooled_attention
 from attnscope.core.precision import sum_dtype
 
@@ -337,11 +338,11 @@ class Means:
         self.counts: dict[Place, int] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and adds up what its heads put out."""
+        """Computes an attention, and adds up what its heads put out; NaN where queries or keys are no numbers."""
         output = attend(call)
         place = (call.kind, call.layer)
         real = self._real.get(call.kind)
-        held = output.detach()
+        held = output.detach().masked_fill(~are_numbers(call)[:, None, None, None], math.nan)
         if real is not None:
             real = real.to(held.device)
             held = held.masked_fill(~real[:, None, :, None], 0.0)

@@ -11,7 +11,7 @@ from attnscope.models.model import Batch
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from attnscope.core.attention import AttentionCall, Probe
+    from attnscope.core.attention import AttentionCall, Kind, Probe
     from attnscope.core.probes import Place
 
 
@@ -43,19 +43,22 @@ class Rerun:
 
     Attributes:
         whole: The outputs with nothing changed.
+        are_numbers: Kind -> layer -> which texts' queries and keys are finite there, (batch,).
     """
 
     def __init__(self, forward: Forward, batch: Batch, blocks: Sequence[nn.Module]) -> None:
-        from attnscope.core.attention import attend
+        from attnscope.core.attention import are_numbers, attend
         from attnscope.models.tape import Tape
 
         self._forward, self._batch = forward, batch
         self._tape = Tape(blocks)
         self._block_of: dict[Place, int] = {}
+        self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
 
         def observed(call: AttentionCall) -> Tensor:
             if self._tape.current is not None:
                 self._block_of[call.kind, call.layer] = self._tape.current
+            self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
             return attend(call)
 
         with self._tape.recording(len(batch.ids)):

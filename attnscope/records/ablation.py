@@ -19,6 +19,11 @@ from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 ABLATE_SCHEMA = "attnscope.ablate/1"
 
+PLACES = ("first", "repeated", "first_half", "second_half")
+"""By which places in a text a loss is told, as "zero_loss_repeated"; records of older versions have none."""
+
+_BY_PLACE = tuple(f"_loss_{place}" for place in PLACES)
+
 # All that NumPy, zipfile and json raise on files that are no such record, or no longer.
 _DAMAGED = (
     OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error,
@@ -138,8 +143,16 @@ class Ablation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The quantities that any head has, in their order."""
+        """The quantities that any head has, in their order; without those by place."""
+        return tuple(name for name in self._all_names if not name.endswith(_BY_PLACE))
+
+    @property
+    def _all_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for head in self.heads for name in head.effects))
+
+    def by_place(self, effects: Effects, name: str) -> dict[str, Effect]:
+        """A loss by place in the text, such as "zero_loss"; empty where the record has none."""
+        return {place: effects[f"{name}_{place}"] for place in PLACES if f"{name}_{place}" in effects}
 
     @property
     def main(self) -> str:
@@ -201,10 +214,11 @@ class Ablation:
         formats only.
         """
         parts = ("value", "low", "high", "count")
-        columns = [name if part == "value" else f"{name}_{part}" for name in self.names for part in parts]
+        names = self._all_names
+        columns = [name if part == "value" else f"{name}_{part}" for name in names for part in parts]
         rows: list[list[Any]] = [["kind", "layer", "head", *columns]]
         for head in self.heads:
-            found = [head.effects.get(name) for name in self.names]
+            found = [head.effects.get(name) for name in names]
             cells = ["" if one is None else float(getattr(one, part)) for one in found for part in parts]
             rows.append([head.kind, head.layer, head.head, *cells])
         return csv_text(rows)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
-from attnscope.studies.ablation_reading import EACH, Reader
+from attnscope.studies.ablation_reading import EACH, PLACES, Reader
 from attnscope.studies.ablation_sweep import (
+    ALL_QUANTITIES,
     QUANTITIES,
     Cut,
     Found,
@@ -30,10 +31,13 @@ from attnscope.studies.ablation_sweep import (
 )
 from attnscope.studies.heatmap import Choice, run_of
 from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer
+from attnscope.studies.late import failure
 from attnscope.studies.texts import Report, Texts, problems_of, scaled, sha256_of, texts_of
 
 if TYPE_CHECKING:
     from attnscope.core.probes import Place
+
+R = TypeVar("R")
 
 LOSSES: tuple[str, ...] = ("auto", "causal", "masked", "target", "none")
 MODES: tuple[Mode, ...] = ("zero", "mean")
@@ -108,8 +112,13 @@ def ablate(
     A head is taken out at the seam: its output is multiplied by 0 before the output projection. Where queries are
     grouped it is the query head, not its group. Each text is run once whole, and then from the layer of the head on.
 
+    Where there is a loss, it is also told by place in the text: of tokens that come for the first time, of those that
+    came before, in the first half of each text and in the second.
+
     Memory does not grow with the corpus. An interruption (KeyboardInterrupt) ends the study: what was found up to the
-    last whole block of texts is returned, and said to be incomplete.
+    last whole block of texts is returned, and said to be incomplete. So it is where something fails after that, which
+    `run["failures"]` tells. Texts on which the model computes NaN or infinity are left out, and listed among
+    `corpus["problems"]`.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -139,6 +148,7 @@ class _Study:
         passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
         self._n_passes = sum(map(bool, passes))
         self._pass = 0
+        self._failures: list[Mapping[str, str]] = []
         self.known = HeadMeans({})
 
     def run(self) -> Ablation:
@@ -154,6 +164,7 @@ class _Study:
         picked = self.options.choice.pick is not None and len(heads) > 1
         together = [Cut(tuple(heads), mode) for mode in options.modes] if picked else []
         found = self._measured([*singles, *together])
+        found.left_out.require_some_left(found.n_texts, self.model.info)
         effects = _by_cut(found, [*singles, *together], self.loss)
         by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
         for cut in singles:
@@ -165,12 +176,12 @@ class _Study:
         complete = found.complete
         curves: list[Curve] = []
         if complete and (options.importance or options.curve):
-            complete = self._add_importance(by_head)
+            complete = self._try("importance", lambda: self._add_importance(by_head)) or False
         if complete and options.joint:
-            pairs, complete = self._pairs(heads, by_head)
+            pairs, complete = self._try("--joint", lambda: self._pairs(heads, by_head)) or ([], False)
             sets += pairs
         if complete and options.curve:
-            curves, complete = self._curves(heads, by_head, found)
+            curves, complete = self._try("--curve", lambda: self._curves(heads, by_head, found)) or ([], False)
         if not options.importance:
             for of_head in by_head.values():
                 of_head.pop(self._importance, None)
@@ -184,6 +195,16 @@ class _Study:
             curves=tuple(curves),
         )
 
+    def _try(self, step: str, do: Callable[[], R]) -> R | None:
+        """What a later step gives; None where it fails, which loses nothing of what was found before."""
+        try:
+            return do()
+        except KeyboardInterrupt:
+            return None
+        except Exception as error:
+            self._failures.append(failure(step, error))
+            return None
+
     @property
     def _importance(self) -> str:
         return "importance" if self.loss else "sensitivity"
@@ -196,9 +217,11 @@ class _Study:
         if not cuts:
             # The whole model's loss and how many texts there are: no pass of its own is shown for it.
             return measured(self.model, self.reader, self.texts, (), self.known)
-        return measured(
+        found = measured(
             self.model, self.reader, self.texts, cuts, self.known, contrasts=contrasts, report=self._next()
         )  # fmt: skip
+        self._failures += [found.failed] if found.failed else []
+        return found
 
     def _heads(self) -> list[HeadPlace]:
         """The heads that were chosen, by kind, layer, head."""
@@ -276,7 +299,7 @@ class _Study:
         gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), CURVE_POINTS) + 1)})
         cuts = [Cut(tuple(order[:k])) for _, _, order in orders for k in gone[1:]]
         sums = self._measured(cuts)
-        rows = iter(_rows(sums.sums, "", self.loss))
+        rows = iter(_rows(sums.sums, "", self.loss, QUANTITIES))
         whole = _whole(found)["loss"] if self.loss else None
         curves = []
         for name, drawn_from, order in orders:
@@ -311,7 +334,8 @@ class _Study:
         if self.reader.room.note:
             notes.append(self.reader.room.note)
         run = run_of(self.model.info, notes)
-        return run | {"seed": self.options.seed, "kinds": list(self.model.info.kinds)}
+        failures = {"failures": [dict(one) for one in self._failures]} if self._failures else {}
+        return run | {"seed": self.options.seed, "kinds": list(self.model.info.kinds)} | failures
 
     def _corpus(self, found: Found, complete: bool) -> dict[str, Any]:
         return {
@@ -320,7 +344,7 @@ class _Study:
             "n_tokens": found.n_tokens,
             "n_predictions": found.n_predictions,
             "sha256": sha256_of(self.texts),
-            "problems": problems_of(self.texts),
+            "problems": [*problems_of(self.texts), *found.left_out.problems(self.model.info)],
             "complete": complete,
         }
 
@@ -395,6 +419,10 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
             f"{mode}_loss": {"what": f"how much the loss rises {places[mode]}", "unit": "nats"},
             f"{mode}_kl": {"what": f"KL divergence of the predictions {places[mode]}", "unit": "nats"},
         }
+        found |= {
+            f"{mode}_loss_{place}": {"what": f"how much the loss {of} rises {places[mode]}", "unit": "nats"}
+            for place, of in PLACES.items()
+        }
     scale = ", divided by the norm of its layer's" if options.by_layer else ""
     unit = "" if options.by_layer else "nats"
     found["importance"] = {"what": f"E |dL/dξ|, ξ the factor on a head's output{scale}", "unit": unit}
@@ -402,6 +430,7 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
         "what": f"mean |d⟨u, h⟩/dξ| over {DIRECTIONS} random directions u of the last hidden states{scale}", "unit": "",
     }  # fmt: skip
     found["loss"] = {"what": "negative log-likelihood of a prediction", "unit": "nats"}
+    found |= {f"loss_{place}": {"what": f"the same {of}", "unit": "nats"} for place, of in PLACES.items()}
     return found
 
 
@@ -415,12 +444,14 @@ def _effects(sums: RunningSums) -> list[Effect]:
     return [Effect(*row) for row in zip(*parts, strict=True)]
 
 
-def _rows(sums: RunningSums, mode: str, loss: Loss | None) -> list[dict[str, Effect]]:
+def _rows(
+    sums: RunningSums, mode: str, loss: Loss | None, wanted: Sequence[str] = ALL_QUANTITIES
+) -> list[dict[str, Effect]]:
     """The effects of each row by name; a quantity that needs predictions only where there are some."""
     flat = _effects(sums)
-    names = [f"{mode}_{name}" if mode else name for name in QUANTITIES]
+    names = [f"{mode}_{name}" if mode else name for name in wanted]
     kept = names if loss else names[:1]
-    step = len(QUANTITIES)
+    step = len(ALL_QUANTITIES)
     return [dict(zip(kept, flat[start : start + step], strict=False)) for start in range(0, len(flat), step)]
 
 
@@ -430,7 +461,7 @@ def _by_cut(found: Found, cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, d
 
 
 def _whole(found: Found) -> dict[str, Effect]:
-    return {"loss": _effects(found.whole)[0]}
+    return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), _effects(found.whole), strict=True))
 
 
 def _with_loss(point: Effects, whole: Effect | None) -> dict[str, Effect]:

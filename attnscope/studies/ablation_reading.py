@@ -30,6 +30,14 @@ ROW_TOKENS = 512
 """Tokens in a batch of rows, padding included; with a language-model head, whose logits are broad, half as many."""
 
 EACH: Literal["each"] = "each"
+
+PLACES = {
+    "first": "of tokens that come for the first time in what is read",
+    "repeated": "of tokens that came before (of hidden ones: that stand elsewhere too)",
+    "first_half": "in the first half of each text",
+    "second_half": "in the second half of each text",
+}
+"""Which predictions the loss is told of apart, by place in the text: name -> what the loss is of."""
 Numbers = NDArray[np.int64]
 
 
@@ -44,6 +52,7 @@ class Row:
         target: What the decoder of an encoder-decoder reads; None for other models.
         places: At which tokens of the output something is predicted.
         answers: The tokens that are right there.
+        apart: Which of them each of PLACES has, (place, prediction).
     """
 
     text: int
@@ -52,6 +61,7 @@ class Row:
     target: Numbers | None
     places: Numbers
     answers: Numbers
+    apart: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return max(len(self.ids), 0 if self.target is None else len(self.target))
@@ -69,6 +79,7 @@ class ReadBatch:
         rows: The row of each prediction.
         places: The token of each prediction.
         answers: The right token of each prediction.
+        apart: Which of them each of PLACES has, (place, prediction).
         n_tokens: How many real tokens it has.
         made_of: The rows.
     """
@@ -80,6 +91,7 @@ class ReadBatch:
     rows: Tensor
     places: Tensor
     answers: Tensor
+    apart: Tensor
     n_tokens: int
     made_of: tuple[Row, ...]
 
@@ -165,13 +177,13 @@ class Reader:
             wanted = nothing
             if self._loss is not None:
                 wanted = np.flatnonzero(~np.isin(target[1:], sorted(self._special)))
-            return [Row(part.text, ids, segments, target, wanted, target[wanted + 1])]
+            return [Row(part.text, ids, segments, target, wanted, target[wanted + 1], _apart(target, wanted + 1))]
         if self._loss == "causal":
             wanted = ordinary[ordinary > 0]
-            return [Row(part.text, ids, segments, None, wanted - 1, ids[wanted])]
+            return [Row(part.text, ids, segments, None, wanted - 1, ids[wanted], _apart(ids, wanted))]
         if self._loss == "masked":
             return [self._hidden(part.text, ids, segments, hidden) for hidden in self._hides(part, ordinary)]
-        return [Row(part.text, ids, segments, None, nothing, nothing)]
+        return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing))]
 
     def _hides(self, part: Chunk, ordinary: Numbers) -> list[Numbers]:
         """The sets of places that are hidden: one set a row."""
@@ -186,7 +198,7 @@ class Reader:
     def _hidden(self, text: int, ids: Numbers, segments: Numbers, hidden: Numbers) -> Row:
         read = ids.copy()
         read[hidden] = -1 if self._mask_id is None else self._mask_id
-        return Row(text, read, segments, None, hidden, ids[hidden])
+        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read))
 
     def _batch(self, rows: Sequence[Row]) -> ReadBatch:
         import torch
@@ -220,9 +232,27 @@ class Reader:
             rows=tensor(numbers.astype(np.int64)),
             places=tensor(np.concatenate([row.places for row in rows])),
             answers=tensor(np.concatenate([row.answers for row in rows])),
+            apart=tensor(np.concatenate([row.apart for row in rows], 1)),
             n_tokens=sum(map(len, ids)) + sum(map(len, targets)),
             made_of=tuple(rows),
         )
+
+
+def _apart(ids: Numbers, at: Numbers, read: Numbers | None = None) -> NDArray[np.bool_]:
+    """Which predictions each of PLACES has, (place, prediction).
+
+    Args:
+        ids: A text.
+        at: Which of its tokens are predicted.
+        read: What is left of it to be read where tokens are hidden; None = each is predicted from those before it.
+    """
+    if read is None:
+        _, first, of = np.unique(ids, return_index=True, return_inverse=True)
+        repeated = first[of[at]] < at
+    else:
+        repeated = np.isin(ids[at], read)
+    second = 2 * at >= len(ids)
+    return np.stack([~repeated, repeated, ~second, second])
 
 
 def _target_of(model: Model, target: str | None) -> Callable[[Tokens], Numbers]:

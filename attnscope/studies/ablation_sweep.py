@@ -6,7 +6,7 @@ Several sets are taken out in one forward pass, as further rows of the batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,8 +17,11 @@ from attnscope.corpus import Block, blocks
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Reruns
 from attnscope.models.rerun import Outputs, Rerun
-from attnscope.studies.ablation_reading import ReadBatch, Reader
+from attnscope.studies.ablation_reading import PLACES, ReadBatch, Reader
+from attnscope.studies.late import failure
 from attnscope.studies.memory import Room
+from attnscope.studies.overflow import LeftOut, broken_rows
+from attnscope.studies.overflow import Place as BrokenPlace
 from attnscope.studies.texts import Progress, Report, Texts, share_read
 
 if TYPE_CHECKING:
@@ -41,6 +44,9 @@ LOGITS_AT_ONCE = 2**25
 
 QUANTITIES = ("l2", "loss", "kl")
 """What is measured without heads: of a text, and over its predictions."""
+
+ALL_QUANTITIES = (*QUANTITIES, *(f"loss_{place}" for place in PLACES))
+"""The same, and the loss by place."""
 
 Floats = NDArray[np.float64]
 
@@ -71,12 +77,14 @@ class Found:
     """What a pass over texts has added up.
 
     Attributes:
-        sums: Of each cut (or contrast) and quantity of QUANTITIES.
-        whole: The loss of the whole model.
+        sums: Of each cut (or contrast) and quantity of ALL_QUANTITIES.
+        whole: The loss of the whole model, and that by place.
         n_texts: How many texts there were.
         n_tokens: How many tokens.
         n_predictions: How many predictions.
-        complete: False after an interruption.
+        complete: False after an interruption, or where something failed after some texts.
+        left_out: Texts on which the model computes NaN or infinity, with all heads or without some.
+        failed: What failed, as `late.failure` tells it.
     """
 
     sums: RunningSums
@@ -85,6 +93,8 @@ class Found:
     n_tokens: int = 0
     n_predictions: int = 0
     complete: bool = True
+    left_out: LeftOut = LeftOut()
+    failed: Mapping[str, str] | None = None
 
 
 def rerunnable(model: Model) -> Reruns:
@@ -139,7 +149,7 @@ def measured(
     """
     runs = rerunnable(model)
     mixed = np.eye(len(cuts)) if contrasts is None else contrasts
-    found = Found(RunningSums((len(mixed), len(QUANTITIES))), RunningSums())
+    found = Found(RunningSums((len(mixed), len(ALL_QUANTITIES))), RunningSums((1 + len(PLACES),)))
     try:
         for block in blocks(texts, BLOCK):
             held = _Held(block, len(cuts))
@@ -149,10 +159,13 @@ def measured(
                     if report is not None:
                         n_texts, n_tokens = found.n_texts + held.n_texts, found.n_tokens + held.n_tokens
                         report(Progress(n_texts, n_tokens, share_read(texts)))
-            held.check(cuts)
-            found = held.added(found, mixed)
+            found = held.added(found, mixed, held.broken(cuts, several_kinds=len(model.info.kinds) > 1))
     except KeyboardInterrupt:
-        return Found(found.sums, found.whole, found.n_texts, found.n_tokens, found.n_predictions, complete=False)
+        return replace(found, complete=False)
+    except Exception as error:
+        if not found.n_texts:
+            raise
+        return replace(found, complete=False, failed=failure("taking heads out of a later text", error))
     return found
 
 
@@ -160,10 +173,14 @@ class _Held:
     """The sums of the texts of a block, text by text: a text may be in several rows."""
 
     def __init__(self, block: Block, n_cuts: int) -> None:
+        self._texts = block.texts
+        self._broken: dict[int, BrokenPlace] = {}
         self._row_of = {text.index: row for row, text in enumerate(block.texts)}
-        n = len(block.texts)
-        self._changed, self._nll, self._kl = (np.zeros((n, n_cuts)) for _ in range(3))
-        self._size, self._whole_nll, self._n = (np.zeros(n) for _ in range(3))
+        n, n_losses = len(block.texts), 1 + len(PLACES)
+        self._changed, self._kl = (np.zeros((n, n_cuts)) for _ in range(2))
+        self._nll = np.zeros((n, n_cuts, n_losses))
+        self._size = np.zeros(n)
+        self._whole_nll, self._n = (np.zeros((n, n_losses)) for _ in range(2))
         self.n_tokens = 0
 
     @property
@@ -172,6 +189,8 @@ class _Held:
 
     def add(self, read: ReadBatch, found: _Measured) -> None:
         """Adds what was measured on a batch."""
+        for row, place in found.broken.items():
+            self._broken.setdefault(int(read.texts[row]), place)
         self._add_whole(read, found.size, found.nll)
         for cuts, differences in found.cuts:
             self._add_cuts(read, cuts, *differences)
@@ -179,33 +198,38 @@ class _Held:
     def _add_whole(self, read: ReadBatch, size: Tensor, nll: Tensor) -> None:
         rows = self._rows(read)
         np.add.at(self._size, rows, _numpy(size))
-        np.add.at(self._whole_nll, rows, _numpy(_by_row(nll, read)))
-        np.add.at(self._n, rows, np.bincount(read.rows.cpu().numpy(), minlength=len(rows)).astype(np.float64))
+        np.add.at(self._whole_nll, rows, _numpy(_by_row_and_place(nll, read)).T)
+        np.add.at(self._n, rows, _numpy(_by_row_and_place(nll.new_ones(len(read.rows)), read)).T)
         self.n_tokens += read.n_tokens
 
     def _add_cuts(self, read: ReadBatch, cuts: Sequence[int], changed: Tensor, nll: Tensor, kl: Tensor) -> None:
         rows = self._rows(read)
         for place, cut in enumerate(cuts):
             np.add.at(self._changed[:, cut], rows, _numpy(changed[place]))
-            np.add.at(self._nll[:, cut], rows, _numpy(_by_row(nll[place], read)))
+            np.add.at(self._nll[:, cut], rows, _numpy(_by_row_and_place(nll[place], read)).T)
             np.add.at(self._kl[:, cut], rows, _numpy(_by_row(kl[place], read)))
 
-    def check(self, cuts: Sequence[Cut]) -> None:
-        for values in (self._changed, self._nll, self._kl):
-            if not np.isfinite(values).all():
-                kind, layer, head = cuts[int(np.argwhere(~np.isfinite(values))[0, 1])].heads[0]
-                raise AttnscopeError(
-                    f"without {kind} L{layer}H{head} the model computes NaN or infinity",
-                    "the weights are damaged, or --dtype is too small for them",
-                )
+    def broken(self, cuts: Sequence[Cut], *, several_kinds: bool) -> dict[int, BrokenPlace]:
+        """Texts on which the model, or the model without some heads, computes NaN or infinity."""
+        found: dict[int, BrokenPlace] = {}
+        without = np.isfinite(self._changed) & np.isfinite(self._nll).all(-1) & np.isfinite(self._kl)
+        whole = np.isfinite(self._size) & np.isfinite(self._whole_nll).all(-1)
+        for row in np.flatnonzero(~(without.all(-1) & whole)).tolist():
+            name = ""
+            if whole[row]:
+                kind, layer, head = cuts[int(np.flatnonzero(~without[row])[0])].heads[0]
+                name = f"without {kind + ' ' if several_kinds else ''}L{layer}H{head}"
+            found[self._texts[row].index] = name, None
+        return found | self._broken
 
-    def added(self, found: Found, contrasts: Floats) -> Found:
-        """Sums with those of this block added."""
-        there = self._size > 0
+    def added(self, found: Found, contrasts: Floats, broken: Mapping[int, BrokenPlace]) -> Found:
+        """Sums with those of this block added, without its broken texts."""
+        there = (self._size > 0) & ~np.isin([text.index for text in self._texts], list(broken))
         l2 = np.sqrt(self._changed[there] / self._size[there, None])
         loss = self._nll[there] - self._whole_nll[there, None]
-        values = np.stack([l2, loss, self._kl[there]], -1)
-        counts = np.stack([np.ones(len(l2)), self._n[there], self._n[there]], -1)
+        values = np.concatenate([np.stack([l2, loss[..., 0], self._kl[there]], -1), loss[..., 1:]], -1)
+        n = self._n[there]
+        counts = np.concatenate([np.ones((len(l2), 1)), n[:, :1], n], -1)
         sums, whole = (RunningSums(old.shape).merge(old) for old in (found.sums, found.whole))
         if len(l2):
             sums.add(np.einsum("kc,tcq->tkq", contrasts, values), counts[:, None])
@@ -215,7 +239,8 @@ class _Held:
             whole,
             found.n_texts + int(there.sum()),
             found.n_tokens + self.n_tokens,
-            found.n_predictions + int(self._n.sum()),
+            found.n_predictions + int(n[:, 0].sum()),
+            left_out=found.left_out.and_of(LeftOut.of(self._texts, broken)),
         )
 
     def _rows(self, read: ReadBatch) -> NDArray[np.int64]:
@@ -229,6 +254,7 @@ class _Measured:
     size: Tensor
     nll: Tensor
     cuts: list[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]
+    broken: Mapping[int, BrokenPlace]
 
 
 def _parts(
@@ -258,7 +284,10 @@ def _pass_tokens(room: Room) -> int:
 def _measure_batch(runs: Reruns, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, pass_tokens: int) -> _Measured:
     rerun = runs.rerun(read.batch, logits=bool(len(read.rows)))
     whole = _Whole(rerun.whole, read)
-    found = _Measured(whole.size, whole.nll, [])
+    broken = broken_rows(
+        {k: {n: fine.float().log() for n, fine in by_layer.items()} for k, by_layer in rerun.are_numbers.items()}
+    )
+    found = _Measured(whole.size, whole.nll, [], broken)
     for first, mode, numbers in _groups(rerun, cuts):
         for some in _fitting(numbers, read, rerun.whole, pass_tokens):
             gate = gate_of([cuts[number] for number in some], mode, len(read.texts), known)
@@ -337,8 +366,17 @@ class _Whole:
 
 
 def _by_row(values: Tensor, read: ReadBatch) -> Tensor:
-    """Values of predictions added up by the row that they are of."""
-    return values.new_zeros(len(read.texts)).index_add_(0, read.rows[: len(values)], values)
+    """Values of predictions, (..., prediction), added up by the row that they are of, (..., row)."""
+    rows = read.rows[: values.shape[-1]]
+    return values.new_zeros(*values.shape[:-1], len(read.texts)).index_add_(-1, rows, values)
+
+
+def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
+    """Values of predictions added up over all of a row, and over those of each of PLACES, (1 + place, row)."""
+    import torch
+
+    apart = values.where(read.apart[:, : len(values)], 0.0)  # not a product: 0 * NaN would spread
+    return _by_row(torch.cat([values[None], apart]), read)
 
 
 def _means(runs: Reruns, batches: Iterator[ReadBatch] | Sequence[ReadBatch], reader: Reader) -> HeadMeans:
@@ -346,21 +384,28 @@ def _means(runs: Reruns, batches: Iterator[ReadBatch] | Sequence[ReadBatch], rea
 
     from attnscope.core.probes import Means
 
-    def seen(read: ReadBatch) -> Means:
+    blank: dict[Place, Tensor] = {}
+
+    def seen(read: ReadBatch) -> list[Means]:
         probe = Means(read.queries)
         with torch.no_grad():
             runs.outputs(read.batch, probe, logits=False)
-        return probe
+        blank.update({place: torch.zeros_like(total) for place, total in probe.sums.items()})
+        if all(bool(total.isfinite().all()) for total in probe.sums.values()):
+            return [probe]
+        # One row that is no number would be in every mean: it is found by halves, and left out.
+        return [one for half in reader.halves(read) for one in seen(half)]
 
     sums: dict[Place, Tensor] = {}
     counts: dict[Place, int] = {}
     for read in batches:
-        for _, probe in reader.room.each(read, seen, reader.halves, lambda part: part.size):
-            for place, found in probe.sums.items():
-                sums[place] = found if place not in sums else sums[place] + found
-                counts[place] = counts.get(place, 0) + probe.counts[place]
+        for _, probes in reader.room.each(read, seen, reader.halves, lambda part: part.size):
+            for probe in probes:
+                for place, found in probe.sums.items():
+                    sums[place] = found if place not in sums else sums[place] + found
+                    counts[place] = counts.get(place, 0) + probe.counts[place]
     means = {place: total / max(1, counts[place]) for place, total in sums.items()}
-    return HeadMeans({place: len(total) for place, total in sums.items()}, means)
+    return HeadMeans({place: len(total) for place, total in blank.items()}, {**blank, **means})
 
 
 def _batches(texts: Texts, reader: Reader) -> Iterator[ReadBatch]:

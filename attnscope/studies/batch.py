@@ -144,34 +144,43 @@ def batch(
         todo = [task for task in tasks if task.index not in kept]
         folder.log("plan", model=source.name, n_texts=len(tasks), n_done=len(kept))
         failed: dict[int, str] = {}
+        broke: Exception | None = None
         if todo:
             folder.withdraw()
-            with _workers(options, len(todo), source).open(loading.device, (folder.handle,)) as workers:
-                failed = _draw(folder, workers, setup, todo, report)
+            try:
+                with _workers(options, len(todo), source).open(loading.device, (folder.handle,)) as workers:
+                    _draw(folder, workers, setup, todo, failed, report)
+            except Exception as error:  # told when what was drawn before it has its index
+                broke = error
         drawn, missing = [], []
         for task in tasks:
             if task.index in failed:
                 missing.append(FailedText(task.source, task.line, failed[task.index], task.index, task.text or ""))
             elif (one := kept.get(task.index) or _done(folder, task)) is not None:
                 drawn.append(one)
+        if broke is not None and not drawn:
+            raise broke
         result = Batch(source.name, len(tasks), tuple(drawn), (*missing, *unread), len(drawn) - len(kept))
         folder.publish(result, page(result))
         folder.log("end", complete=result.complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
+        if broke is not None:
+            raise broke
     return result
 
 
 def _draw(
-    folder: BatchFolder, workers: Executor, setup: Setup, todo: Sequence[Task], report: Report | None
-) -> dict[int, str]:
-    """Has workers draw what is to be drawn; Ctrl-C ends it.
-
-    Returns:
-        Why texts failed, by index.
+    folder: BatchFolder,
+    workers: Executor,
+    setup: Setup,
+    todo: Sequence[Task],
+    failed: dict[int, str],
+    report: Report | None,
+) -> None:
+    """Has workers draw what is to be drawn; Ctrl-C ends it. Into `failed` it writes why texts failed, by index.
 
     Raises:
         AttnscopeError: No worker could begin.
     """
-    failed: dict[int, str] = {}
     n_done = n_tokens = 0
     try:
         with closing(carried_out(workers, setup, todo)) as outcomes:
@@ -186,7 +195,6 @@ def _draw(
                     report(Progress(n_done, n_tokens, n_done / len(todo)))
     except KeyboardInterrupt:
         folder.log("interrupted")
-    return failed
 
 
 def _as_corpus(texts: Iterable[str]) -> list[CorpusText]:

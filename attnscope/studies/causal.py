@@ -11,7 +11,7 @@ from attnscope.models.model import Model
 from attnscope.records.findings import Findings
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.heatmap import Choice
-from attnscope.studies.texts import Report, texts_of
+from attnscope.studies.texts import Report, scaled, texts_of
 
 FIRST_TEXTS = 32
 """Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
@@ -28,7 +28,7 @@ def with_effects(
     texts: Corpus | Sequence[str] | Sequence[CorpusText],
     report: Report | None = None,
 ) -> Findings:
-    """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation.
+    """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
     A head that does nothing by either is not needed for what it looks like: attention is not evidence of use (Jain and
     Wallace 2019).
@@ -39,12 +39,24 @@ def with_effects(
         texts: The texts they were studied on.
         report: Called after each batch.
     """
-    labelled = tuple((head.layer, head.head) for head in found.heads if head.roles)
+    labelled: dict[str, list[tuple[int, int]]] = {}
+    for head in found.heads:
+        if head.roles:
+            labelled.setdefault(head.kind, []).append((head.layer, head.head))
     if not labelled:
         return found
     first = list(islice(texts_of(texts), FIRST_TEXTS))
-    ablation = ablate(model, first, AblateOptions(choice=Choice(pick=labelled)), report)
-    effects = {(head.kind, head.layer, head.head): head.effects for head in ablation.heads}
+    # Kind by kind: a layer and a head have a number of their own in each.
+    ablations = [
+        ablate(
+            model, first, AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind), scaled(report, n, len(labelled))
+        )
+        for n, (kind, pick) in enumerate(labelled.items())
+    ]
+    ablation = ablations[0]
+    effects = {(head.kind, head.layer, head.head): head.effects for one in ablations for head in one.heads}
+    notes = [note for one in ablations for note in one.run["notes"] if note not in found.run["notes"]]
+    complete = all(one.corpus["complete"] for one in ablations)
     quantity = "kl" if ablation.whole else "l2"
     causal = {
         "quantity": quantity,
@@ -53,11 +65,12 @@ def with_effects(
         "modes": list(ablation.options["modes"]),
         "predicted": ablation.options["predicted"],
         "n_texts": ablation.corpus["n_texts"],
-        "complete": ablation.corpus["complete"],
+        "complete": complete,
     }
     return replace(
         found,
         heads=tuple(replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in found.heads),
         options={**found.options, "causal": causal},
-        corpus={**found.corpus, "complete": found.corpus["complete"] and ablation.corpus["complete"]},
+        run={**found.run, "notes": [*found.run["notes"], *dict.fromkeys(notes)]},
+        corpus={**found.corpus, "complete": found.corpus["complete"] and complete},
     )

@@ -28,7 +28,9 @@ from attnscope.records.comparison import Arrangement, HeadComparison, HeadPlace,
 from attnscope.records.findings import Findings
 from attnscope.records.maps import divided_by_rest
 from attnscope.studies.heatmap import Choice, run_of
+from attnscope.studies.late import failure
 from attnscope.studies.memory import Room, give_memory_back, halves, padded_size
+from attnscope.studies.overflow import LeftOut, Place
 from attnscope.studies.texts import (
     Progress,
     Report,
@@ -136,7 +138,7 @@ def compare(
     known = None if roles is None else {(h.kind, h.layer, h.head): h.roles for h in roles.heads}
     kind = model.info.kinds[0]
     return HeadComparison(
-        run=run_of(model.info, _notes((model,), study)),
+        run=_run_of((model,), study),
         corpus=_described(corpus, texts, study, complete),
         kind=kind,
         heads=sums.heads[0],
@@ -184,7 +186,7 @@ def compare_models(
     tables = tuple(sums.table(name) for name in options.tables)
     kinds = dict.fromkeys((model.info.kinds[0], other.info.kinds[0]))
     return ModelComparison(
-        run=run_of(model.info, _notes((model, other), study)),
+        run=_run_of((model, other), study),
         other_run=run_of(other.info),
         corpus=_described(corpus, texts, study, complete),
         kind=" and ".join(kinds),
@@ -249,6 +251,11 @@ def require_one_kind(model: Model) -> None:
         )
 
 
+def _run_of(models: Sequence[Model], study: _Study) -> dict[str, Any]:
+    run = run_of(models[0].info, _notes(models, study))
+    return run | ({"failures": study.failures} if study.failures else {})
+
+
 def _notes(models: Sequence[Model], study: _Study) -> list[str]:
     return [
         f"{model.info.name} is compared on its own dense weights: memory grows with the square of a text's length."
@@ -266,10 +273,18 @@ def _described(
         "n_tokens": study.n_tokens,
         "n_chunked": study.n_chunked,
         "sha256": sha256_of(texts),
-        "problems": problems_of(texts),
+        "problems": [*problems_of(texts), *study.left_out.problems(study.models[0].info)],
         "complete": complete,
         "text": given if isinstance(given, str) else None,
     }
+
+
+class _BrokenError(Exception):
+    """A model computes NaN or infinity on a text."""
+
+    def __init__(self, kind: str, layer: int) -> None:
+        super().__init__(kind, layer)
+        self.place: Place = kind, layer
 
 
 class _Study:
@@ -279,6 +294,8 @@ class _Study:
         self.models, self.options = models, options
         self.n_texts = self.n_tokens = self.n_chunked = 0
         self.room = Room()
+        self.left_out = LeftOut()
+        self.failures: list[dict[str, str]] = []
         self._sums: _PairSums | None = None
         self._chosen = [options.choice.within(model.info) for model in models]
 
@@ -289,22 +306,28 @@ class _Study:
         Raises:
             AttnscopeError: Nothing was.
         """
+        self.left_out.require_some_left(self.n_texts, self.models[0].info)
         if self._sums is None or not self.n_tokens:
             raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
         return self._sums
 
     def run(self, texts: Texts, report: Report | None) -> bool:
-        """Goes through a corpus; False if it was interrupted after a text at least."""
+        """Goes through a corpus; False if it was interrupted, or something failed, after a text at least."""
         try:
             for block in blocks(texts, BLOCK):
                 for batch in self._batches(block):
-                    self._add(batch)
+                    self._add(batch, block)
                     give_memory_back()
                     if report is not None:
                         report(Progress(self.n_texts, self.n_tokens, share_read(texts)))
         except KeyboardInterrupt:
             if not self.n_texts:
                 raise
+            return False
+        except Exception as error:
+            if not self.n_texts:
+                raise
+            self.failures.append(failure("the comparison on a later text", error))
             return False
         return True
 
@@ -320,16 +343,24 @@ class _Study:
         for text in dict.fromkeys(part.text for part in parts if part.n_chunks > 1):
             yield tuple(sorted((part for part in parts if part.text == text), key=lambda part: part.number))
 
-    def _add(self, batch: Sequence[Chunk]) -> None:
-        """Adds whole texts, or the chunks of one."""
+    def _add(self, batch: Sequence[Chunk], block: Block) -> None:
+        """Adds whole texts, or the chunks of one; without those on which a model computes NaN or infinity."""
+        broken: dict[int, Place] = {}
         if batch[0].n_chunks == 1:
             for some, seen in self.room.each(batch, self._seen, halves, padded_size):
                 for part, rows in zip(some, self._rows(some, seen), strict=True):
-                    self._add_text([self._summed(part, rows)], len(part))
+                    try:
+                        self._add_text([self._summed(part, rows)], len(part))
+                    except _BrokenError as error:
+                        broken[part.text] = error.place
         else:
-            found = [self._summed(part, rows) for part in batch for rows in self._rows([part], self._seen([part]))]
-            self._add_text(found, sum(len(part) for part in batch))
-            self.n_chunked += 1
+            try:
+                found = [self._summed(part, rows) for part in batch for rows in self._rows([part], self._seen([part]))]
+                self._add_text(found, sum(len(part) for part in batch))
+                self.n_chunked += 1
+            except _BrokenError as error:
+                broken[batch[0].text] = error.place
+        self.left_out = self.left_out.and_of(LeftOut.of(block.texts, broken))
 
     def _add_text(self, chunks: Sequence[_TextSums], n_tokens: int) -> None:
         if self._sums is None:
@@ -375,20 +406,20 @@ class _Study:
 
     def _summed(self, part: Chunk, rows: Iterator[tuple[slice, list[NDArray[Any]]]]) -> _TextSums:
         """The divergences of all pairs of heads on one chunk, summed over its queries, by table."""
-        ordinary = ~part.tokens.special
+        assert self._sums is not None
+        ordinary, known = ~part.tokens.special, self._sums
         found: dict[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for queries, weights in rows:
-            if not all(np.isfinite(one).all() for one in weights):
-                raise AttnscopeError(
-                    "a model computes NaN instead of attention weights",
-                    "the weights are damaged, or --dtype is too small for them",
-                )
+            for model, one, heads in zip(self.models, weights, known.heads, strict=True):
+                if not np.isfinite(one).all():
+                    first = int(np.flatnonzero(~np.isfinite(one).all((1, 2)))[0])
+                    raise _BrokenError(model.info.kinds[0], heads[first][0])
             for measure in self.options.measures:
                 whole = sums_of_rows(measure, weights, None, None)
                 rest = whole if ordinary.all() else sums_of_rows(measure, weights, ordinary[queries], ordinary)
                 for special, (sums, counts) in ((True, whole), (False, rest)):
-                    known = found.get((measure, special))
-                    found[measure, special] = (sums, counts) if known is None else (known[0] + sums, known[1] + counts)
+                    had = found.get((measure, special))
+                    found[measure, special] = (sums, counts) if had is None else (had[0] + sums, had[1] + counts)
         return found
 
 

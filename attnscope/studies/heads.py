@@ -35,6 +35,7 @@ from attnscope.records import Tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.block_sums import BlockSums, Hits, undisturbed
 from attnscope.studies.heatmap import run_of
+from attnscope.studies.late import failure
 from attnscope.studies.memory import Room, give_memory_back, halves, halving_note, padded_size, sparing
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.overflow import LeftOut
@@ -101,7 +102,8 @@ def heads(
 
     Memory does not grow with the corpus, nor (but for models that only have dense weights) with the square of a text's
     length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of texts
-    (of the first one, in all texts that were done) is returned, and said to be incomplete.
+    (of the first one, in all texts that were done) is returned, and said to be incomplete. Likewise where something
+    fails after a block: `run["failures"]` says what.
 
     In an encoder-decoder the decoder is given the same text that the encoder reads, as if it were to write it again
     (its start token first, each next token whatever it would have written). Its own heads, and those across, are listed
@@ -158,6 +160,8 @@ def heads(
     run = run_of(model.info, [*_notes(model, done, options), *study.unprojected(), *study.notes])
     threads = workers.threads if workers else _n_threads()
     run |= {"seed": options.seed if options.control else None, "threads": threads}
+    if failures := [*study.failures, *(beside.failures if beside else ())]:
+        run["failures"] = failures
     return concluded(
         run, described, _described(options, frequencies), sums_of(done.tallies, beside.done.tallies if beside else {})
     )
@@ -296,6 +300,7 @@ class _Study:
         self.room = Room()
         self.lost: list[dict[str, Any]] = []
         self.notes: tuple[str, ...] = ()
+        self.failures: list[dict[str, str]] = []
         self._frequencies, self._special, self._trained = frequencies, special, trained
         self._dense = model.info.road == "eager"
         self._start = _start(model)
@@ -327,6 +332,11 @@ class _Study:
             for block in blocks(texts, BLOCK, shard=self.options.shard):
                 self._add_block(block, texts, report)
         except KeyboardInterrupt:
+            return False
+        except Exception as error:
+            if not self.done.n_texts:
+                raise
+            self.failures.append(failure("the study of a later text", error))
             return False
         return True
 

@@ -17,6 +17,7 @@ from attnscope.studies.causal import with_effects
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted, formats_again, named_formats, require_writable
 from attnscope.studies.interrupted import settle
+from attnscope.studies.late import try_step, whole
 from attnscope.studies.merging import merged
 from attnscope.studies.picture_heads import picture_heads
 from attnscope.studies.relation_files import relations_of, require_relations
@@ -80,10 +81,13 @@ def study(
     model = loading.load(spec)
     texts = corpus if corpus is not None else _probe(model)
     found = heads(model, texts, options, scaled(report, 0, 2 if order.causal else 1), workers)
-    if order.causal and found.corpus["complete"]:
-        found = with_effects(found, model, texts, scaled(report, 1, 2))
-    if order.relations is not None:
-        found = with_relations(found, relations_of(model, order.relations, report))
+    # What comes now may fail: what has been measured is written all the same.
+    if order.causal and whole(found):
+        found = try_step(found, "--causal", lambda known: with_effects(known, model, texts, scaled(report, 1, 2)))
+    if (annotated := order.relations) is not None:
+        found = try_step(
+            found, "--relations", lambda known: with_relations(known, relations_of(model, annotated, report))
+        )
     found, out = settle(found, order.out, RECORD)
     return found, [] if out is None else write(found, out, formats)
 
@@ -124,8 +128,8 @@ def merge_files(parts: Sequence[Path], out: Path, formats: str | None) -> tuple[
     wanted = formats_from(formats)
     require_writable(out)
     paths = [part / f"{RECORD}.npz" if part.is_dir() else part for part in parts]
-    whole = merged([records.load(path) for path in paths], [str(path) for path in paths])
-    return whole, write(whole, out, wanted)
+    found = merged([records.load(path) for path in paths], [str(path) for path in paths])
+    return found, write(found, out, wanted)
 
 
 def drawn_again(found: Findings, out: Path | None, formats: str | None) -> list[Path]:

@@ -22,6 +22,7 @@ from attnscope.models.model import Batch, ChatTokenizer, Model, ModelInfo, Sees,
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
 from attnscope.records.pictures import Picture
 from attnscope.records.pooled import PooledHeatmap
+from attnscope.studies.overflow import refusal
 from attnscope.text import require_text
 
 if TYPE_CHECKING:
@@ -391,7 +392,7 @@ def observed(
     else:
         probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
     run_on(model, reading, probe)
-    maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads) for m in record.maps]
+    maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads, model.info) for m in record.maps]
     return replace(record, maps=tuple(maps))
 
 
@@ -414,7 +415,9 @@ def _slices_of(attention: AttentionMap) -> tuple[slice, slice] | None:
     return slice(q, q + len(attention.queries)), slice(k, k + len(attention.keys))
 
 
-def _filled(attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Sequence[int] | None) -> AttentionMap:
+def _filled(
+    attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Sequence[int] | None, info: ModelInfo
+) -> AttentionMap:
     """The map with its weights; without layers that have no attention, and with NaN for heads that a layer lacks."""
     layers = tuple(layer for layer in attention.layers if layer in by_layer)
     if not layers:
@@ -429,10 +432,7 @@ def _filled(attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Seque
         if part is not None and weights.shape[1:] != shape[2:]:  # a model off the seam gives whole maps
             weights = weights[:, part[0], part[1]]
         if np.isnan(weights).any():
-            raise AttnscopeError(
-                f"layer {layer} computes NaN instead of attention weights",
-                "the weights are damaged, or --dtype is too small for them",
-            )
+            raise refusal(info, (attention.kind, layer))
         for row, head in enumerate(attention.heads):
             at = head if kept is None else kept.index(head)
             if at < weights.shape[0]:

@@ -106,7 +106,8 @@ def importance(
                 n_texts, n_tokens = n_texts + len(set(read.texts.tolist())), n_tokens + read.n_tokens
                 if report is not None:
                     report(Progress(n_texts, n_tokens, share_read(texts)))
-            there = counts > 0
+            finite = [np.isfinite(slopes).all((0, 2)) for slopes in held.values()]
+            there = (counts > 0) & np.logical_and.reduce(finite)
             used = 1 if has_loss else DIRECTIONS
             for place, slopes in held.items():
                 values = np.abs(slopes[:used, there]).mean(0) / counts[there, None]

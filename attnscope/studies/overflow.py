@@ -20,7 +20,7 @@ MOST_NAMED = 10
 """Texts that are left out and named; of more there is the number."""
 
 Place = tuple[str, int | None]
-"""Kind of attention and layer; no layer where no attention, but what comes after all of them is no number."""
+"""Kind of attention and layer; without a layer it is the last hidden states, of the whole model or "without L3H1"."""
 
 
 class _Text(Protocol):
@@ -49,8 +49,9 @@ def broken_rows(found: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
     # A decoder's layers are between those across; an encoder's are before all of them.
     for kind, layer in sorted(places, key=lambda place: (place[0] != "encoder", place[1], kinds.index(place[0]))):
         numbers = found[kind][layer]
-        if np.isfinite(float(numbers.sum())):
-            continue
+        with np.errstate(invalid="ignore", over="ignore"):
+            if np.isfinite(float(numbers.sum())):
+                continue
         rows = ~np.isfinite(np.asarray(numbers.cpu() if hasattr(numbers, "cpu") else numbers))
         for row in np.flatnonzero(rows.reshape(len(rows), -1).any(1)).tolist():
             broken.setdefault(row, (kind, layer))
@@ -115,15 +116,19 @@ def require_finite(found: Mapping[str, Mapping[int, Any]], info: ModelInfo, what
         what: What it was run on.
     """
     for place in broken_rows(found).values():
-        chosen = "" if not place[1] else f"; layers before {place[1]} can be shown (-L)"
-        raise AttnscopeError(f"{info.name}'s {where(info, place)} on {what}", hint(info) + chosen)
+        raise refusal(info, place, what)
+
+
+def refusal(info: ModelInfo, place: Place, what: str = "this text") -> AttnscopeError:
+    """The error of a picture that cannot be drawn, as the model computes NaN or infinity on what it reads."""
+    return AttnscopeError(f"{info.name}'s {where(info, place)} on {what}", hint(info))
 
 
 def where(info: ModelInfo, place: Place) -> str:
     """Such as `decoder layer 3 computes NaN or infinity in float16`."""
     kind, layer = place
     if layer is None:
-        return f"last hidden states are NaN or infinite in {info.dtype}"
+        return f"last hidden states{' ' * bool(kind)}{kind} are NaN or infinite in {info.dtype}"
     return f"{kind + ' ' if len(info.kinds) > 1 else ''}layer {layer} computes NaN or infinity in {info.dtype}"
 
 

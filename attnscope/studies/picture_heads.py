@@ -19,6 +19,7 @@ from attnscope.records.storage import finite
 from attnscope.senses.photos import Photo, read_photo
 from attnscope.studies.block_sums import undisturbed
 from attnscope.studies.heatmap import Reading, run_of, run_on
+from attnscope.studies.overflow import require_finite
 from attnscope.studies.pictures import looked_at
 from attnscope.studies.texts import Progress, Report
 
@@ -112,11 +113,11 @@ class _Done:
         try:
             photo = read_photo(image)
             reading = looked_at(model, photo)
+            probe = _measured(model, reading)
         except AttnscopeError as error:
             reason = error.message.replace(f"{name} ", "", 1)
             self.problems.append({"source": name, "line": None, "reason": reason})
             return
-        probe = _measured(model, reading)
         with undisturbed():
             self._take(photo, reading, probe)
 
@@ -154,12 +155,8 @@ def _measured(model: Model, reading: Reading) -> PictureSums:
     n_before = len(reading.tokens) - math.prod(picture.grid)
     probe = PictureSums(picture_facts(picture.pixels, picture.grid, reading.tokens.labels[:n_before]))
     run_on(model, reading, probe)
-    for layer, sums in probe.sums.items():
-        if not np.isfinite(sums.sum).all():
-            raise AttnscopeError(
-                f"layer {layer} computes NaN instead of attention weights on {picture.source}",
-                "the weights are damaged, or --dtype is too small for them",
-            )
+    by_layer = {layer: sums.sum[None] for layer, sums in probe.sums.items()}
+    require_finite({"encoder": by_layer}, model.info, picture.source)
     return probe
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Model
+from attnscope.models.model import Model, ModelInfo
 from attnscope.records import AttentionMap, Tokens, spans
 from attnscope.records.pooled import POOLS, PooledHeatmap, PooledMap
 from attnscope.studies.heatmap import Chosen, Prompt, Reading, choice_from, outline, read, require_call, run_on
+from attnscope.studies.overflow import refusal
 
 if TYPE_CHECKING:
     from attnscope.core.attention import Kind
@@ -122,7 +123,7 @@ def pooled(model: Model, reading: Reading, chosen: Chosen, text: str, cells: int
     )
     run_on(model, reading, probe)
     maps = [
-        _filled(m, grids[cast("Kind", m.kind)], probe.found.get(cast("Kind", m.kind), {}), probe.heads)
+        _filled(m, grids[cast("Kind", m.kind)], probe.found.get(cast("Kind", m.kind), {}), probe.heads, model.info)
         for m in whole.maps
     ]
     return PooledHeatmap(text, tuple(maps), whole.run, pool, whole.picked)
@@ -149,7 +150,11 @@ def _grid(attention: AttentionMap, cells: int, pool: Pool) -> Grid:
 
 
 def _filled(
-    attention: AttentionMap, grid: Grid, by_layer: dict[int, PooledAttention], kept: Sequence[int] | None
+    attention: AttentionMap,
+    grid: Grid,
+    by_layer: dict[int, PooledAttention],
+    kept: Sequence[int] | None,
+    info: ModelInfo,
 ) -> PooledMap:
     """The map with what the probe found; without layers that have no attention, NaN for heads that a layer lacks."""
     layers = tuple(layer for layer in attention.layers if layer in by_layer)
@@ -168,10 +173,7 @@ def _filled(
                 shape = (len(layers), len(attention.heads), *values.shape[1:])
                 found[name] = np.full(shape, np.nan, np.float32) if is_number else np.full(shape, -1, np.int32)
             if is_number and np.isnan(values).any():
-                raise AttnscopeError(
-                    f"layer {layer} computes NaN instead of attention weights",
-                    "the weights are damaged, or --dtype is too small for them",
-                )
+                raise refusal(info, (attention.kind, layer))
             for row, head in enumerate(attention.heads):
                 at = head if kept is None else kept.index(head)
                 if at < values.shape[0]:

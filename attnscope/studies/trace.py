@@ -19,6 +19,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.trace import Band, Check, Step, Trace
 from attnscope.studies.heatmap import Choice, Prompt, Reading, batch_of, read, run_of
+from attnscope.studies.overflow import require_finite
 
 if TYPE_CHECKING:
     from attnscope.models.around import Surroundings
@@ -119,6 +120,7 @@ def trace(
     asked = _Asked.of(model, prompt, layer, heads, token, kind)
     found = surroundings(model, batch_of(asked.reading, model.info.device), asked.kind, layer)
     inputs, kernel = _inputs_of(found), _kernel_of(found)
+    _require_numbers(model, inputs, asked.kind, layer)
     run = run_of(model.info, (*asked.reading.notes, *found.notes))
     return asked.traced(inputs, kernel, run, loops=loops)
 
@@ -203,7 +205,15 @@ def layer_inputs(
     found = replace(
         surroundings(model, batch_of(reading, model.info.device), kind, layer), unrotated=None, rotation=None
     )
-    return _inputs_of(found), queries.labels, keys.labels, found.notes
+    inputs = _inputs_of(found)
+    _require_numbers(model, inputs, kind, layer)
+    return inputs, queries.labels, keys.labels, found.notes
+
+
+def _require_numbers(model: Model, inputs: Inputs, kind: str, layer: int) -> None:
+    """Raises an AttnscopeError where queries, keys or values are NaN or infinite."""
+    for numbers in (inputs.Q, inputs.K, inputs.V):
+        require_finite({kind: {layer: numbers[None]}}, model.info)
 
 
 # Steps ------------------------------------------------------------------------------------------------------------
@@ -230,9 +240,7 @@ def _traced(
     given = {name: value for name, value in inputs.names().items() if name != "np"}
     empty = [step for step in steps if step.name == "weights" and np.isnan(step.value).any()]
     if empty:
-        raise AttnscopeError(
-            "a query of this text may attend to nothing, or the model computes NaN", "trace another one with --token"
-        )
+        raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --token")
     rotation = inputs.rotation
     record = Trace(
         run=run, text=text, kind=kind, layer=layer, heads=heads, n_heads=inputs.n_heads, n_kv_heads=inputs.n_kv_heads,

@@ -31,6 +31,15 @@ def short_label(name: str) -> str:
     return f"{printable(mode)} {told}" if mode else told
 
 
+PLACE_LABELS = {
+    "first": "first occurrences",
+    "repeated": "repeated tokens",
+    "first_half": "first half",
+    "second_half": "second half",
+}
+"""Where in a text a loss is told apart, as people read it."""
+
+
 def number(value: float) -> str:
     """A number with two or three digits that tell: effects of single heads are small; `–` where it is undefined."""
     if not math.isfinite(value):

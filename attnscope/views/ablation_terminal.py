@@ -12,6 +12,7 @@ from rich.text import Text
 
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.views.ablation_summary import (
+    PLACE_LABELS,
     corpus_line,
     interval,
     label,
@@ -27,6 +28,7 @@ from attnscope.views.inks import ink_on
 _MOST = 15
 _FEW = 3
 _MOST_PAIRS = 10
+_MOST_PLACES = 8
 _CURVE_ROWS = 9
 _CELL = 8
 
@@ -49,6 +51,8 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
                 parts.append(_grid([head for head in found.heads if head.kind == kind], main, console.width))
         parts += [*([Text()] if len(found.heads) > _FEW else []), _ranking(found, main, console.width)]
     several = [one for one in found.sets if not one.interaction]
+    if table := _by_place(found, several, console.width):
+        parts += [Text(), table]
     pairs = [one for one in found.sets if one.interaction]
     if several:
         parts += [renderable for one in several for renderable in (Text(), _together(one))]
@@ -118,6 +122,34 @@ def _ranking(found: Ablation, main: str, width: int) -> Table:
     return table
 
 
+def _by_place(found: Ablation, several: Sequence[SetEffects], width: int) -> Table | None:
+    """By how much the loss rises at which places of a text: the whole model first, then heads, and all together."""
+    name = next((one for one in ("zero_loss", "mean_loss") if one in found.names), "")
+    ranked = sorted(found.heads, key=lambda head: -_sort(_most(found.by_place(head.effects, name))))
+    rows = [(found.named(head), found.by_place(head.effects, name)) for head in ranked[:_MOST_PLACES]]
+    rows += [(f"{len(one.heads)} together", found.by_place(one.effects, name)) for one in several]
+    rows = [(named, effects) for named, effects in rows if effects]
+    if not rows:
+        return None
+    shown = list(rows[0][1])
+    title = f"{short_label(name)} by place"
+    intervals = width >= 34 + 34 * len(shown) and any(math.isfinite(e.low) for _, one in rows for e in one.values())
+    table = _table(title + (f", {len(rows)} of {len(ranked)} heads" if len(ranked) > len(rows) else ""))
+    for place in shown:
+        _add_columns(table, PLACE_LABELS[place], intervals)
+    for named, effects in rows:
+        cells = [cell for e in effects.values() for cell in [number(e.value), interval(e)][: 1 + intervals]]
+        table.add_row(Text(printable(named), style="bold"), *cells)
+    if whole := {place: found.whole[f"loss_{place}"] for place in shown if f"loss_{place}" in found.whole}:
+        told = ", ".join(f"{PLACE_LABELS[place]} {number(e.value)}" for place, e in whole.items())
+        table.caption, table.caption_justify = f"loss of the whole model, nats: {told}", "left"
+    return table
+
+
+def _most(effects: Effects) -> float:
+    return max((abs(effect.value) for effect in effects.values() if math.isfinite(effect.value)), default=-math.inf)
+
+
 def _together(one: SetEffects) -> Table:
     """What changes without several heads at once, a quantity a row."""
     heads = [printable(head) for head in one.heads]
@@ -125,6 +157,8 @@ def _together(one: SetEffects) -> Table:
     table = _table(f"without {named}")
     _add_columns(table, "together", intervals=any(math.isfinite(effect.low) for effect in one.effects.values()))
     for name, effect in one.effects.items():
+        if name.endswith(tuple(PLACE_LABELS)):  # they have a table of their own
+            continue
         table.add_row(Text(label(name)), *[number(effect.value), interval(effect)][: len(table.columns) - 1])
     return table
 

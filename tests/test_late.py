@@ -1,0 +1,202 @@
+"""What fails late loses nothing that was measured before: each command that runs long."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope import AblateOptions, ablate, compare, heads
+from attnscope.errors import AttnscopeError
+from attnscope.records.ablation import load as load_ablation
+from attnscope.records.comparison import load as load_comparison
+from attnscope.records.findings import load as load_findings
+from attnscope.studies import ablation, ablation_sweep, heads_files
+from attnscope.studies import compare as comparing
+from attnscope.studies import heads as studying
+from tests.ablation_helpers import save_tiny
+from tests.conftest import Run
+
+TEXTS = ["the cat sat, the cat sat", "a dog ran off", "off the cat ran", "the dog sat"]
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a bug")
+
+
+def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "t5", "t5")
+    (tmp_path / "t.txt").write_text("the cat sat on the mat\na dog ran off, and the cat sat\n" * 6)
+    status, out, err = run(
+        "heads", "--file", "t.txt", "-m", folder, "--causal", "--json", "--threshold", "diffuse=0.01"
+    )
+    assert status == 0, err
+    found = json.loads(out)
+    labelled = [head for head in found["heads"] if head["roles"]]
+    assert len({head["kind"] for head in labelled}) > 1
+    for head in found["heads"]:
+        assert bool(head["roles"]) == ("effects" in head)
+    # Each head by its own kind, not by the first that has such a number.
+    model = attnscope.load(str(folder))
+    for kind in ("decoder", "cross"):
+        picked = [(head["layer"], head["head"]) for head in labelled if head["kind"] == kind]
+        if not picked:
+            continue
+        options = AblateOptions(choice=attnscope.studies.heatmap.Choice(pick=tuple(picked)), kind=kind)
+        alone = ablate(model, (tmp_path / "t.txt").read_text().splitlines(), options)
+        effects = {(one.layer, one.head): one.effects for one in alone.heads}
+        for head in labelled:
+            if head["kind"] == kind:
+                value = effects[head["layer"], head["head"]]["zero_kl"].value
+                np.testing.assert_allclose(head["effects"]["zero_kl"]["value"], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), AttnscopeError("too bad", "do better"), MemoryError()])
+def test_heads_are_written_where_taking_them_out_fails(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(heads_files, "with_effects", fail)
+    status, out, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
+    assert status == 1
+    assert json.loads(out)["heads"]
+    assert "\nerror: --causal failed: " in err
+    assert "what was measured before is in the result" in err
+    saved = load_findings(tmp_path / "out" / "heads.npz")
+    assert saved.heads
+    assert saved.run["failures"][0]["step"] == "--causal"
+
+
+def test_an_interruption_of_a_later_step_keeps_the_heads(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(heads_files, "with_effects", stop)
+    status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
+    assert status == 130
+    assert load_findings(tmp_path / "out" / "heads.npz").heads
+
+
+def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
+    monkeypatch.setattr(heads_files, "relations_of", fails)
+    monkeypatch.setattr(heads_files, "require_relations", lambda path: None)
+    status, _, err = run("heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out")
+    assert status == 1
+    assert "\nerror: --relations failed: RuntimeError: a bug" in err
+    assert load_findings(tmp_path / "out" / "heads.npz").heads
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_heads_keep_the_texts_before_a_failure(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    (tmp_path / "t.txt").write_text("\n".join(TEXTS))
+    blocks = studying.blocks
+    monkeypatch.setattr(studying, "blocks", lambda texts, n, **more: blocks(texts, first, **more))
+    usual = studying._Study._observed
+
+    def observe(study: Any, batch: Any) -> Any:
+        if study.done.n_texts >= 2:
+            raise AttnscopeError("one text does not fit into memory", "cut it")
+        return usual(study, batch)
+
+    monkeypatch.setattr(studying._Study, "_observed", observe)
+    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--json", "-o", "out")
+    assert status == 1
+    assert "error: the study of a later text failed: one text does not fit into memory" in err
+    found = json.loads(out)
+    assert (found["corpus"]["n_texts"], found["corpus"]["complete"]) == (2, False)
+    monkeypatch.setattr(studying._Study, "_observed", usual)
+    alone = heads(attnscope.load("own"), TEXTS[:2])
+    saved = load_findings(tmp_path / "out" / "heads.npz")
+    for mine, other in zip(saved.heads, alone.heads, strict=True):
+        np.testing.assert_allclose(mine.measures["entropy_nats"].value, other.measures["entropy_nats"].value, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("option", "step"), [("--joint", "_pairs"), ("--curve", "_curves"), ("--curve", "_add_importance")]
+)
+def test_ablations_are_written_where_a_later_step_fails(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, step: str
+) -> None:
+    monkeypatch.setattr(ablation._Study, step, fails)
+    status, out, err = run("ablate", "the cat sat", "-m", "own", "-L", "0", option, "--json", "-o", "out")
+    assert status == 1
+    assert "failed: RuntimeError: a bug" in err
+    saved = load_ablation(tmp_path / "out" / "ablation.npz")
+    assert all(np.isfinite(head.effects["zero_l2"].value) for head in saved.heads)
+    assert "importance" not in saved.heads[0].effects
+    assert json.loads(out)["run"]["failures"]
+
+
+def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation_sweep, "BLOCK", 2)
+    usual = ablation_sweep._measure_batch
+    model = attnscope.load("own")
+    options = AblateOptions(modes=("zero",))
+    alone = ablate(model, TEXTS[:2], options)
+    n_calls = 0
+
+    def measure(*given: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls > 1:
+            fails()
+        return usual(*given)
+
+    monkeypatch.setattr(ablation_sweep, "_measure_batch", measure)
+    found = ablate(model, TEXTS, options)
+    assert found.corpus["complete"] is False
+    assert found.corpus["n_texts"] == 2
+    assert found.run["failures"][0]["error"] == "RuntimeError: a bug"
+    assert [h.effects["zero_l2"].value for h in found.heads] == [h.effects["zero_l2"].value for h in alone.heads]
+
+
+def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.txt").write_text("\n".join(TEXTS))
+    blocks = comparing.blocks
+    monkeypatch.setattr(comparing, "blocks", lambda texts, n: blocks(texts, 2))
+    usual = comparing._Study._seen
+
+    def seen(study: Any, batch: Any) -> Any:
+        return fails() if study.n_texts >= 2 else usual(study, batch)
+
+    monkeypatch.setattr(comparing._Study, "_seen", seen)
+    status, out, err = run("compare", "--file", "t.txt", "-m", "own", "--json", "-o", "out")
+    assert status == 1
+    assert "error: the comparison on a later text failed: RuntimeError: a bug" in err
+    assert (tmp_path / "out" / "compare.npz").exists()
+    assert json.loads(out)["corpus"]["n_texts"] == 2
+    monkeypatch.setattr(comparing._Study, "_seen", usual)
+    alone = compare(attnscope.load("own"), TEXTS[:2])
+    saved = load_comparison(tmp_path / "out" / "compare.npz")
+    np.testing.assert_allclose(saved.tables[0].distances, alone.tables[0].distances, atol=1e-9)
+
+
+def test_a_batch_indexes_what_was_drawn_before_a_failure(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attnscope.studies.batch as drawing
+
+    (tmp_path / "t.txt").write_text("\n".join(TEXTS))
+    usual = drawing.carried_out
+
+    def carry_out(*given: Any) -> Any:
+        outcomes = usual(*given)
+        yield next(outcomes)
+        outcomes.close()
+        raise RuntimeError("in a worker: a bug")
+
+    monkeypatch.setattr(drawing, "carried_out", carry_out)
+    status, _, err = run("batch", "t.txt", "-m", "own", "-o", "out", "--workers", "1")
+    assert status == 1
+    assert "in a worker: a bug" in err
+    assert (tmp_path / "out" / "index.html").exists()
+    assert len((tmp_path / "out" / "manifest.jsonl").read_text().splitlines()) >= 1
