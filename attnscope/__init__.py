@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from attnscope.studies.pruning import PruneOrder, prune
     from attnscope.studies.relations import RelationsOptions, relations
     from attnscope.studies.rollout import picture_rollout, rollout
+    from attnscope.studies.sound_heads import sound_heads
     from attnscope.studies.sounds import sound_heatmap
     from attnscope.studies.split import SplitOptions, split, split_example
     from attnscope.studies.trace import trace, trace_example
@@ -113,6 +114,7 @@ _PUBLIC = {
     "load_rollout": "attnscope.records.rollouts:load",
     "page": "attnscope.studies.page:page",
     "picture_heads": "attnscope.studies.picture_heads:picture_heads",
+    "sound_heads": "attnscope.studies.sound_heads:sound_heads",
     "picture_heatmap": "attnscope.studies.pictures:picture_heatmap",
     "picture_rollout": "attnscope.studies.rollout:picture_rollout",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
@@ -175,6 +177,7 @@ __all__ = [
     "load_rollout",
     "page",
     "picture_heads",
+    "sound_heads",
     "picture_heatmap",
     "picture_rollout",
     "pooled_heatmap",

@@ -23,6 +23,13 @@ def heads(
             show_default=False,
         ),
     ] = None,
+    audio: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="WAV files or patterns, for models such as Whisper: when heads listen; TEXT is the transcript of one.",
+            show_default=False,
+        ),
+    ] = None,
     probe: Annotated[
         str | None, typer.Option(help="repeat: random tokens that come twice, the standard test for induction.")
     ] = None,
@@ -83,21 +90,25 @@ def heads(
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 -o out`
 
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
+
+    - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
-    from attnscope.studies.heads_files import StudyOrder, study, study_pictures
+    from attnscope.studies.heads_files import Senses, StudyOrder, study, study_senses
     from attnscope.studies.inputs import LoadOptions, TextsWanted
     from attnscope.studies.workers import workers_from
 
     loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
-    if image:
+    if image or audio:
         options.refuse_beside(
-            "--image", TEXT=text, file=file, split=split != "line", field=field != "text", probe=probe,
+            "--image" if image else "--audio", TEXT=image and text, audio=image and audio, file=file,
+            split=split != "line", field=field != "text", probe=probe,
             threshold=thresholds, chunk=chunk, stride=stride, frequencies=frequencies, relations=relations,
             control=control, causal=causal, shard=shard != "1/1", executor=executor != "local", workers=workers,
             threads=threads, ray_address=ray_address,
         )  # fmt: skip
-        with options.progress(quiet, "pictures", "patches") as report:
-            findings, paths = study_pictures(model, image, measures, (out, formats), loading, report)
+        with options.progress(quiet, *(("pictures", "patches") if image else ("recordings", "tokens"))) as report:
+            senses = Senses(image or (), audio or (), text)
+            findings, paths = study_senses(model, senses, measures, (out, formats), loading, report)
         return _finish(findings, paths, measures, json, quiet)
     order = StudyOrder(
         texts=TextsWanted(text, tuple(file or ()), split, field), probe=probe, thresholds=tuple(thresholds or ()),
@@ -140,7 +151,7 @@ def print_findings(findings: "Findings", paths: list[Path], measures: str | None
     from attnscope.views.plain_text import open_console
 
     console = open_console()
-    if findings.of_pictures:
+    if findings.of_senses:
         console.print(picture_measures(findings, console))
     else:
         console.print(grid(findings, console))

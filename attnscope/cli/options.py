@@ -152,13 +152,13 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any] | None =
     """
     failures: list[dict[str, str]] = list((run or {}).get("failures", ()))
     problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
-    pictures = corpus.get("of") == "pictures"
+    of = corpus.get("of")  # "pictures" or "recordings"; texts say nothing
     for problem in problems:
         where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
         print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
     if not corpus.get("complete", True):
         print(
-            f"note: incomplete: this is what {corpus['n_texts']:,} {'pictures' if pictures else 'texts'} say",
+            f"note: incomplete: this is what {corpus['n_texts']:,} {of or 'texts'} say",
             file=sys.stderr,
         )
         if not failures:
@@ -169,7 +169,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any] | None =
             f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
         )
     if problems:
-        one, several = ("picture", "pictures") if pictures else ("part of the texts", "parts of the texts")
+        one, several = (of[:-1], of) if of else ("part of the texts", "parts of the texts")
         what = f"{len(problems)} {one if len(problems) == 1 else several}"
         lost = any("not studied" in problem["reason"] for problem in problems)
         raise AttnscopeError(

@@ -24,6 +24,7 @@ from attnscope.records.storage import DAMAGED, csv_text, finite, plain, write_wh
 HEADS_SCHEMA = "attnscope.heads/1"
 
 PICTURES = "pictures"
+RECORDINGS = "recordings"
 """What `corpus["of"]` is where each text is a picture, and each token one of its patches."""
 
 
@@ -165,9 +166,9 @@ class Findings:
         return tuple(dict.fromkeys(head.kind for head in self.heads))
 
     @property
-    def of_pictures(self) -> bool:
-        """Whether it was made on pictures: heads then have measures, and no roles."""
-        return self.corpus.get("of") == PICTURES
+    def of_senses(self) -> bool:
+        """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
+        return self.corpus.get("of") in (PICTURES, RECORDINGS)
 
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
         """The values of a measure, (layer, head); NaN where there is no such head."""

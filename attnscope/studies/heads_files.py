@@ -22,6 +22,7 @@ from attnscope.studies.merging import merged
 from attnscope.studies.picture_heads import picture_heads
 from attnscope.studies.relation_files import relations_of, require_relations
 from attnscope.studies.roles import thresholds_from
+from attnscope.studies.sound_heads import sound_heads
 from attnscope.studies.texts import Report, scaled
 from attnscope.studies.workers import Workers
 from attnscope.views.figures import FIGURE_FORMATS
@@ -92,30 +93,45 @@ def study(
     return found, [] if out is None else write(found, out, formats)
 
 
-def study_pictures(
-    spec: str, images: Sequence[str], measures: str | None, files: tuple[Path | None, str | None], loading: LoadOptions,
+@dataclass(frozen=True)
+class Senses:
+    """Photos, or recordings with the transcript of the only one: files and patterns."""
+
+    images: Sequence[str] = ()
+    audio: Sequence[str] = ()
+    text: str | None = None
+
+
+def study_senses(
+    spec: str, given: Senses, measures: str | None, files: tuple[Path | None, str | None], loading: LoadOptions,
     report: Report | None,
 ) -> tuple[Findings, list[Path]]:  # fmt: skip
-    """Loads a vision model, studies its heads on pictures, and writes the files; as `study`.
+    """Loads a model that sees or hears, studies its heads on files, and writes what comes of it; as `study`.
 
     Args:
         spec: Which model.
-        images: Files and patterns.
+        given: Photos or recordings.
         measures: The measures that are to be printed.
         files: The folder and the formats.
         loading: How the model is loaded.
-        report: Called after each picture.
+        report: Called after each photo or recording.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
     from attnscope.core.picture_measures import PICTURE_MEASURES
+    from attnscope.core.sound_measures import SOUND_MEASURES
 
     out, formats = files[0], _formats_for(*files)
-    _require_named(measures, tuple(PICTURE_MEASURES))
+    _require_named(measures, tuple(PICTURE_MEASURES if given.images else SOUND_MEASURES))
     if out is not None:
         require_writable(out)
-    found, out = settle(picture_heads(loading.load(spec), list(images), report), out, RECORD)
+    model = loading.load(spec)
+    if given.images:
+        found = picture_heads(model, list(given.images), report)
+    else:
+        found = sound_heads(model, list(given.audio), given.text, report)
+    found, out = settle(found, out, RECORD)
     return found, [] if out is None else write(found, out, formats)
 
 

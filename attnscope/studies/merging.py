@@ -66,8 +66,10 @@ def merged(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
         raise AttnscopeError("there is nothing to merge", "give the records of shards")
     names = names or [f"part {number}" for number, _ in enumerate(parts, 1)]
     for part, name in zip(parts, names, strict=True):
-        if part.of_pictures:
-            raise AttnscopeError(f"{name} is of pictures, which are not merged", "study all pictures in one run")
+        if part.of_senses:
+            raise AttnscopeError(
+                f"{name} is of {part.corpus['of']}, which are not merged", "study all of them in one run"
+            )
     for part, name in zip(parts, names, strict=True):
         _require_alike((parts[0], names[0]), (part, name))
     _require_apart(parts, names)

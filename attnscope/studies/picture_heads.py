@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from attnscope.studies.pictures import looked_at
 from attnscope.studies.texts import Progress, Report
 
 if TYPE_CHECKING:
+    from attnscope.core.picture_measures import PictureMeasure as SenseMeasure
     from attnscope.core.picture_sums import PictureSums
     from attnscope.core.running import RunningSums
 
@@ -55,7 +56,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
     """
     model = eyes_of(model)
-    given = _listed(images)
+    given = listed(images, "picture")
     # What is wrong with the model is wrong with every picture.
     looked_at(model, _BLANK)
     done = _Done()
@@ -71,7 +72,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
         complete = False
     if done.measures is None or done.uniform is None:
         raise AttnscopeError(
-            f"no picture is left of {len(given)}: {_told(done.problems[0])}",
+            f"no picture is left of {len(given)}: {told(done.problems[0])}",
             "give photos, such as --image 'photos/*.jpg'",
         )
     corpus = {
@@ -88,7 +89,14 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
     notes = list(dict.fromkeys(done.notes))
     if done.n_pictures == 1:
         notes.append("of one picture there are no intervals")
-    return Findings(run_of(model.info, notes), corpus, _described(), _heads_of(done), _sums_of(done))
+    from attnscope.core.picture_measures import PICTURE_MEASURES
+
+    sums = done.measures, done.uniform, done.layers
+    heads = heads_of("encoder", PICTURE_MEASURES, *sums, resting=lambda measures: measures["resting"].value)
+    return Findings(
+        run_of(model.info, notes), corpus, described(PICTURE_MEASURES), heads,
+        sums_of("encoder", PICTURE_MEASURES, *sums),
+    )  # fmt: skip
 
 
 @dataclass
@@ -125,7 +133,7 @@ class _Done:
         from attnscope.core.running import RunningSums
 
         layers = tuple(sorted(probe.sums))
-        found = [_stacked([getattr(probe.sums[layer], part) for layer in layers]) for part in ("sum", "count")]
+        found = [stacked([getattr(probe.sums[layer], part) for layer in layers]) for part in ("sum", "count")]
         assert probe.uniform is not None and reading.picture is not None
         even = [getattr(probe.uniform, part).T[None, None] for part in ("sum", "count")]
         if self.measures is None or self.uniform is None:
@@ -160,7 +168,7 @@ def _measured(model: Model, reading: Reading) -> PictureSums:
     return probe
 
 
-def _stacked(arrays: Sequence[Any]) -> Any:
+def stacked(arrays: Sequence[Any]) -> Any:
     """(measure, head) of each layer as (1, layer, head, measure); nothing is counted where a layer has fewer heads."""
     stacked = np.zeros((1, len(arrays), max(array.shape[1] for array in arrays), arrays[0].shape[0]))
     for row, array in enumerate(arrays):
@@ -168,39 +176,40 @@ def _stacked(arrays: Sequence[Any]) -> Any:
     return stacked
 
 
-def _heads_of(done: _Done) -> tuple[Head, ...]:
-    """Every head with its measures; without those that no picture defines."""
-    from attnscope.core.picture_measures import PICTURE_MEASURES
-
-    assert done.measures is not None and done.uniform is not None
-    values, counts = done.measures.ratio(), done.measures.total("c")
-    low, high = done.measures.interval()
-    uniform = np.broadcast_to(done.uniform.ratio(), values.shape)
+def heads_of(
+    kind: str,
+    catalogue: Mapping[str, SenseMeasure],
+    sums: RunningSums,
+    uniform: RunningSums,
+    layers: Sequence[int],
+    resting: Callable[[Mapping[str, Estimate]], float],
+) -> tuple[Head, ...]:
+    """Every head with its measures; without those that nothing defines."""
+    values, counts = sums.ratio(), sums.total("c")
+    ends = [np.array([getattr(one, end) for one in catalogue.values()]) for end in ("low", "high")]
+    low, high = (np.clip(end, *ends) for end in sums.interval())
+    even = np.broadcast_to(uniform.ratio(), values.shape)
     heads = []
     for at in np.ndindex(*values.shape[:2]):
         if not counts[at].any():
             continue
-        columns = zip(*(array[at].tolist() for array in (values, low, high, uniform, counts)), strict=True)
-        measures = {
-            name: Estimate(*numbers) for name, numbers in zip(PICTURE_MEASURES, columns, strict=True) if numbers[-1]
-        }
-        heads.append(Head("encoder", done.layers[at[0]], at[1], (), measures["resting"].value, measures))
+        columns = zip(*(array[at].tolist() for array in (values, low, high, even, counts)), strict=True)
+        measures = {name: Estimate(*numbers) for name, numbers in zip(catalogue, columns, strict=True) if numbers[-1]}
+        heads.append(Head(kind, layers[at[0]], at[1], (), resting(measures), measures))
     return tuple(heads)
 
 
-def _sums_of(done: _Done) -> dict[str, Any]:
-    from attnscope.core.picture_measures import PICTURE_MEASURES
+def sums_of(
+    kind: str, catalogue: Mapping[str, SenseMeasure], sums: RunningSums, uniform: RunningSums, layers: Sequence[int]
+) -> dict[str, Any]:
+    """All that was added up, for a record."""
+    parts = {"measures": sums, "uniform": uniform}
+    arrays = {f"{kind}.{part}.{name}": a for part, held in parts.items() for name, a in held.to_arrays().items()}
+    return arrays | {f"{kind}.layers": np.array(layers), f"{kind}.names": np.array(list(catalogue))}
 
-    assert done.measures is not None and done.uniform is not None
-    parts = {"measures": done.measures, "uniform": done.uniform}
-    arrays = {f"encoder.{part}.{name}": a for part, sums in parts.items() for name, a in sums.to_arrays().items()}
-    return arrays | {"encoder.layers": np.array(done.layers), "encoder.names": np.array(list(PICTURE_MEASURES))}
 
-
-def _described() -> dict[str, Any]:
+def described(catalogue: Mapping[str, SenseMeasure]) -> dict[str, Any]:
     """What measures mean, so that a record explains itself."""
-    from attnscope.core.picture_measures import PICTURE_MEASURES
-
     return {
         "roles": {},
         "measures": {
@@ -211,26 +220,26 @@ def _described() -> dict[str, Any]:
                 "range": [finite(measure.low), finite(measure.high)],
                 "source": measure.source,
             }
-            for name, measure in PICTURE_MEASURES.items()
+            for name, measure in catalogue.items()
         },
     }
 
 
-def _listed(images: Any) -> list[tuple[str, Any]]:
-    """Pictures with what to call each; files and patterns are looked up."""
-    given = list(images) if isinstance(images, list | tuple) else [images]
-    found = list(_named(given))
+def listed(given: Any, what: str) -> list[tuple[str, Any]]:
+    """Pictures or recordings with what to call each; files and patterns are looked up."""
+    found = list(_named(given if isinstance(given, list) else [given], what))
     if not found:
-        raise AttnscopeError("there is no picture to study", "give at least one photo")
+        raise AttnscopeError(f"there is no {what} to study", "give at least one file")
     return found
 
 
-def _named(given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((name, name) for name in expand([image for image in given if isinstance(image, str | Path)]))
-    for number, image in enumerate(given, 1):
-        if not isinstance(image, str | Path):
-            yield f"picture {number}", image
+def _named(given: Sequence[Any], what: str) -> Iterator[tuple[str, Any]]:
+    yield from ((name, name) for name in expand([one for one in given if isinstance(one, str | Path)]))
+    for number, one in enumerate(given, 1):
+        if not isinstance(one, str | Path):
+            yield f"{what} {number}", one
 
 
-def _told(problem: dict[str, Any]) -> str:
+def told(problem: dict[str, Any]) -> str:
+    """What is wrong with a source."""
     return f"{problem['source']}: {problem['reason']}"

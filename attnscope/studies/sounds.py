@@ -12,7 +12,8 @@ import numpy as np
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Hears, Model
 from attnscope.records import Heatmap
-from attnscope.senses.recordings import read_recording
+from attnscope.records.sounds import Sound
+from attnscope.senses.recordings import Recording, read_recording
 from attnscope.studies.heatmap import Choice, Reading, choice_from, fitted, observed, outline, require_call
 
 MOST_WRITTEN = 64
@@ -62,7 +63,33 @@ def sound_heatmap(
 
 def listened(model: Model, audio: Any, text: str | None, choice: Choice) -> Heatmap:
     """The record of a model that listens; see `sound_heatmap`."""
-    recording = read_recording(audio)
+    reading, sound = heard_with(model, read_recording(audio), text)
+    within = choice.within(model.info)
+    if reading.target is None:
+        record = outline(model.info, reading, within, reading.tokens.text)
+        return observed(model, replace(record, sound=sound), reading)
+    whole = outline(model.info, reading, within, reading.target.text)
+    cross = next((m for m in whole.maps if m.kind == "cross"), None)
+    if cross is None:
+        raise AttnscopeError(
+            f"{model.info.name} has no cross-attention in the layers and heads that are chosen",
+            f"its decoder has {model.info.n_layers[-1]} layers of {model.info.n_heads[-1]} heads",
+        )
+    n_sound = len(sound.envelope)
+    frames = reading.tokens.take(np.arange(n_sound))
+    cross = replace(cross, keys=frames, part=(0, 0, len(reading.target), len(reading.tokens)))
+    record = replace(whole, maps=(cross,), sound=sound)
+    return observed(model, record, reading)
+
+
+def heard_with(model: Model, recording: Recording, text: str | None) -> tuple[Reading, Sound]:
+    """What a model reads as it hears a recording with its transcript, or with what it writes itself.
+
+    Without a decoder it reads no transcript, and the reading has no target.
+
+    Raises:
+        AttnscopeError: The model does not hear, or reads no transcript.
+    """
     if not isinstance(model, Hears):
         raise AttnscopeError(
             f"{model.info.name} takes texts, not recordings", "leave out --audio, or name a model such as Whisper"
@@ -72,9 +99,7 @@ def listened(model: Model, audio: Any, text: str | None, choice: Choice) -> Heat
     if "decoder" not in model.info.kinds:
         if text is not None:
             raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
-        reading = Reading(heard.tokens, None, tuple(notes), heard.inputs)
-        record = outline(model.info, reading, choice.within(model.info), heard.tokens.text)
-        return observed(model, replace(record, sound=heard.sound), reading)
+        return Reading(heard.tokens, None, tuple(notes), heard.inputs), heard.sound
     if text is not None:
         target, cut = fitted(model.encode_target(text), model.info.max_tokens)
         notes += [cut] if cut else []
@@ -82,16 +107,5 @@ def listened(model: Model, audio: Any, text: str | None, choice: Choice) -> Heat
         target = model.transcribe(heard, MOST_WRITTEN)
         written = " ".join(target.text.split()) or "nothing"
         notes.append(f"no transcript was given: the decoder reads what the model itself writes, “{written}”")
-    reading = Reading(heard.tokens, target, tuple(notes), {**heard.inputs, **model.decoder_inputs(target)})
-    whole = outline(model.info, reading, choice.within(model.info), target.text)
-    cross = next((m for m in whole.maps if m.kind == "cross"), None)
-    if cross is None:
-        raise AttnscopeError(
-            f"{model.info.name} has no cross-attention in the layers and heads that are chosen",
-            f"its decoder has {model.info.n_layers[-1]} layers of {model.info.n_heads[-1]} heads",
-        )
-    n_sound = len(heard.sound.envelope)
-    frames = heard.tokens.take(np.arange(n_sound))
-    cross = replace(cross, keys=frames, part=(0, 0, len(target), len(heard.tokens)))
-    record = replace(whole, maps=(cross,), sound=heard.sound)
-    return observed(model, record, reading)
+    inputs = {**heard.inputs, **model.decoder_inputs(target)}
+    return Reading(heard.tokens, target, tuple(notes), inputs), heard.sound

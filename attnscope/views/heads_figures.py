@@ -87,7 +87,7 @@ def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
     """
     lettering = lettering_for(_texts(findings))
     shared: dict[object, _Page] = {}
-    if not findings.of_pictures:
+    if not findings.of_senses:
         yield "roles", atlas_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
     if scales:
@@ -411,7 +411,7 @@ def scale_of(findings: Findings, measure: str) -> Scale:
     uniform = [one.uniform for one in estimates if math.isfinite(one.uniform)]
     extent = max((abs(value) for value in (*values, *uniform)), default=0.0) or 1.0
     spread = (min(uniform), max(uniform)) if uniform else (math.nan, math.nan)
-    written = small_number if findings.of_pictures else number  # one patch of hundreds seldom gets much
+    written = small_number if findings.of_senses else number  # one patch of hundreds seldom gets much
     if min((*values, *uniform), default=0.0) < 0:
         return Scale(-extent, extent, _TWO_WAYS, spread, bool(values), written)
     least, low = min((*values, *uniform), default=0.0), 0.0

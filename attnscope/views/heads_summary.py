@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnscope.records.ablation import Ablation
-from attnscope.records.findings import PICTURES, Findings, Head, Role
+from attnscope.records.findings import PICTURES, RECORDINGS, Findings, Head, Role
 from attnscope.records.relations import Relations
 
 UNCLASSIFIED = "·"
 UNDEFINED = "–"
 
 _TEXTS = (("texts", "text"), ("tokens", "token"))
-_PICTURES = (("pictures", "picture"), ("patches", "patch"))
+_COUNTED = {
+    PICTURES: (("pictures", "picture"), ("patches", "patch")),
+    RECORDINGS: (("recordings", "recording"), ("tokens", "token")),
+}
 
 
 @dataclass(frozen=True)
@@ -212,10 +215,10 @@ def title_of(findings: Findings, measure: str) -> str:
 def corpus_line(findings: Findings | Relations) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"."""
     corpus = findings.corpus
-    of_pictures = corpus.get("of") == PICTURES
+    counted = _COUNTED.get(str(corpus.get("of")), _TEXTS)
     parts = [
         f"{corpus[name]:,} {several if corpus[name] != 1 else one}"
-        for name, (several, one) in zip(("n_texts", "n_tokens"), _PICTURES if of_pictures else _TEXTS, strict=True)
+        for name, (several, one) in zip(("n_texts", "n_tokens"), counted, strict=True)
         if isinstance(corpus.get(name), int)
     ]
     given = corpus.get("sources")
@@ -260,12 +263,12 @@ def idle_line(findings: Findings) -> str:
 def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     """What is amiss with the texts: one sentence each."""
     said = []
+    of = findings.corpus.get("of") if findings.corpus.get("of") in _COUNTED else None
     if findings.corpus.get("complete") is False:
-        what = PICTURES if findings.corpus.get("of") == PICTURES else "texts"
-        said.append(f"it was stopped early: these are the {what} up to there")
+        said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
     problems = findings.corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
-        said.append(_left_out(problems, PICTURES if findings.corpus.get("of") == PICTURES else "parts of the texts"))
+        said.append(_left_out(problems, of or "parts of the texts"))
     return said
 
 

@@ -140,7 +140,7 @@ class _Measures:
     def _columns(self) -> list[tuple[Text, int, list[Text]]]:
         """Title, width and cells of each column."""
         columns = []
-        written = small_number if self.findings.of_pictures else number
+        written = small_number if self.findings.of_senses else number
         for name in self.names:
             title = heads_summary.title_of(self.findings, name)
             estimates = [head.measures.get(name, _NOTHING) for head in self.findings.heads]

@@ -1,4 +1,4 @@
-"""What heads do in pictures, drawn in the terminal: a map of one measure, and of each measure the extremes."""
+"""What heads do in pictures and recordings, in the terminal: a map of one measure, and of each the extremes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from attnscope.views.ablation_summary import number
 from attnscope.views.heads_summary import interval
 from attnscope.views.inks import ink_on
 
-LEADING = "distance_patches"
-"""The measure that the map shows: how far heads look is the first thing that is asked of a vision transformer."""
+LEADING = ("distance_patches", "monotonicity")
+"""The measure that the map shows: how far heads look is the first thing that is asked of a vision transformer, and
+whether they move on with the tokens of one that listens."""
 
 _PALE, _DARK = (0xF7, 0xFB, 0xFF), (0x08, 0x51, 0x9C)
 
@@ -27,13 +28,13 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
     Numbers alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, its heads go on below.
 
     Args:
-        findings: What to draw, of pictures.
+        findings: What to draw, of pictures or recordings.
         console: Tells the width.
     """
     names = findings.measure_names
     parts: list[RenderableType] = []
     if names:
-        leading = LEADING if LEADING in names else names[0]
+        leading = next((name for name in LEADING if name in names), names[0])
         facts = findings.measure_facts(leading)
         title = Text(heads_summary.title_of(findings, leading), style="bold")
         parts += [title.append(f": {heads_summary.printable(facts.what)}", style="not bold"), Text()]
