@@ -166,6 +166,11 @@ class Findings:
         return tuple(dict.fromkeys(head.kind for head in self.heads))
 
     @property
+    def of_pictures(self) -> bool:
+        """Whether it was made on pictures."""
+        return self.corpus.get("of") == PICTURES
+
+    @property
     def of_senses(self) -> bool:
         """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
         return self.corpus.get("of") in (PICTURES, RECORDINGS)
