@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from attnscope.cli import options
-from attnscope.records.storage import described_by, write_whole
+from attnscope.records.reading import described_by
+from attnscope.records.storage import write_whole
 from attnscope.studies import ablation_sweep, compare, relations
 from attnscope.studies import heads as heads_study
 from attnscope.studies.interrupted import settle

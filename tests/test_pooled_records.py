@@ -114,7 +114,7 @@ def test_the_text_around_a_token() -> None:
 def test_a_damaged_record_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
     whole = pooled_record()
     path = replace(whole, maps=(replace(whole.maps[0], **damage),)).save(tmp_path / "pooled.npz")
-    with pytest.raises(AttnscopeError, match="is not an attnscope record"):
+    with pytest.raises(AttnscopeError, match="is no attnscope record"):
         load_pooled(path)
 
 
@@ -122,7 +122,7 @@ def test_what_is_no_record_is_said(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="there is no file"):
         load_pooled(tmp_path / "none.npz")
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 no")
-    with pytest.raises(AttnscopeError, match="is not an attnscope record"):
+    with pytest.raises(AttnscopeError, match="is no attnscope record"):
         load_pooled(tmp_path / "x.npz")
     with pytest.raises(AttnscopeError, match="load_pooled reads it"):
         load_record(pooled_record().save(tmp_path / "pooled.npz"))

@@ -81,6 +81,7 @@ def any_record(draw: st.DrawFn) -> Heatmap:
         size = len(layers) * len(heads) * len(queries) * len(keys)
         values = np.array(draw(st.lists(WEIGHT, min_size=size, max_size=size)), np.float32)
         weights = values.reshape(len(layers), len(heads), len(queries), len(keys))
+        weights /= np.maximum(1, weights.sum(-1, keepdims=True))  # a row has no more than 1 to give
         if len(heads) > 1 and draw(st.booleans()):
             weights[0, -1] = np.nan  # a head that the first layer lacks
         maps.append(AttentionMap(kind, tuple(layers), tuple(heads), weights, queries, keys, 41, 41, 41))
@@ -213,7 +214,7 @@ def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path: Path, name:
 )
 def test_damaged_json_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "record.json").write_bytes(content)
-    with pytest.raises(AttnscopeError, match="not an attnscope record"):
+    with pytest.raises(AttnscopeError, match="is no attnscope record"):
         load(tmp_path / "record.json")
 
 

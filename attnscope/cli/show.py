@@ -1,11 +1,13 @@
 """`attnscope show`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnscope.cli import options
+from attnscope.errors import AttnscopeError, first_line
 
 _SHOWN_BY = {
     "attnscope.heatmap": "heatmap",
@@ -60,4 +62,13 @@ def show(
     # A file that names no schema is refused as a heatmap.
     module = _SHOWN_BY.get(schema_of(record).partition("/")[0], "heatmap")
     saved = options.Saved(record, out, formats, query, pick, scale, cmap, measures, json, quiet)
-    import_module(f"attnscope.cli.{module}").show_saved(saved)
+    try:
+        import_module(f"attnscope.cli.{module}").show_saved(saved)
+    except (AttnscopeError, OSError, MemoryError):
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        # It was whole by its class, but what it says cannot be drawn.
+        if os.environ.get("ATTNSCOPE_TRACEBACK"):
+            raise
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise AttnscopeError(f"{record} is damaged: what it says cannot be shown ({told})") from None

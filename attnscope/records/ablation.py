@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +13,15 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.reading import (
+    read_record,
+    reading,
+    require_archive,
+    require_counts,
+    require_places,
+    require_run,
+    require_types,
+)
 from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 ABLATE_SCHEMA = "attnscope.ablate/1"
@@ -23,11 +30,6 @@ PLACES = ("first", "repeated", "first_half", "second_half")
 """By which places in a text a loss is told, as "zero_loss_repeated"; records of older versions have none."""
 
 _BY_PLACE = tuple(f"_loss_{place}" for place in PLACES)
-
-# All that NumPy, zipfile and json raise on files that are no such record, or no longer.
-_DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -246,19 +248,18 @@ def load(path: str | Path) -> Ablation:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        # Opened here, as NumPy leaves a file open that it finds damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            data = json.loads(archive["record"].tobytes())
-        if data["schema"] != ABLATE_SCHEMA:
-            raise AttnscopeError(f"{path} holds {data['schema']!r}, not {ABLATE_SCHEMA!r}")
-        return _from_document(data)
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except _DAMAGED as error:
-        raise AttnscopeError(
-            f"{path} is no record of an ablation: {error}", "give the ablation.npz that `ablate` wrote"
-        ) from None
+    with reading(path, "record of an ablation", "give the ablation.npz that `ablate` wrote"):
+        data, held = read_record(path, ABLATE_SCHEMA)
+        require_archive(held)
+        found = _from_document(data)
+        require_types(found)
+        require_run(found.run)
+        require_places([head.layer for head in found.heads], [head.head for head in found.heads])
+        require_counts(found.corpus, "n_texts", "n_tokens")
+        for curve in found.curves:
+            if not len(curve.removed) == len(curve.n_left) == len(curve.points):
+                raise ValueError("the points of a curve do not fit the heads that it takes out")
+    return found
 
 
 def _from_document(data: Mapping[str, Any]) -> Ablation:

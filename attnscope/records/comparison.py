@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.maps import Tokens, tokens_from_json
-from attnscope.records.storage import DAMAGED, csv_text, finite, plain, write_whole
+from attnscope.records.maps import Tokens, require_whole_tokens, tokens_from_json
+from attnscope.records.reading import read_record, reading, require_archive, require_run, require_types, require_weights
+from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 COMPARE_SCHEMA = "attnscope.compare/1"
 
@@ -539,20 +540,26 @@ def load(path: str | Path) -> HeadComparison | PickedHeads | MinimalPair | Model
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        # Opened here, as NumPy leaves a file open that it finds damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            data = json.loads(archive["record"].tobytes())
-            arrays = {name: archive[name] for name in archive.files if name != "record"}
-        if data["schema"] != COMPARE_SCHEMA:
-            raise AttnscopeError(f"{path} holds {data['schema']!r}, not {COMPARE_SCHEMA!r}")
-        return _SHAPES[data["shape"]]._from(data, arrays)
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except DAMAGED as error:
-        raise AttnscopeError(
-            f"{path} is no comparison of heads: {error}", "give the compare.npz that `compare` wrote"
-        ) from None
+    with reading(path, "comparison of heads", "give the compare.npz that `compare` wrote"):
+        data, held = read_record(path, COMPARE_SCHEMA)
+        require_archive(held)
+        found = _SHAPES[data["shape"]]._from(data, {name: held[name] for name in held if name != "record"})
+        require_types(found)
+        require_run(found.run)
+        for table in getattr(found, "tables", ()):
+            if np.any(table.mean < -0.01) or np.any(table.mean > 1.01):
+                raise ValueError(f"its {table.name} is not between 0 and 1")
+        for name in ("weights", "other_weights"):
+            require_weights(getattr(found, name, np.zeros((0, 0))))
+        for tokens in _tokens_of(found):
+            require_whole_tokens(tokens)
+    return found
+
+
+def _tokens_of(found: Comparison) -> tuple[Tokens, ...]:
+    if isinstance(found, MinimalPair):
+        return found.tokens
+    return (found.tokens,) if isinstance(found, PickedHeads) else ()
 
 
 def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.reading import read_record, reading, require_types
 from attnscope.records.storage import finite, plain, write_whole
 
 COST_SCHEMA = "attnscope.cost/1"
@@ -134,17 +135,15 @@ def load(path: str | Path) -> Cost:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        if data.pop("schema") != COST_SCHEMA:
-            raise AttnscopeError(f"{path} is no cost", "give the cost.json that `cost -o` wrote")
-        data.pop("files", None)
+    with reading(path, "cost", "give the cost.json that `cost -o` wrote"):
+        data, _ = read_record(path, COST_SCHEMA)
+        data = {name: value for name, value in data.items() if name not in ("schema", "files")}
         groups = {name: tuple(Quantity(**one) for one in found) for name, found in data.pop("groups").items()}
         heads = tuple(HeadRow(**row) for row in data.pop("heads"))
         curves = tuple(Curve(**one | {"values": tuple(one["values"])}) for one in data.pop("curves"))
         tuples = {name: tuple(data[name]) for name in ("lengths", "notes")}
-        return Cost(**data | tuples, groups=groups, heads=heads, curves=curves)
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AttnscopeError(f"{path} is no cost: {error}", "give the cost.json that `cost -o` wrote") from None
+        cost = Cost(**data | tuples, groups=groups, heads=heads, curves=curves)
+        require_types(cost)
+        if any(len(curve.values) != len(cost.lengths) for curve in curves):
+            raise ValueError("its curves do not fit its lengths")
+    return cost

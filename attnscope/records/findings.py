@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.parquet import parquet
-from attnscope.records.storage import DAMAGED, csv_text, finite, plain, write_whole
+from attnscope.records.reading import (
+    read_record,
+    reading,
+    require_archive,
+    require_counts,
+    require_places,
+    require_run,
+    require_types,
+)
+from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 HEADS_SCHEMA = "attnscope.heads/1"
 
@@ -313,23 +322,31 @@ def load(path: str | Path) -> Findings:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        # Opened here, as NumPy leaves a file open that it finds damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            data = json.loads(archive["record"].tobytes())
-            sums = {name.removeprefix("sum_"): archive[name] for name in archive.files if name.startswith("sum_")}
-        if data["schema"] != HEADS_SCHEMA:
-            raise AttnscopeError(f"{path} holds {data['schema']!r}, not {HEADS_SCHEMA!r}")
+    with reading(path, "record of heads", "give the heads.npz that `heads` wrote"):
+        data, held = read_record(path, HEADS_SCHEMA)
+        require_archive(held)
+        sums = {name.removeprefix("sum_"): held[name] for name in held if name.startswith("sum_")}
         heads, control = (
             tuple(_head_from(item) for item in items) for items in (data["heads"], data.get("control", ()))
         )
-        return Findings(data["run"], data["corpus"], data["options"], heads, sums, control)
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except DAMAGED as error:
-        raise AttnscopeError(
-            f"{path} is no record of heads: {error}", "give the heads.npz that `heads` wrote"
-        ) from None
+        found = Findings(data["run"], data["corpus"], data["options"], heads, sums, control)
+        _require_whole(found)
+    return found
+
+
+def _require_whole(found: Findings) -> None:
+    """Refuses findings whose parts are not what their class says, or of which a table cannot be made.
+
+    Raises:
+        ValueError: They are not.
+    """
+    require_types(found)
+    require_run(found.run)
+    require_places([h.layer for h in found.heads], [h.head for h in found.heads])
+    for heads in (found.heads, found.control):
+        if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
+            raise ValueError("it holds a head twice")
+    require_counts(found.corpus, "n_texts", "n_tokens")
 
 
 def _head_json(head: Head) -> dict[str, Any]:

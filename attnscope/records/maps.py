@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.pictures import Picture, picture_from
+from attnscope.records.reading import read_arrays, reading, require_places, require_run, require_types, require_weights
 from attnscope.records.sounds import Sound, sound_from
-from attnscope.records.storage import json_array, json_lists, read_arrays, view, write_whole
+from attnscope.records.storage import json_array, json_lists, view, write_whole
 
 if TYPE_CHECKING:
     from attnscope.records.findings import Findings
@@ -507,7 +508,7 @@ def load(path: str | Path) -> Heatmap:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
+    with reading(path, "attnscope record of attention", "give what `heatmap --format npz` or `json` wrote"):
         held, described = read_arrays(path)
         if described["schema"] != HEATMAP_SCHEMA:
             if described["schema"] == "attnscope.pooled/1":
@@ -523,17 +524,6 @@ def load(path: str | Path) -> Heatmap:
             sound=sound_from(described.get("sound"), held.get("envelope")),
         )
         _require_whole(record)
-    except AttnscopeError:
-        raise
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except OSError as error:
-        raise AttnscopeError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # zipfile, numpy and json let nearly anything through for a damaged file
-        raise AttnscopeError(
-            f"{path} is not an attnscope record: {str(error) or type(error).__name__}",
-            "records are what `attnscope heatmap --format npz` or `--format json` writes",
-        ) from None
     return record
 
 
@@ -545,6 +535,8 @@ def _require_whole(record: Heatmap) -> None:
     """
     if not record.maps:
         raise ValueError("it holds no attention")
+    require_types(record)
+    require_run(record.run)
     for attention in record.maps:
         if attention.kind not in ("encoder", "decoder", "cross"):  # it becomes part of file names
             raise ValueError(f"there is no {attention.kind!r} attention")
@@ -554,6 +546,8 @@ def _require_whole(record: Heatmap) -> None:
         # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
         if np.any(attention.weights < 0) or np.any(attention.weights > 1.1):
             raise ValueError("its weights are not between 0 and 1")
+        require_weights(attention.weights)
+        require_places(attention.layers, attention.heads)
         for tokens in (attention.queries, attention.keys):
             require_whole_tokens(tokens)
     if record.picture is not None:
@@ -564,8 +558,6 @@ def _require_whole(record: Heatmap) -> None:
         raise ValueError("its keys are not the frames of its sound")
     if record.picked is not None and not any(record.chosen(attention) for attention in record.maps):
         raise ValueError("it shows none of its heads")
-    if not all(isinstance(note, str) for note in record.run["notes"]):
-        raise ValueError("its notes are no texts")
 
 
 def require_whole_tokens(tokens: Tokens) -> None:

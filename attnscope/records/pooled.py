@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.maps import Tokens, require_whole_tokens, spans, tokens_from_json
-from attnscope.records.storage import json_array, json_lists, read_arrays, view, write_whole
+from attnscope.records.reading import read_record, reading, require_places, require_run, require_types
+from attnscope.records.storage import json_array, json_lists, view, write_whole
 
 POOLED_SCHEMA = "attnscope.pooled/1"
 POOLS = ("mean", "max")
@@ -302,23 +303,10 @@ def load(path: str | Path) -> PooledHeatmap:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        held, described = read_arrays(path)
-        if described["schema"] != POOLED_SCHEMA:
-            raise AttnscopeError(f"{path} holds {described['schema']!r}, not {POOLED_SCHEMA!r}")
+    with reading(path, "attnscope record of pooled maps", "give what `heatmap --format npz` or `json` wrote"):
+        described, held = read_record(path, POOLED_SCHEMA)
         record = _from_json(described, held)
         _require_whole(record)
-    except AttnscopeError:
-        raise
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except OSError as error:
-        raise AttnscopeError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # zipfile, numpy and json let nearly anything through for a damaged file
-        raise AttnscopeError(
-            f"{path} is not an attnscope record: {str(error) or type(error).__name__}",
-            "records are what `attnscope heatmap --format npz` or `--format json` writes",
-        ) from None
     return record
 
 
@@ -365,6 +353,8 @@ def _require_whole(record: PooledHeatmap) -> None:
     """
     if not record.maps:
         raise ValueError("it holds no attention")
+    require_types(record)
+    require_run(record.run)
     if record.pool not in POOLS:
         raise ValueError(f"there is no pool {record.pool!r}")
     for m in record.maps:
@@ -386,6 +376,9 @@ def _require_whole(record: PooledHeatmap) -> None:
         # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
         if np.any(m.cells < 0) or np.any(m.cells > 1.1):
             raise ValueError("its cells are not between 0 and 1")
+        require_places(m.layers, m.heads)
+        if np.nansum(m.received, -1).max() > 1.1 * n_queries:
+            raise ValueError("its keys receive more than there is")
         if np.any(m.received < 0) or np.any(np.isinf(m.received)) or np.any(np.isinf(m.entropy_nats)):
             raise ValueError("its marginals are no sums of weights")
         if np.any(m.link_places < -1) or np.any(m.link_places >= np.array([n_queries, n_keys])):
@@ -394,5 +387,3 @@ def _require_whole(record: PooledHeatmap) -> None:
             require_whole_tokens(tokens)
     if record.picked is not None and not any(record.chosen(m) for m in record.maps):
         raise ValueError("it shows none of its heads")
-    if not all(isinstance(note, str) for note in record.run["notes"]):
-        raise ValueError("its notes are no texts")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Findings, Role
+from attnscope.records.reading import read_record, reading, require_archive, require_counts, require_run, require_types
 from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 RELATIONS_SCHEMA = "attnscope.relations/1"
@@ -27,11 +26,6 @@ LEAST_MASS = 0.1
 """With less of its attention on the targets, in the mean, a head expresses a relation weakly: it looks elsewhere."""
 
 ARRAYS = ("choice", "accuracy", "low", "high", "mass", "p", "q")
-
-# All that NumPy, zipfile and json raise on files that are no such record, or no longer.
-_DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,25 +288,41 @@ def load(path: str | Path) -> Relations:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        # Opened here, as NumPy leaves a file open that it finds damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            data = json.loads(archive["record"].tobytes())
-            if data["schema"] != RELATIONS_SCHEMA:
-                raise AttnscopeError(f"{path} holds {data['schema']!r}, not {RELATIONS_SCHEMA!r}")
-            arrays = {name: archive[name] for name in (*ARRAYS, "found")}
+    with reading(path, "record of relations", "give the relations.npz that `relations` wrote"):
+        data, held = read_record(path, RELATIONS_SCHEMA)
+        require_archive(held)
+        arrays = {name: held[name] for name in (*ARRAYS, "found")}
         relations = tuple(
             _relation(row, {name: array[i] for name, array in arrays.items()})
             for i, row in enumerate(data["relations"])
         )
         examples = tuple(_example(item) for item in data["examples"])
-        return Relations(data["run"], data["corpus"], data["options"], data["kind"], relations, examples)
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except _DAMAGED as error:
-        raise AttnscopeError(
-            f"{path} is no record of relations: {error}", "give the relations.npz that `relations` wrote"
-        ) from None
+        found = Relations(data["run"], data["corpus"], data["options"], data["kind"], relations, examples)
+        _require_whole(found, {array.shape for array in arrays.values()})
+    return found
+
+
+def _require_whole(found: Relations, shapes: set[tuple[int, ...]]) -> None:
+    """Refuses relations whose parts are not what their class says, or whose arrays do not fit them.
+
+    Raises:
+        ValueError: They are not, or do not.
+    """
+    require_types(found)
+    require_run(found.run)
+    require_counts(found.corpus, "n_texts", "n_tokens")
+    (shape, *others) = shapes
+    if others or shape[0] != len(found.relations) or (found.relations and (len(shape) != 3 or 0 in shape)):
+        raise ValueError("its arrays do not fit its relations")
+    for one in found.relations:
+        shares = np.stack([one.accuracy, one.choice, one.mass, one.p, one.q])
+        if np.any(shares < -0.01) or np.any(shares > 1.01):
+            raise ValueError(f"the shares of {one.name!r} are not between 0 and 1")
+    for example in found.examples:
+        n = len(example.words)
+        places = [p for link in example.links for p in (*link.source, *link.targets, link.looked)]
+        if len(example.spaced) != n or any(not -1 <= place < n for place in places):
+            raise ValueError("the links of an example are not between its words")
 
 
 def _relation(row: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Relation:

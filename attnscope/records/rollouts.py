@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.maps import Tokens, tokens_from_json
+from attnscope.records.maps import Tokens, require_whole_tokens, tokens_from_json
 from attnscope.records.pictures import Picture, picture_from
+from attnscope.records.reading import read_record, reading, require_run, require_types, require_weights
 from attnscope.records.storage import finite, plain, write_whole
 
 ROLLOUT_SCHEMA = "attnscope.rollout/1"
@@ -127,37 +127,26 @@ def load(path: str | Path) -> Rollout:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            if zipfile.is_zipfile(file):
-                file.seek(0)
-                with np.load(file, allow_pickle=False) as archive:
-                    data = json.loads(archive["record"].tobytes())
-                    arrays = {method: archive[method] for method in METHODS}
-                    pixels = archive["pixels"] if "pixels" in archive.files else None
-            else:
-                file.seek(0)
-                data = json.load(file)
-                arrays = {method: np.array(data[method], np.float64) for method in METHODS}
-                pixels = data.get("pixels")
-                data["tokens"] = data["record"]["tokens"]
-        if data["schema"] != ROLLOUT_SCHEMA:
-            raise AttnscopeError(f"{path} holds {data['schema']!r}, not {ROLLOUT_SCHEMA!r}")
+    with reading(path, "record of rollout", "give the rollout.npz that `attnscope rollout` wrote"):
+        data, held = read_record(path, ROLLOUT_SCHEMA)
+        if "mean" in data:  # JSON, whose `record` is no description of the rest
+            data = data | {"tokens": data["record"]["tokens"]}
+        arrays = {method: np.array(held[method], np.float64) for method in METHODS}
         tokens = tokens_from_json(data["tokens"])
         n = len(tokens)
         if any(a.ndim != 3 or a.shape != (len(arrays["mean"]), n, n) or not a.size for a in arrays.values()):
             raise ValueError("its arrays do not fit its tokens")
-        picture = picture_from(data.get("picture"), pixels)
+        picture = picture_from(data.get("picture"), held.get("pixels"))
         if picture is not None and picture.grid[0] * picture.grid[1] != int((~tokens.special).sum()):
             raise ValueError("its tokens are not the patches of its picture")
-        about = str(data["text"]), tokens, str(data["kind"]), float(data["residual"])
-        return Rollout(*about, run=dict(data["run"]), picture=picture, **arrays)
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except AttnscopeError:
-        raise
-    except Exception as error:  # zipfile, numpy and json let nearly anything through for a damaged file
-        raise AttnscopeError(
-            f"{path} is no record of rollout: {str(error) or type(error).__name__}",
-            "give the rollout.npz that `attnscope rollout` wrote",
-        ) from None
+        mean, rollout, flow = (arrays[method] for method in METHODS)
+        found = Rollout(
+            str(data["text"]), tokens, str(data["kind"]), float(data["residual"]), mean, rollout, flow,
+            dict(data["run"]), picture,
+        )  # fmt: skip
+        require_types(found)
+        require_run(found.run)
+        require_whole_tokens(tokens)
+        require_weights(found.mean)
+        require_weights(found.rollout)
+    return found

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.reading import read_record, reading, require_run, require_types, require_weights
 from attnscope.records.storage import finite, plain, write_whole
 
 SPLIT_SCHEMA = "attnscope.split/1"
@@ -129,19 +130,20 @@ def load(path: str | Path) -> Split:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        if data.pop("schema") != SPLIT_SCHEMA:
-            raise AttnscopeError(f"{path} is no split", "give the split.json that `split -o` wrote")
-        data.pop("files", None)
+    with reading(path, "split", "give the split.json that `split -o` wrote"):
+        data, _ = read_record(path, SPLIT_SCHEMA)
+        data = {name: value for name, value in data.items() if name not in ("schema", "files")}
         seen = tuple(_seen_from(one) for one in data.pop("seen"))
         w_o = None if data["w_o"] is None else np.array(data["w_o"], np.float64)
         named = {name: tuple(data[name]) for name in ("queries", "keys")}
-        return Split(**data | named | {"w_o": w_o}, seen=seen)
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AttnscopeError(f"{path} is no split: {error}", "give the split.json that `split -o` wrote") from None
+        found = Split(**data | named | {"w_o": w_o}, seen=seen)
+        require_types(found)
+        require_run(found.run)
+        for one in seen:
+            if one.weights.shape != (one.n_heads, len(found.queries), len(found.keys)) or 0 in one.weights.shape:
+                raise ValueError("its weights do not fit its tokens")
+            require_weights(one.weights)
+    return found
 
 
 def _seen_from(data: dict[str, Any]) -> Seen:

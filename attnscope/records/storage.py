@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.reading import require_room
 
 # All that NumPy, zipfile and json raise on files that are no record, or no longer.
 DAMAGED = (
@@ -122,7 +123,7 @@ def schema_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             if zipfile.is_zipfile(file):
-                file.seek(0)
+                require_room(file, path)
                 with np.load(file, allow_pickle=False) as archive:
                     described = archive["record"]
                     text = described.tobytes().decode() if described.dtype == np.uint8 else str(described)
@@ -130,46 +131,8 @@ def schema_of(path: Path) -> str:
             file.seek(0)
             found = re.match(rb'\s*{\s*"schema":\s*"([\w./-]+)"', file.read(200))
             return found[1].decode() if found else ""
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except DAMAGED:
         return ""
-
-
-def described_by(path: Path) -> Mapping[str, Any]:
-    """What a record says of itself, without its arrays where it is an archive; empty for what is no record."""
-    try:
-        with path.open("rb") as file:
-            if zipfile.is_zipfile(file):
-                file.seek(0)
-                with np.load(file, allow_pickle=False) as archive:
-                    described = archive["record"]
-                    told = json.loads(described.tobytes() if described.dtype == np.uint8 else str(described))
-            else:
-                file.seek(0)
-                told = json.load(file)
-    except (*DAMAGED, RecursionError):
-        return {}
-    return told if isinstance(told, Mapping) else {}
-
-
-def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
-    """What a file holds by name, and what describes it; by its content, not by its name.
-
-    Raises:
-        ValueError: It is neither a whole npz archive nor JSON; damaged archives raise whatever zipfile and NumPy do.
-    """
-    with path.open("rb") as file:
-        if zipfile.is_zipfile(file):
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                held = {name: archive[name] for name in archive.files}
-            described = held["record"]
-            return held, json.loads(described.tobytes() if described.dtype == np.uint8 else str(described))
-        file.seek(0)
-        try:
-            held = json.load(file)
-        except ValueError:
-            raise ValueError("it is neither a whole npz archive nor JSON") from None
-        return held, held["record"]
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.reading import read_record, reading, require_archive, require_run, require_types
 from attnscope.records.storage import finite, plain, write_whole
 
 TRACE_SCHEMA = "attnscope.trace/1"
@@ -211,12 +210,10 @@ def load(path: str | Path) -> Trace:
         AttnscopeError: The file is not there, damaged, or no such record.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            data = json.loads(archive["record"].tobytes())
-            held = {name: archive[name] for name in archive.files}
-        if data.pop("schema") != TRACE_SCHEMA:
-            raise AttnscopeError(f"{path} is no trace", "give the trace.npz that `trace -o` wrote")
+    with reading(path, "trace", "give the trace.npz that `trace -o` wrote"):
+        data, held = read_record(path, TRACE_SCHEMA)
+        require_archive(held)
+        del data["schema"]
         steps = []
         for number, told in enumerate(data.pop("steps")):
             del told["shape"]
@@ -227,12 +224,9 @@ def load(path: str | Path) -> Trace:
             data[name] = tuple(data[name])
         check = Check(**data.pop("check"))
         speeds = np.array(data.pop("radians_per_token"), np.float64)
-        return Trace(
-            **data, inputs=inputs, steps=tuple(steps), bands=bands, radians_per_token=speeds, check=check
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise AttnscopeError(f"there is no file {path}") from None
-    except (
-        OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error,
-    ) as error:  # fmt: skip
-        raise AttnscopeError(f"{path} is no trace: {error}", "give the trace.npz that `trace -o` wrote") from None
+        found = Trace(**data, inputs=inputs, steps=tuple(steps), bands=bands, radians_per_token=speeds, check=check)
+        require_types(found)
+        require_run(found.run)
+        if any(len(step.axes) != step.value.ndim for step in steps):
+            raise ValueError("a step's value does not have its axes")
+    return found

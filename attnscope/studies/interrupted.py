@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnscope.records.storage import described_by
+from attnscope.records.reading import described_by
 
 FOLDER = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""

@@ -1,0 +1,288 @@
+"""Records that are damaged, or made to do harm: `show` draws them or says in one line why not, whatever is in them."""
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnscope.cli import main
+from attnscope.records import reading
+from tests.conftest import Run
+from tests.record_helpers import simple
+
+SAMPLES = Path(__file__).parent.parent / "sample_texts"
+TEXTS = "the cat and the dog\na dog\nthe cat sat\n"
+
+MADE: dict[str, list[str]] = {
+    "heads.npz": ["heads", "--file", "texts.txt", "-f", "npz,json"],
+    "compare.npz": ["compare", "--file", "texts.txt", "-f", "npz,json"],
+    "relations.npz": ["relations", "texts.conllu", "-f", "npz,json", "--examples", "1"],
+    "ablation.npz": ["ablate", "--file", "texts.txt", "--loss", "none", "-L", "0", "-f", "npz,json"],
+    "trace.npz": ["trace", "the cat", "-L", "0", "-H", "0"],
+    "split.json": ["split", "-f", "json"],
+    "cost.json": ["cost", "bert-base"],
+    "rollout.npz": ["rollout", "the cat", "-f", "npz,json"],
+    "weights.npz": ["heatmap", "the cat", "-f", "npz,json"],
+    "pooled.npz": ["heatmap", "the cat and the dog", "--pooled", "8", "-f", "npz"],
+    "picked.npz": ["compare", "the cat", "--pick", "L0H0,L0H1", "-f", "npz"],
+    "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A record of each kind, in one folder."""
+    home = tmp_path_factory.mktemp("records")
+    (home / "texts.txt").write_text(TEXTS, "utf-8")
+    trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
+    (home / "texts.conllu").write_text("\n\n".join(trees[:12]) + "\n\n", "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        for name, command in MADE.items():
+            more = [] if name in ("cost.json", "split.json") else ["-m", "own"]
+            patch.setattr("sys.argv", ["attnscope", *command, *more, "-o", f"{name}.out"])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert not ended.value.code, name
+            stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
+            (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
+    return home
+
+
+def require_one_line(status: int, err: str) -> None:
+    assert status in (0, 1, 2), err
+    assert "internal error" not in err
+    assert "Traceback" not in err
+    if status:
+        assert err.startswith("error: ")
+        assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_kind_is_shown(name: str, made: Path, run: Run) -> None:
+    status, out, err = run("show", made / name)
+    assert status == 0, err
+    assert out
+
+
+@pytest.mark.parametrize("stem", ["heads", "compare", "relations", "ablation", "trace"])
+def test_the_json_of_a_record_says_which_file_opens(stem: str, made: Path, run: Run) -> None:
+    copy = made / f"{stem}.npz.out" / f"{stem}.json"
+    status, out, err = run("show", copy)
+    assert (status, out) == (1, "")
+    assert err.splitlines()[0].endswith(": it is the JSON of one, a copy for other programs")
+    assert f"{stem}.npz" in err.splitlines()[1]
+
+
+# Damage ----------------------------------------------------------------------------------------------------------
+
+
+def members(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def with_record(path: Path, change: Callable[[Any], None]) -> bytes:
+    """The file with its description changed."""
+    if path.suffix == ".json":
+        document = json.loads(path.read_text("utf-8"))
+        change(document)
+        return json.dumps(document).encode()
+    held = members(path)
+    described = held["record"]
+    document = json.loads(described.tobytes() if described.dtype == np.uint8 else str(described))
+    change(document)
+    held["record"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    return saved(held)
+
+
+def saved(held: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **held)
+    return out.getvalue()
+
+
+def zipped(path: Path, edit: Callable[[bytearray], None], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(path) as given, zipfile.ZipFile(out, "w", compression) as archive:
+        for name in given.namelist():
+            archive.writestr(name, given.read(name))
+    content = bytearray(out.getvalue())
+    edit(content)
+    return bytes(content)
+
+
+def mark_all(content: bytearray, offset: int, central_offset: int, value: int) -> None:
+    """Writes into each member's header, in both places where an archive has it."""
+    for mark, place in ((b"PK\x03\x04", offset), (b"PK\x01\x02", central_offset)):
+        start = content.find(mark)
+        while start >= 0:
+            content[start + place] = value
+            start = content.find(mark, start + 4)
+
+
+def spoil(content: bytearray) -> None:
+    for i in range(len(content) // 3, len(content) // 3 + 40):
+        content[i] ^= 0x5A
+
+
+ARCHIVE_DAMAGE: dict[str, Callable[[Path], bytes]] = {
+    "compression method 99": lambda path: zipped(path, lambda content: mark_all(content, 8, 10, 99)),
+    "encrypted": lambda path: zipped(path, lambda content: mark_all(content, 6, 8, 1)),
+    "a spoilt stream": lambda path: zipped(path, spoil),
+    "cut off": lambda path: path.read_bytes()[:-100],
+    "a description that is deep": lambda path: saved(
+        members(path) | {"record": np.frombuffer(b"[" * 100_000, np.uint8)}
+    ),
+    "a description of one dimension too few": lambda path: saved(members(path) | {"record": np.uint8(3)}),
+    "a description that is a list": lambda path: saved(members(path) | {"record": np.frombuffer(b"[1]", np.uint8)}),
+    "no description": lambda path: saved({"a": np.zeros(3)}),
+}
+ARCHIVES = [name for name in MADE if name.endswith("npz")]
+
+
+@pytest.mark.parametrize("damage", ARCHIVE_DAMAGE)
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_damaged_archive_is_one_line(name: str, damage: str, made: Path, run: Run) -> None:
+    Path("x.npz").unlink(missing_ok=True)
+    broken = made / "x.npz"
+    broken.write_bytes(ARCHIVE_DAMAGE[damage](made / name))
+    status, out, err = run("show", broken)
+    assert (status, out) == (1, "")
+    require_one_line(status, err)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_another_version_is_refused(name: str, made: Path, run: Run) -> None:
+    def raise_version(document: Any) -> None:
+        document["schema"] = document["schema"].rpartition("/")[0] + "/99"
+
+    broken = made / f"x{Path(name).suffix}"
+    broken.write_bytes(with_record(made / name, raise_version))
+    status, out, err = run("show", broken)
+    assert (status, out) == (1, "")
+    assert "/99" in err.splitlines()[0]
+
+
+def test_another_version_in_json_is_refused_wherever_it_stands(run: Run, tmp_path: Path) -> None:
+    path = simple(5).save(tmp_path / "record.json")
+    document = json.loads(path.read_text("utf-8"))
+    other = {"schema": "attnscope.heatmap/99"}
+    for part in (other, {"record": document["record"] | other}):
+        path.write_text(json.dumps(document | part), "utf-8")
+        status, out, err = run("show", path)
+        assert (status, out) == (1, ""), err
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values in a document, but for what says how it was made."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+WRONG: list[Any] = [None, -1, 10**9, 1e308, "", "x\ny", [], {}, [[]], True, "\ud800", [None, 1], 10**30, -0.5]
+
+
+def change_one(document: Any, lot: random.Random) -> None:
+    # Each field as often as any other, however long the lists are.
+    path = lot.choice(list({tuple("#" if isinstance(k, int) else k for k in p): p for p in places(document)}.values()))
+    for key in path[:-1]:
+        document = document[key]
+    if lot.random() < 0.2:
+        del document[path[-1]]
+    else:
+        document[path[-1]] = lot.choice(WRONG)
+
+
+def change_array(held: dict[str, Any], lot: random.Random) -> None:
+    name = lot.choice([name for name in held if name != "record"] or ["record"])
+    array = held[name]
+    damages: list[Callable[[], Any]] = [
+        lambda: array[..., :-1] if array.ndim else array[None],
+        lambda: array.astype("U3"),
+        lambda: array.astype(np.complex64),
+        lambda: np.full(array.shape, np.nan),
+        lambda: np.full(array.shape, np.inf),
+        lambda: -(array.astype(float)) - 1,
+        lambda: array[None],
+        lambda: np.zeros(0),
+        lambda: np.full(array.shape, 1e300),
+        lambda: array.astype(np.int8),
+    ]
+    with np.errstate(all="ignore"):
+        held[name] = lot.choice(damages)()
+
+
+def damaged(path: Path, lot: random.Random) -> bytes:
+    if path.suffix == ".npz" and lot.random() < 0.4:
+        held = members(path)
+        change_array(held, lot)
+        return saved(held)
+    return with_record(path, lambda document: change_one(document, lot))
+
+
+def show_damaged(made: Path, name: str, seeds: range, run: Run) -> None:
+    for seed in seeds:
+        lot = random.Random(f"{name} {seed}")
+        broken = made / f"x{Path(name).suffix}"
+        broken.write_bytes(damaged(made / name, lot))
+        arguments = lot.choice([[], [], ["--json"], ["--query", "@1"], ["--pick", "L0H0"]])
+        status, _, err = run("show", broken, *arguments)
+        try:
+            require_one_line(status, err)
+        except AssertionError as error:
+            raise AssertionError(f"{name}, seed {seed}, {arguments}: {err}") from error
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_any_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
+    show_damaged(made, name, range(15), run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
+def test_much_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
+    show_damaged(made, name, range(25, 350), run)
+
+
+def test_weights_that_are_doubled_are_refused(run: Run, tmp_path: Path) -> None:
+    path = simple(5).save(tmp_path / "weights.npz")
+    held = members(path)
+    held["weights"] = np.minimum(held["weights"] * 2, 1)
+    path.write_bytes(saved(held))
+    status, out, err = run("show", path)
+    assert (status, out) == (1, "")
+    assert "sum to more than 1" in err
+
+
+# Bombs -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = simple(5).save(tmp_path / "weights.npz")
+    held = members(path) | {"more": np.zeros(10**6)}
+    np.savez_compressed(path, **held)  # type: ignore[arg-type]
+    assert run("show", path)[0] == 0
+    monkeypatch.setattr(reading, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was unpacked"))
+    status, out, err = run("show", path)
+    assert (status, out) == (1, "")
+    assert "it would unpack to 8," in err
+
+
+def test_two_members_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
+    path = simple(5).save(tmp_path / "weights.npz")
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("weights.npy", archive.read("weights.npy"))
+    assert "two of its members have one name" in run("show", path)[2]
