@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attnscope.cli import options
-from attnscope.errors import safe
+from attnscope.errors import UsageError, safe
 from attnscope.views.plain_text import open_console
 from tests.conftest import Run
 
@@ -144,3 +144,11 @@ def test_json_on_a_terminal_holds_nothing_to_obey(capfdbinary: pytest.CaptureFix
 
 def test_safe_keeps_every_letter() -> None:
     assert safe("aä字🧿\x1b\n") == "aä字🧿<U+001B><U+000A>"
+
+
+@pytest.mark.parametrize("given", ["L\u0660H\u0660"])
+def test_heads_are_numbered_in_ascii(given: str) -> None:
+    with pytest.raises(UsageError, match="is not a head"):
+        options.heads_from(given)
+    with pytest.raises(UsageError, match="is not a number"):
+        options.numbers_from(given[1])

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from attnscope.studies.texts import Progress as Done
     from attnscope.studies.texts import Report
 
-_NUMBERS = re.compile(r"\d+(-\d+)?")
+_NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
 _OBEYED = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 """Controls, marks of direction and separators of lines, which json.dumps leaves as they are beyond ASCII."""
 
-_HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE)
+_HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True)
