@@ -74,6 +74,7 @@ _REFERENCES = """
 - Kovaleva, Romanov, Rogers & Rumshisky 2019, Revealing the Dark Secrets of BERT, *EMNLP*.
 - Olsson et al. 2022, In-context Learning and Induction Heads, *Transformer Circuits Thread*.
 - Vig & Belinkov 2019, Analyzing the Structure of Attention in a Transformer Language Model, *BlackboxNLP*.
+- Sun, Chen, Kolter & Liu 2024, Massive Activations in Large Language Models, *COLM*.
 - Voita, Talbot, Moiseev, Sennrich & Titov 2019, Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy
   Lifting, the Rest Can Be Pruned, *ACL*.
 - Xiao, Tian, Chen, Han & Lewis 2024, Efficient Streaming Language Models with Attention Sinks, *ICLR*.
@@ -112,7 +113,11 @@ def measures_page() -> str:
         "makes it neither larger nor smaller. Tokens that are equally rare share what `rarest_token` counts. `sink` "
         "counts texts, not queries, however many chunks they came in; a query that may not see the first token gives "
         "it nothing, so that a window of a few tokens makes no sink. "
-        "`received` adds up, text by text, what the most attended key received, and divides by "
+        "The tokens of `outlier_token` are found anew in each text and layer, for such norms come and go from layer to "
+        "layer (in SmolLM2-135M, of 30 layers, those of several `the` from layer 3 to 11). They belong to what "
+        "`_active` measures are about, as special tokens and the first alone are facts of the text, the same in every "
+        "layer; the measure is undefined across, where no token is outlying, and where the hidden states that a layer "
+        "reads cannot be seen. `received` adds up, text by text, what the most attended key received, and divides by "
         "the number of queries."
     )
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]

@@ -76,6 +76,7 @@ def expected(
     queries: TextFacts | None = None,
     values: Tensor | None = None,
     projection: Tensor | None = None,
+    outlying: Tensor | None = None,
 ) -> Expected:
     """All measures of dense float64 weights by their definitions."""
     batch, n_heads, n_queries, n_keys = weights.shape
@@ -86,7 +87,7 @@ def expected(
     asking = queries or keys
     counting = (asking.real if asking.context is None else asking.real & ~asking.context).numpy()
     for b in range(batch):
-        text = _Text(keys, b)
+        text = _Text(keys, b, outlying)
         for h in range(n_heads):
             norms = {}
             if values is not None:
@@ -117,7 +118,7 @@ def expected(
 
 
 class _Text:
-    def __init__(self, facts: TextFacts, b: int) -> None:
+    def __init__(self, facts: TextFacts, b: int, outlying: Tensor | None) -> None:
         self.real, self.special = facts.real[b].tolist(), facts.special[b].tolist()
         self.ids = facts.ids[b].tolist()
         tokens = [k for k, real in enumerate(self.real) if real]
@@ -125,6 +126,7 @@ class _Text:
         self.final = tokens[-1] if tokens and self.special[tokens[-1]] else -1
         self.rest = {k for k in tokens if self.special[k] or k == self.first}
         self.sets = {"first_token": {self.first}, "special": {k for k in tokens if self.special[k]}}
+        self.sets["outlier_token"] = set() if outlying is None else {k for k in tokens if outlying[b, k]}
         for name in ("cls", "sep", "punctuation"):
             given = getattr(facts, name)
             self.sets[name] = set() if given is None else {k for k in tokens if given[b, k]}
@@ -168,7 +170,17 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
     rarest = [k for k in seen if k in text.rarest]
     if rarest:
         put("rarest_token", sum(row[k] == largest for k in rarest) / ties / len(rarest))
-    for name in ("first_token", "cls", "sep", "special", "punctuation", *SHIFTS, "same_token", "induction"):
+    for name in (
+        "first_token",
+        "outlier_token",
+        "cls",
+        "sep",
+        "special",
+        "punctuation",
+        *SHIFTS,
+        "same_token",
+        "induction",
+    ):
         if name in PLACES and not own_text:
             continue
         targets = text.targets(name, q)

@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Findings, Head
+from attnscope.studies.roles import RULES
 from attnscope.views import heads_figures, heads_summary, heads_terminal, inks
 from attnscope.views.canvas import Canvas
 from attnscope.views.lettering import lettering_for
@@ -78,7 +79,7 @@ def page_of(findings: Findings, stem: str) -> Any:
 
 class TestMarks:
     def test_every_known_role_has_its_own_letter_and_colour(self) -> None:
-        assert set(heads_summary.MARKS) == set(ROLES)
+        assert set(heads_summary.MARKS) == {*RULES, *ROLES}
         marks = list(heads_summary.MARKS.values())
         assert len({mark.glyph for mark in marks}) == len({mark.color.upper() for mark in marks}) == len(marks)
 

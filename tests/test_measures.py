@@ -32,6 +32,7 @@ NAMES = [
     "signed_distance_tokens",
     "rms_distance_tokens",
     "first_token",
+    "outlier_token",
     "cls",
     "sep",
     "special",

@@ -10,6 +10,7 @@ from attnscope.core import sums as sums_module
 from attnscope.core import wide
 from attnscope.core.attention import AttentionCall, allowed, attend, attention_weights
 from attnscope.core.measures import MEASURES, TextFacts, measure_names, measures_of_weights, output_factor
+from attnscope.core.measures.facts import outlying
 from attnscope.core.sums import Sums
 from tests import rounding
 from tests.core_helpers import few_examples, make_call
@@ -44,25 +45,35 @@ def assert_sums(got, wanted: Expected, n: int, *, tolerance: float, uniform: Exp
         np.testing.assert_allclose(got.offset_uniform, uniform.offset_sum, atol=tolerance * max(1, n))
 
 
+def made_up_norms(keys: TextFacts) -> torch.Tensor:
+    """Lengths of hidden states: about 1, and now and then 9."""
+    chance = torch.Generator().manual_seed(keys.real.numel())
+    length = 1 + 0.1 * torch.rand(keys.real.shape, generator=chance)
+    return torch.where(torch.rand(keys.real.shape, generator=chance) < 0.25, 9 * length, length)
+
+
 def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11) -> None:
     """Both roads against plain loops on the dense float64 weights of the call, and uniform attention likewise."""
     weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
-    wanted = expected(weights, may, keys, queries, call.value, PROJECTION)
-    even = expected(uniform_weights(call), may, keys, queries, call.value, PROJECTION)
+    norms = made_up_norms(keys)
+    which = None if call.kind == "cross" else outlying(norms, keys)
+    wanted = expected(weights, may, keys, queries, call.value, PROJECTION, which)
+    even = expected(uniform_weights(call), may, keys, queries, call.value, PROJECTION, which)
     for i, name in enumerate(even.names):
         if name.endswith("_active"):
             even.sum[i] = wanted.even[i]
         if name.startswith("similar_token"):  # likeness is told less what uniform attention has
             even.sum[i] = 0.0
     n = call.key.shape[2]
-    probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): PROJECTION})
+    probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): PROJECTION},
+                 norms=lambda kind, layer: norms)  # fmt: skip
     output = probe(call)
     rounding.require_output(output, call)
     assert output.dtype == call.value.dtype
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
     factor = output_factor(PROJECTION, call.n_heads)
-    dense = measures_of_weights(weights, keys, queries, allowed=may, values=call.value, factor=factor)
+    dense = measures_of_weights(weights, keys, queries, allowed=may, values=call.value, factor=factor, outlying=which)
     assert_sums(dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6,
                 uniform=even)  # fmt: skip
 

@@ -13,7 +13,7 @@ The tile kernel serves long texts too: row maxima need it, and once it runs, all
 wide values would beside it (that takes as long again as the tiles from 1024 keys on, see benchmarks/kernels.py).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
 from attnscope.core.measures.catalogue import REACH, WINDOW, measure_names
-from attnscope.core.measures.dense import add_uniform, finish, uniform_likeness
-from attnscope.core.measures.facts import TextFacts, key_columns, pair_targets
+from attnscope.core.measures.dense import add_outlying, add_uniform, finish, uniform_likeness
+from attnscope.core.measures.facts import TextFacts, key_columns, outlying, pair_targets
 from attnscope.core.measures.norms import output_factor
 from attnscope.core.measures.queries import ground
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
@@ -52,6 +52,8 @@ class Sums:
             n_heads * d_value), or what `core.measures.output_factor` made of it (n_heads, d, d_value), which spares the
             time; layers that are not there leave norm_weighted undefined.
         buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
+        norms: (kind, layer) -> how long the hidden states are that a layer reads, (batch, token), asked as it comes;
+            None leaves outlier_token undefined.
 
     Attributes:
         sums: Kind -> layer -> sums and counts by measure, text and head. In the order in which they came.
@@ -68,6 +70,7 @@ class Sums:
         query_facts: TextFacts | None = None,
         output_projections: Mapping[tuple[Kind, int], Tensor] | None = None,
         buffers: Buffers | None = None,
+        norms: Callable[[Kind, int], Tensor | None] | None = None,
     ) -> None:
         chosen = None if measures is None else tuple(measures)
         self.names = measure_names(chosen)
@@ -76,6 +79,7 @@ class Sums:
         self._offsets = chosen is None or "positional" in chosen
         self._facts, self._query_facts = facts, query_facts
         self._buffers = Buffers() if buffers is None else buffers
+        self._norms = norms
         self._projections = dict(output_projections or {})
         self._plans: dict[object, tuple[_Plan, Tensor | None]] = {}
         self._moved: dict[tuple[TextFacts, torch.device], TextFacts] = {}
@@ -100,7 +104,7 @@ class Sums:
                 f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Sums probe"
             )
         plan = self._plan(call)
-        run = _Run(call, plan, self._internal)
+        run = _Run(call, plan, self._internal, self._outlying(call, plan.keys))
         for tile in tiles(call, plan.blocks, self._buffers):
             run.add(tile, plan.place(tile.block))
         totals, uniform = run.finish(self._factor(call))
@@ -146,6 +150,14 @@ class Sums:
         if (facts, device) not in self._moved:
             self._moved[facts, device] = facts.on(device)
         return self._moved[facts, device]
+
+    def _outlying(self, call: AttentionCall, keys: TextFacts) -> Tensor | None:
+        """Which keys are outlying; None where it is not known, or none is. Across, the layer's states are no keys'."""
+        norms = None if self._norms is None or call.kind == "cross" else self._norms(call.kind, call.layer)
+        if norms is None or norms.shape != keys.real.shape or "outlier_token" not in self._internal:
+            return None
+        found = outlying(norms.to(call.query.device), keys)
+        return found if bool(found.any()) else None
 
     def _factor(self, call: AttentionCall) -> Tensor | None:
         given = self._projections.get((call.kind, call.layer))
@@ -381,10 +393,10 @@ class _Plan:
 class _Run:
     """One attention call's sums, tile by tile."""
 
-    def __init__(self, call: AttentionCall, plan: _Plan, names: tuple[str, ...]) -> None:
+    def __init__(self, call: AttentionCall, plan: _Plan, names: tuple[str, ...], outlying: Tensor | None) -> None:
         batch, n_heads, n_queries, _ = call.query.shape
         n_keys, d_value = call.value.shape[2:]
-        self._call, self._plan = call, plan
+        self._call, self._plan, self._outlying = call, plan, outlying
         self._values = call.value.to(plan.dtype)
         # Laid out as the model reads it next: heads side by side in each query's row.
         rows = torch.zeros(batch, n_queries, n_heads, d_value, dtype=plan.dtype, device=plan.device)
@@ -403,7 +415,7 @@ class _Run:
             "band": plan.own_text and (plan.offsets or bool(places)),
             "functions": plan.own_text and bool(set(_FUNCTIONS) & set(names)),
             "active": any(name.endswith("_active") for name in names),
-            "norms": bool({"value_weighted", "norm_weighted"} & set(names)),
+            "spread": bool({"value_weighted", "norm_weighted"} & set(names)) or outlying is not None,
         }
 
     def _note(self, name: str, sums: Tensor) -> None:
@@ -491,14 +503,24 @@ class _Run:
             return
         active = _times_columns(weights, place.off_rest)
         self._note("active from", (active * counted * q).sum(-1))
-        if self._wants["norms"]:
+        if self._wants["spread"]:
             self._spread_evenly(tile.block, active * place.rows["spread"])
+        if self._outlying is not None:
+            sees = counted * self._sees(tile.block, self._outlying)
+            self._note("outlying", torch.stack([sees.expand_as(active), active * sees], -1).sum(2))
         defined = place.rows["active"]
         one_mask = defined.shape[1] == 1
         counts = active @ defined[:, 0] if one_mask else (active.unsqueeze(-2) @ defined).squeeze(-2)
         self._note("active", counts)
         if similar is not None:
             self._note("uniform similar_active", (active * similar[..., 1]).sum(-1))
+
+    def _sees(self, block: Block, keys: Tensor) -> Tensor:
+        """Which queries may attend to one of some keys, (text, 1 or mask head, 1 or query)."""
+        some, allowed = keys[block.texts, None, None, block.keys], block.allowed(keys.device)
+        if allowed is not None:
+            some = allowed[(None,) * (4 - allowed.ndim)] & some
+        return some.any(-1)
 
     def _spread_evenly(self, block: Block, shares: Tensor) -> None:
         """Adds to each key what queries give to each key that they may attend to, (text, head, query)."""
@@ -593,6 +615,9 @@ class _Run:
         columns = torch.stack(list(plan.columns.values()), -1)
         totals.add_several(list(plan.columns), whole, (received @ columns).permute(2, 0, 1), "sum")
         evenly = plan.evenly, self._evenly_active
+        if self._outlying is not None and self._slots:
+            counts = self._board[..., self._slots["outlying"]]
+            add_outlying(totals, uniform, self._outlying, received, evenly, counts)
         finish(totals, uniform, plan.keys, received, evenly, plan.counted, self._call.value, factor)
         return totals, uniform
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from attnscope.core.attention import Probe
+from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Gate, Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf_check import hidden_states, tolerance
@@ -82,6 +82,18 @@ def run_with_logits(
 def blocks_of_plan(base: PreTrainedModel, plan: Plan) -> list[nn.Module]:
     """The blocks that a model's attention is in."""
     return blocks_of(base, plan)
+
+
+def blocks_by_place(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:
+    """The block of each attention whose hidden states are its keys'; a block that holds several such is nobody's."""
+    found: dict[tuple[Kind, int], nn.Module] = {}
+    held: Counter[nn.Module] = Counter()
+    for module, places in plan.items():
+        own = [(place.kind, place.layer) for place in places if place.kind != "cross"]
+        for block in blocks_of(base, [module]) if own else ():
+            held[block] += 1
+            found |= dict.fromkeys(own, block)
+    return {place: block for place, block in found.items() if held[block] == 1}
 
 
 def skipped_calls(plan: Plan, block_of: Mapping[Place, int], first: int) -> dict[nn.Module, int]:

@@ -34,7 +34,14 @@ from attnscope.models.hf_examples import (
     vocab_size,
 )
 from attnscope.models.hf_hearing import frames_heard_by, heard_by, hears, listens, require_all_frames, written_by
-from attnscope.models.hf_outputs import blocks_of_plan, can_resume, loss_of, run_with_logits, skipped_calls
+from attnscope.models.hf_outputs import (
+    blocks_by_place,
+    blocks_of_plan,
+    can_resume,
+    loss_of,
+    run_with_logits,
+    skipped_calls,
+)
 from attnscope.models.hf_parts import base_of, in_one_line, picture_tower, reads_text, sees_pictures, text_tower
 from attnscope.models.hf_seam import LIGHT_FROM, perform, switched
 from attnscope.models.hf_senses import (
@@ -150,6 +157,10 @@ class HuggingFaceModel:
                 "only its weights can be seen: attnscope heatmap",
             )
         return head_slices(self._model, self._base, self._found, heads)
+
+    def blocks(self) -> dict[Place, nn.Module]:
+        """The blocks of layers, by (kind, layer); see hf_outputs.blocks_by_place."""
+        return blocks_by_place(self._base, self._found.plan) if self._found.road == "seam" else {}
 
     def output_projections(self) -> dict[Place, Tensor]:
         """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf_weights.output_projections."""

@@ -292,6 +292,15 @@ class Projects(Protocol):
         ...
 
 
+@runtime_checkable
+class Layered(Protocol):
+    """A model whose layers can be watched."""
+
+    def blocks(self) -> "Mapping[tuple[str, int], nn.Module]":
+        """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
+        ...
+
+
 Loss = Literal["causal", "masked", "target"]
 """What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
 

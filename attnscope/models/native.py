@@ -104,6 +104,10 @@ class NativeModel:
         found: Tensor = self._network.word(ids)
         return found
 
+    def blocks(self) -> dict[tuple[str, int], nn.Module]:
+        """The layers, by (kind, layer)."""
+        return {("encoder", number): layer for number, layer in enumerate(self._network.layers)}
+
     def output_projections(self) -> dict[tuple[str, int], Tensor]:
         """W_O by (kind, layer), each (d_model, d_model)."""
         return {("encoder", number): weight for number, weight in enumerate(self._network.output_weights())}

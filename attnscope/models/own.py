@@ -532,6 +532,10 @@ class OwnModel:
 
         return torch.from_numpy(token_codes(ids.cpu().numpy())).to(ids.device)
 
+    def blocks(self) -> "dict[tuple[str, int], MultiHeadAttention]":
+        """The layers, by (kind, layer)."""
+        return {(self._variant.kind, number): layer for number, layer in enumerate(self._layers)}
+
     def output_projections(self) -> "dict[tuple[str, int], Tensor]":
         """W_O by (kind, layer), each (d_model, d_model)."""
         weights = [layer.get_parameter("out_proj.weight") for layer in self._layers]

@@ -30,7 +30,7 @@ from attnscope.corpus import (
     read_frequencies,
 )
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Embeds, Model, Projects, Trained, Writer, example_tokens
+from attnscope.models.model import Batch, Embeds, Layered, Model, Projects, Trained, Writer, example_tokens
 from attnscope.records import Tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.block_sums import BlockSums, Hits, undisturbed
@@ -294,6 +294,7 @@ class _Study:
         trained: Model | None = None,
     ) -> None:
         from attnscope.core.wide import Buffers
+        from attnscope.models.residual import HiddenNorms
 
         self.model, self.options = model, options
         self.done = _Done()
@@ -305,6 +306,7 @@ class _Study:
         self._dense = model.info.road == "eager"
         self._start = _start(model)
         self._factors = None if self._dense else _factors(model)
+        self._norms = HiddenNorms(model.blocks() if isinstance(model, Layered) else {})
         self._buffers = Buffers()
 
     def unprojected(self) -> list[str]:
@@ -441,8 +443,10 @@ class _Study:
             given = replace(given, target_ids=written.ids.to(device), target_mask=written.real.to(device))
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
-                probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers)
-                self.model.run(given, sparing(probe, facts.real.shape[1]))
+                probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
+                             norms=self._norms.of)  # fmt: skip
+                with self._norms.watched():
+                    self.model.run(given, sparing(probe, facts.real.shape[1]))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             kept = Weights()
             self.model.run(given, kept)

@@ -83,6 +83,13 @@ RULES: dict[str, Rule] = {
     "first_token": Rule(
         "rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
     ),
+    "outlier_token": Rule(
+        "rests on tokens of outlying norm: second sinks (Sun 2024)",
+        ("outlier_token",),
+        0.3,
+        least_defined=0.1,
+        is_sink=True,
+    ),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
@@ -218,11 +225,18 @@ class _Judged:
         return limit
 
     def _share_defined(self, test: _Test) -> Floats:
-        """For what share of the queries a measure is defined; of an `_active` one the measure without that."""
-        resting, whole = self._column("resting"), self._column(test.measure.removesuffix("_active"))
-        if resting is None or whole is None:
+        """For what share of the queries a measure is defined; of a sink's `_active` the measure without that.
+
+        1 for another `_active` one, whose count is a mass.
+        """
+        resting, column = self._column("resting"), test.column
+        if test.is_active and test.rule.is_sink:
+            column = self.tally.names.index(test.measure.removesuffix("_active"))
+        elif test.is_active:
+            resting = None
+        if resting is None:
             return np.ones(self.shape)
-        return _divided(self.counts[..., whole], self.counts[..., resting], 0.0)
+        return _divided(self.counts[..., column], self.counts[..., resting], 0.0)
 
     def _active_share(self, test: _Test) -> Floats:
         """What share of the attention of a measure's own queries is off the resting keys, as counted.

@@ -53,12 +53,13 @@ MARKS = {
     "similar_token": Mark("M", "#5C0300"),
     "rare": Mark("R", "#CC79A7"),
     "first_token": Mark("F", "#F0E442"),
+    "outlier_token": Mark("T", "#88FCA4"),
     "sink": Mark("K", "#E69F00"),
     "delimiter": Mark("D", "#694C50"),
     "diffuse": Mark("U", "#AFC9B4"),
 }
 _MORE_COLORS = (
-    "#88FCA4", "#3F1E46", "#9B4E1A", "#55D3F6", "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
+    "#3F1E46", "#9B4E1A", "#55D3F6", "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
     "#5D5588",
 )  # fmt: skip
 _LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

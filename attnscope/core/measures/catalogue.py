@@ -21,6 +21,10 @@ SINK_THRESHOLD = 0.3
 """Mean attention to the first token above which a head is an attention sink on a text (Gu et al. 2024)."""
 
 
+OUTLYING = 3.0
+"""A token is outlying in a layer whose hidden state is so many times as long as the median of its text's."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """One head measure.
@@ -87,6 +91,9 @@ MEASURES: dict[str, Measure] = {
                 "square root of the sum over k of A_qk (k - q)^2", "tokens", 0, _INF, "ours", "tile", False, True),
         Measure("first_token", "attends to the text's first token",
                 "A[q, first]", "share", 0, 1, "Xiao et al. 2024, section 3.1", "columns"),
+        Measure("outlier_token", "attends to tokens of outlying norm, special ones and the first apart: second sinks",
+                "sum of A_qk over k with |h_k| > 3 medians of the text's, h_k the hidden state that the layer reads",
+                "share", 0, 1, "ours; Sun et al. 2024, section 2", "columns", True),
         Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2", "columns"),
         Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2", "columns"),
         Measure("special", "attends to special tokens",

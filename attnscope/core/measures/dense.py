@@ -61,6 +61,7 @@ def measures_of_weights(
     values: Tensor | None = None,
     factor: Tensor | None = None,
     measures: Iterable[str] | None = None,
+    outlying: Tensor | None = None,
 ) -> SumsOf:
     """All measures of one layer from its dense weights: their definition, and the road for models that only have these.
 
@@ -76,6 +77,7 @@ def measures_of_weights(
         values: (batch, kv_head, key, d_value), for value_weighted; None leaves it undefined.
         factor: `output_factor` of the layer, for norm_weighted; None leaves it undefined.
         measures: Which of MEASURES; None = all.
+        outlying: Which keys are outlying (`facts.outlying`), (batch, key), for outlier_token; None leaves it undefined.
 
     Returns:
         Sums and counts by text and head.
@@ -99,6 +101,7 @@ def measures_of_weights(
     received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=weights.device)
     evenly = torch.zeros(batch, may.shape[1], n_keys, dtype=torch.float64, device=weights.device)
     evenly_active = torch.zeros_like(received)
+    seeing = torch.zeros(batch, n_heads, 2, dtype=torch.float64, device=weights.device)
     counted = torch.zeros(batch, may.shape[1], dtype=torch.float64, device=weights.device)
     for t in range(batch):
         texts = slice(t, t + 1)
@@ -122,6 +125,11 @@ def measures_of_weights(
         share = rows["active"] * is_counted / given.n_active.clamp(min=1)
         evenly_active[texts] = (may[texts] * share[..., None]).sum(2)
         counted[texts] = is_counted.sum(-1)
+        if outlying is not None:
+            sees = (may[texts] & outlying[texts, None, None]).any(-1) * is_counted
+            seeing[texts] = torch.stack([sees.expand_as(rows["active"]), rows["active"] * sees], -1).sum(2)
+    if outlying is not None:
+        add_outlying(totals, uniform, outlying, received, (evenly, evenly_active), seeing)
     finish(totals, uniform, keys, received, (evenly, evenly_active), counted, values, factor)
     return joined(totals, uniform, measure_names(measures))
 
@@ -146,6 +154,25 @@ def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Ro
         for name, mass in (("similar_token", "mass"), ("similar_token_active", "active")):
             rows[name] = linear[name] - linear[mass] * given.uniform[name]
     return rows
+
+
+def add_outlying(
+    totals: Totals, uniform: Totals, mask: Tensor, received: Tensor, evenly: tuple[Tensor, Tensor], counts: Tensor
+) -> None:
+    """Adds the mass on outlying tokens; none of them is a resting key, so that `_active` has the same sum.
+
+    Args:
+        totals: Of the heads.
+        uniform: Of uniform attention, for each head.
+        mask: Which tokens are outlying, (batch, key), bool.
+        received: As for `finish`.
+        evenly: Likewise.
+        counts: Queries that may attend to an outlying token, and their mass off resting keys, (batch, head, 2).
+    """
+    whole, worth = slice(0, len(mask)), mask.to(received.dtype)[:, None]
+    for ending, even, i in (("", evenly[0], 0), ("_active", evenly[1], 1)):
+        totals.add(f"outlier_token{ending}", whole, (received * worth).sum(-1), counts[..., i])
+        uniform.add(f"outlier_token{ending}", whole, (even * worth).sum(-1))
 
 
 def finish(

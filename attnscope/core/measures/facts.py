@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from attnscope.core.measures.catalogue import OUTLYING
 from attnscope.core.precision import moved
 
 
@@ -93,6 +94,23 @@ class TextFacts:
         """The facts of some of the texts."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: tensor[texts] for name, tensor in given.items() if tensor is not None})
+
+
+def outlying(norms: Tensor, texts: TextFacts) -> Tensor:
+    """Which tokens are second sinks by what they are: their hidden states are far longer than others of their text.
+
+    Found anew in each layer, as such norms come and go between layers (Sun et al. 2024, Massive Activations in Large
+    Language Models, section 2). Special tokens and the first are left out: `resting` has them.
+
+    Args:
+        norms: |h_k| of the hidden states that the layer reads, (batch, token).
+        texts: The texts.
+
+    Returns:
+        (batch, token), bool: longer than OUTLYING medians of the text's own tokens.
+    """
+    median = norms.masked_fill(~texts.real, torch.nan).nanmedian(1, keepdim=True).values
+    return texts.real & ~texts.resting & (norms > OUTLYING * median)
 
 
 def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -1,0 +1,106 @@
+"""Second sinks: tokens whose hidden states are far longer than others of their text, layer by layer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.core.measures import TextFacts
+from attnscope.core.measures.facts import outlying
+from attnscope.core.probes import Weights
+from attnscope.models.model import Batch
+from attnscope.models.residual import HiddenNorms
+from attnscope.studies.heads import heads
+from tests.conftest import write_tiny
+
+LOUD = 7
+"""A token whose embedding is long."""
+
+
+def llama() -> Any:
+    """A random Llama of two layers, in which one token's hidden state is long."""
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=24, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=2,
+        intermediate_size=16, max_position_embeddings=64,
+    )  # fmt: skip
+    model = LlamaModel(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=0.1)
+        model.embed_tokens.weight[LOUD] *= 60
+    return model
+
+
+def test_what_is_outlying_is_told_in_each_text() -> None:
+    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    facts = TextFacts(real=real, special=torch.zeros_like(real), ids=torch.zeros(2, 6, dtype=torch.int64))
+    norms = torch.tensor([[9.0, 1, 1, 4, 1, 2], [2.0, 2, 4, 7, 50, 50]])
+    # The first token is a sink already; padding is nothing, and does not move the median.
+    assert outlying(norms, facts).tolist() == [[False, False, False, True, False, False],
+                                               [False, False, False, True, False, False]]  # fmt: skip
+
+
+def test_the_mass_on_outlying_tokens() -> None:
+    model: Any = attnscope.load(llama())
+    chance = np.random.default_rng(0)
+    texts = []
+    for number in range(12):
+        ids = chance.integers(8, 30, 20).tolist()
+        ids[3 + number % 3] = LOUD
+        texts.append(attnscope.corpus.CorpusText(number, "ids", number + 1, ids=tuple(ids)))
+    found = heads(model, texts)
+    sums, counts, active = np.zeros((2, 6)), 0, np.zeros((2, 6))
+    for text in texts:
+        probe = Weights()
+        with torch.no_grad():
+            model.run(Batch(torch.tensor([text.ids])), probe)
+        at = list(text.ids).index(LOUD)
+        counts += len(text.ids) - at
+        for layer, weights in probe.maps["decoder"].items():
+            sums[layer] += weights[0, :, at:, at].double().sum(-1).numpy()
+            active[layer] += weights[0, :, at:, 1:].double().sum((-1, -2)).numpy()
+    np.testing.assert_allclose(found.grid("decoder", "outlier_token"), sums / counts, atol=1e-5)
+    np.testing.assert_allclose(found.grid("decoder", "outlier_token_active"), sums / active, atol=1e-5)
+    assert found.heads[0].measures["outlier_token"].count == counts
+
+
+def test_without_outlying_tokens_the_measure_is_undefined() -> None:
+    found = heads(attnscope.load(llama()), [attnscope.corpus.CorpusText(0, "ids", 1, ids=(9, 10, 11, 12))])
+    assert np.isnan(found.grid("decoder", "outlier_token")).all()
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_both_engines_see_the_hidden_states_that_layers_read(engine: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    folder = write_tiny(tmp_path / "bert")
+    model: Any = attnscope.load(str(folder), engine=engine)
+    tokens = torch.from_numpy(model.tokenizer.encode("the cat saw a cat").ids)[None]
+    plain = AutoModel.from_pretrained(folder)(input_ids=tokens, output_hidden_states=True)
+    norms = HiddenNorms(model.blocks())
+    with torch.no_grad(), norms.watched():
+        model.run(Batch(tokens), Weights())
+        for layer in range(2):
+            seen = norms.of("encoder", layer)
+            assert seen is not None
+            torch.testing.assert_close(seen, plain.hidden_states[layer].detach().norm(dim=-1), rtol=1e-5, atol=1e-5)
+    assert norms.of("encoder", 0) is None
+    assert norms.of("cross", 0) is None
+
+
+def test_blocks_of_an_encoder_decoder_are_those_of_their_kind(tmp_path: Path) -> None:
+    model: Any = attnscope.load(str(write_tiny(
+        tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0,
+        decoder_start_token_id=0,
+    )))  # fmt: skip
+    network = model.modules()[0]
+    assert model.blocks() == {
+        (kind, layer): getattr(network, kind).block[layer] for kind in ("encoder", "decoder") for layer in range(2)
+    }
