@@ -21,7 +21,7 @@ from attnscope.corpus.batching import (
     runs,
     tokens_of_ids,
 )
-from attnscope.corpus.copies import copy_key
+from attnscope.corpus.copies import Copies, copy_key, distinct
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
 from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
 from attnscope.corpus.probe import repeat_probe
@@ -34,6 +34,7 @@ __all__ = [
     "TOKEN_BUDGET",
     "Block",
     "Chunk",
+    "Copies",
     "Corpus",
     "CorpusText",
     "Encode",
@@ -47,6 +48,7 @@ __all__ = [
     "chunks",
     "copy_key",
     "count_tokens",
+    "distinct",
     "expand",
     "read_frequencies",
     "repeat_probe",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from attnscope.corpus import Corpus, CorpusText
+from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.records.findings import Findings
 from attnscope.studies.ablation import AblateOptions, ablate
@@ -45,7 +45,7 @@ def with_effects(
             labelled.setdefault(head.kind, []).append((head.layer, head.head))
     if not labelled:
         return found
-    first = list(islice(texts_of(texts), FIRST_TEXTS))
+    first = list(islice(distinct(texts_of(texts), Copies()), FIRST_TEXTS))
     # Kind by kind: a layer and a head have a number of their own in each.
     ablations = [
         ablate(

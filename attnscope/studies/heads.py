@@ -20,6 +20,7 @@ from attnscope.corpus import (
     TOKEN_BUDGET,
     Block,
     Chunk,
+    Copies,
     Corpus,
     CorpusText,
     TokenCounts,
@@ -27,6 +28,7 @@ from attnscope.corpus import (
     blocks,
     chunks,
     count_tokens,
+    distinct,
     read_frequencies,
 )
 from attnscope.errors import AttnscopeError
@@ -101,9 +103,10 @@ def heads(
         found.save("heads.npz")
 
     Memory does not grow with the corpus, nor (but for models that only have dense weights) with the square of a text's
-    length. An interruption (KeyboardInterrupt) ends the study: what was found up to the last whole block of texts
-    (of the first one, in all texts that were done) is returned, and said to be incomplete. Likewise where something
-    fails after a block: `run["failures"]` says what.
+    length. A text that is a copy of an earlier one (`corpus.Copies`) is no further evidence: it is left out, and
+    `corpus["n_copies"]` says how many were. An interruption (KeyboardInterrupt) ends the study: what was found up to
+    the last whole block of texts (of the first one, in all texts that were done) is returned, and said to be
+    incomplete. Likewise where something fails after a block: `run["failures"]` says what.
 
     In an encoder-decoder the decoder is given the same text that the encoder reads, as if it were to write it again
     (its start token first, each next token whatever it would have written). Its own heads, and those across, are listed
@@ -130,7 +133,7 @@ def heads(
     texts = texts_of(corpus)
     _require_measurable(model, options)
     special = special_ids(model)
-    counts = _counts(model, texts, options, special)
+    counts, n_copies = _counts(model, texts, options, special)
     frequencies = _Frequencies.of_counts(counts)
     # Of the reading that is known to have come to the end.
     sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
@@ -152,6 +155,7 @@ def heads(
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
+        "n_copies": study.n_copies if n_copies is None else n_copies,
         "sha256": sha256 or sha256_of(texts),
         "shards": ["{}/{}".format(*options.shard)],
         "problems": [*(problems or problems_of(texts)), *missing],
@@ -300,6 +304,7 @@ class _Study:
         self.done = _Done()
         self.room = Room()
         self.lost: list[dict[str, Any]] = []
+        self._copies: Copies | None = None
         self.notes: tuple[str, ...] = ()
         self.failures: list[dict[str, str]] = []
         self._frequencies, self._special, self._trained = frequencies, special, trained
@@ -331,7 +336,7 @@ class _Study:
             if workers is not None:
                 self._run_shared(texts, report, workers)
                 return True
-            for block in blocks(texts, BLOCK, shard=self.options.shard):
+            for block in self._blocks(texts):
                 self._add_block(block, texts, report)
         except KeyboardInterrupt:
             return False
@@ -342,11 +347,20 @@ class _Study:
             return False
         return True
 
+    @property
+    def n_copies(self) -> int:
+        """How many texts of the whole corpus were left out, whatever the shard."""
+        return self._copies.n if self._copies else 0
+
+    def _blocks(self, texts: Texts) -> Iterator[Block]:
+        self._copies = Copies()
+        return blocks(distinct(texts, self._copies), BLOCK, shard=self.options.shard)
+
     def _run_shared(self, texts: Texts, report: Report | None, workers: Workers) -> None:
         """Has workers study the blocks; takes what comes of each as it comes, as sums are the same in any order."""
         named = workers.model(self._trained or self.model)
         work = _Work(named, self._frequencies, self.options, self._special, self._trained is not None)
-        tasks = ((block, share_read(texts)) for block in blocks(texts, BLOCK, shard=self.options.shard))
+        tasks = ((block, share_read(texts)) for block in self._blocks(texts))
         last, n_done = -1, 0
         shares = [0.0]
         try:
@@ -572,13 +586,18 @@ class _Frequencies:
 
 
 def _counts(
-    model: Model, texts: Corpus | Sequence[CorpusText], options: HeadsOptions, special: frozenset[int]
-) -> TokenCounts:
-    """How often each token comes: in the whole corpus whatever the shard, or by a file."""
+    model: Model, texts: Texts, options: HeadsOptions, special: frozenset[int]
+) -> tuple[TokenCounts, int | None]:
+    """How often each token comes: in the whole corpus whatever the shard, without copies, or by a file.
+
+    And how many texts were copies; None where the corpus was not read for it.
+    """
     encode = model.tokenizer.encode
     if options.frequencies is not None:
-        return read_frequencies(options.frequencies, encode)
-    return count_tokens(texts, encode, special)
+        return read_frequencies(options.frequencies, encode), None
+    copies = Copies()
+    counts = count_tokens(distinct(texts, copies), encode, special)
+    return counts, copies.n
 
 
 def _n_threads() -> int:

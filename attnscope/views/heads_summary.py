@@ -267,6 +267,10 @@ def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     of = findings.corpus.get("of") if findings.corpus.get("of") in _COUNTED else None
     if findings.corpus.get("complete") is False:
         said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
+    if n := findings.corpus.get("n_copies"):
+        said.append(
+            f"{n:,} {'text is a copy' if n == 1 else 'texts are copies'} of others, and left out: copies count once"
+        )
     problems = findings.corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
         said.append(_left_out(problems, of or "parts of the texts"))

@@ -1,0 +1,115 @@
+"""What counts as a copy of a text, and what does not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope.corpus import Copies, CorpusText, copies, distinct
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.merging import merged
+from attnscope.views.heads_summary import corpus_notes
+
+CAT = "The old cat sat on the mat, and looked at all the birds outside."
+
+
+def kept(*texts: str | tuple[int, ...]) -> list[int]:
+    """Which of the texts are no copies of earlier ones."""
+    given = [
+        CorpusText(i, "here", i + 1, text=text) if isinstance(text, str) else CorpusText(i, "here", i + 1, ids=text)
+        for i, text in enumerate(texts)
+    ]
+    seen = Copies()
+    left = [text.index for text in distinct(given, seen)]
+    assert seen.n == len(texts) - len(left)
+    return left
+
+
+@pytest.mark.parametrize("copy", [
+    CAT,
+    CAT.upper(),
+    "  " + CAT.replace(" ", "\n\t ") + "\n",
+    "- " + CAT,
+    "12. " + CAT,
+    "(b) " + CAT,
+    "“ " + CAT,
+    "[3] " + CAT,
+    "User: " + CAT,
+    "Example 7: " + CAT,
+    "And so " + CAT,
+    CAT + " Did it?",
+])  # fmt: skip
+def test_the_same_text_in_other_clothes_is_a_copy(copy: str) -> None:
+    assert kept(CAT, copy) == [0]
+    assert kept(copy, CAT) == [0]
+    assert kept("3) " + CAT, "Text 9: " + copy) == [0] if copy.endswith("outside.") and "so" not in copy else [0, 1]
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    # Pairs that differ in a word of their midst, in their first or last one.
+    ("The developer argued with the designer because he did not like the design.",
+     "The developer argued with the designer because she did not like the design."),
+    ("The trophy does not fit into the suitcase because it is too big.",
+     "The trophy does not fit into the suitcase because it is too small."),
+    ("John gave the ball to the girl that he had met in the park.",
+     "Mary gave the ball to the girl that he had met in the park."),
+    # Sums of one template, and numbers alone.
+    ("What is 23 plus 45?", "What is 31 plus 17?"),
+    ("1. 2 + 2", "2. 3 + 4"),
+    # Short texts in longer ones.
+    ("I like it.", "Oh, I like it."),
+    (CAT, " ".join([CAT] * 2)),
+    (CAT, "Once upon a time in the west " + CAT),
+    ("1: 2", "3: 2"),
+    ("Mr. Brown likes his work", "Mrs. Brown likes his work"),
+])  # fmt: skip
+def test_texts_that_say_something_else_are_not(one: str, other: str) -> None:
+    assert kept(one, other) == [0, 1]
+    assert kept(other, one) == [0, 1]
+
+
+def test_token_numbers_are_copies_where_all_are_the_same() -> None:
+    assert kept((1, 2, 3), (1, 2, 3), (1, 2, 3, 4), "1 2 3") == [0, 2, 3]
+
+
+def test_as_many_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" ".join(f"w{i}x{j}" for j in range(6)) for i in range(3000)]
+    assert len(kept(*texts, *texts)) == 3000
+    monkeypatch.setattr(copies, "SLOTS", 1024)
+    assert kept(*texts) == list(range(3000))  # too many to remember, and no text is lost for it
+    assert 3000 < len(kept(*texts, *texts)) <= 6000
+
+
+@pytest.fixture(scope="module")
+def own() -> Any:
+    return attnscope.load("own")
+
+
+def test_copies_change_nothing_but_their_count(own: Any) -> None:
+    texts = [f"{CAT} {' '.join(chr(97 + (7 * i + j) % 26) for j in range(9))}" for i in range(12)]
+    once = heads(own, texts)
+    many = heads(own, [f"{n}. {text}" if n else text for n in range(5) for text in texts])
+    assert (once.corpus["n_copies"], many.corpus["n_copies"]) == (0, 48)
+    assert many.corpus["n_texts"] == 12
+    for name, array in once.sums.items():
+        np.testing.assert_array_equal(array, many.sums[name])
+    assert many.as_json()["heads"] == once.as_json()["heads"]
+    assert "48 texts are copies of others, and left out: copies count once" in corpus_notes(many)
+    assert not corpus_notes(once)
+
+
+def test_shards_leave_out_the_same_copies(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 4)
+    texts = [" ".join("abcdefghijkl"[i % 7 :]) for i in range(30)]
+    whole = heads(own, texts)
+    parts = [heads(own, texts, HeadsOptions(shard=(k, 3))) for k in (1, 2, 3)]
+    assert [part.corpus["n_copies"] for part in parts] == [23] * 3
+    assert merged(parts).as_json() == whole.as_json()
+    assert whole.corpus["n_texts"] == 7
+
+
+def test_copies_are_counted_without_counting_tokens_too(own: Any, tmp_path: Any) -> None:
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    assert heads(own, [CAT] * 3, HeadsOptions(frequencies=counts)).corpus["n_copies"] == 2
