@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from attnscope.core.measures import MEASURES
 from attnscope.core.running import benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.records.findings import Head
-from attnscope.studies.roles import FEWEST_TEXTS, LEVEL, RULES, judged, thresholds_from
+from attnscope.studies.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, judged, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
 
 NAMES = (
@@ -146,13 +147,59 @@ def test_where_all_weights_are_alike_the_largest_is_no_choice() -> None:
     assert names_of(only_head(tally_of({"rarest_token": 0.8, "relative_entropy": 0.7}))) == {"rare"}
 
 
-@pytest.mark.parametrize("n_texts", [1, 2, FEWEST_TEXTS - 1])
+@pytest.mark.parametrize("n_texts", [LEAST_TEXTS, FEWEST_TEXTS - 1])
 def test_with_few_texts_roles_are_tentative(n_texts: int) -> None:
-    head = only_head(tally_of({"previous_token": 0.7, "next_token": 0.2}, n_texts=n_texts))
-    (role,) = head.roles
+    (role,) = only_head(tally_of({"previous_token": 0.8, "next_token": 0.2}, n_texts=n_texts, noise=0.03)).roles
     assert role.tentative
-    assert all(math.isnan(number) for number in (role.low, role.high, role.p, role.q))
+    assert role.effective_texts == n_texts
+    assert role.threshold < role.low < role.value < role.high
+    assert 0 < role.p <= role.q <= LEVEL
     assert not only_head(tally_of({"previous_token": 0.7}, n_texts=FEWEST_TEXTS)).roles[0].tentative
+
+
+@pytest.mark.parametrize("n_texts", [1, 2])
+def test_one_or_two_texts_give_no_role(n_texts: int) -> None:
+    assert not only_head(tally_of({"previous_token": 1.0}, n_texts=n_texts, noise=0)).roles
+
+
+def test_what_counts_is_how_many_texts_the_evidence_amounts_to() -> None:
+    """Of twenty texts one that is a hundred times as long leaves the evidence of hardly more than one."""
+    tally = tally_of({"previous_token": 0.9}, n_texts=19)
+    assert only_head(tally).roles
+    assert not only_head(with_a_long_text(tally, 100, 0.9)).roles
+    (role,) = only_head(with_a_long_text(tally, 5, 0.9)).roles
+    assert role.effective_texts == pytest.approx(24**2 / 44)
+    assert not role.tentative
+    assert only_head(with_a_long_text(tally, 10, 0.9)).roles[0].tentative
+
+
+def with_a_long_text(tally: Tally, times: int, value: float) -> Tally:
+    """The tally with one more text, so many times as long, on which all measures have this value."""
+    tally = tally.merge(Tally.empty(tally.kind, tally.layers, tally.measures.shape[1], tally.names))
+    count = np.full(tally.measures.shape, float(N_QUERIES * times))
+    tally.measures.add(value * count, count)
+    return tally
+
+
+def test_tests_of_one_role_are_one_claim() -> None:
+    """The measure of a head as a whole, and of its active part: together no surer than the surer one alone."""
+    values = {"previous_token": 0.41, "previous_token_active": 0.46, "resting": 0.3}
+    (role,) = only_head(tally_of(values)).roles
+    assert role.measure == "previous_token_active"
+    one = only_head(tally_of(values, counts={"previous_token": 0})).roles[0]
+    assert role.p == pytest.approx(2 * one.p, rel=1e-6)
+
+
+def test_measures_from_0_to_1_have_intervals_from_0_to_1() -> None:
+    for name, measure in MEASURES.items():
+        assert (name not in NO_SHARES) == ((measure.low, measure.high) == (0, 1)), name
+    head = only_head(tally_of({"previous_token": 1.0, "window": 0.001, "relative_entropy": 0.99}, noise=0))
+    for name in ("previous_token", "window", "relative_entropy"):
+        estimate = head.measures[name]
+        assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1, name
+    assert head.measures["previous_token"].low < 0.98
+    assert head.measures["window"].high > 0.02
+    assert head.measures["relative_entropy"].low == pytest.approx(0.99)  # no share of anything that may be unseen
 
 
 def test_a_value_that_is_not_sure_is_no_role() -> None:

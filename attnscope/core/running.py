@@ -317,6 +317,7 @@ class RunningSums:
 
     def _share(self, hits: ArrayLike, unseen: ArrayLike) -> "_Share":
         r, total, m = np.clip(self.ratio(), 0, 1), self.total("c"), self.effective_texts()
+        total, m = np.where(total > 0, total, np.nan), np.where(total > 0, m, np.nan)
         binomial = r * (1 - r)
         variance = self.standard_error() ** 2
         with np.errstate(divide="ignore", invalid="ignore"):

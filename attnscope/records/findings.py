@@ -67,15 +67,16 @@ class Role:
         name: Such as "previous_token".
         measure: The measure that it rests on; may be an `_active` one.
         value: Value of that measure.
-        low: Lower end of its 95% interval; NaN for a tentative role.
+        low: Lower end of its 95% interval; NaN where the record has none.
         high: Upper end.
         baseline: What it had to beat beside the threshold: uniform attention, or the best fixed offset.
         threshold: What it had to reach; of relations, what the lower end had to reach.
-        p: One-sided p-value against the larger of threshold and baseline (of relations, against the baseline); NaN for
-            a tentative role.
+        p: One-sided p-value against the larger of threshold and baseline (of relations, against the baseline), of all
+            measures that the role may rest on together (Simes).
         q: The same after Benjamini-Hochberg over heads x roles.
-        tentative: True where there are too few texts for an interval.
+        tentative: True where the evidence amounts to fewer texts than `options["fewest_texts"]`.
         active_share: For roles on an `_active` measure: the share of attention that it speaks of; else None.
+        effective_texts: How many texts of one length the evidence amounts to; None where the record does not say.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Role:
     q: float
     tentative: bool
     active_share: float | None = None
+    effective_texts: float | None = None
 
 
 @dataclass(frozen=True)
@@ -381,7 +383,7 @@ def _head_from(data: Mapping[str, Any]) -> Head:
 
 
 def _nan(name: str, value: Any) -> Any:
-    return math.nan if value is None and name != "active_share" else value
+    return math.nan if value is None and name not in ("active_share", "effective_texts") else value
 
 
 def _told(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ from attnscope.studies.late import failure
 from attnscope.studies.memory import Room, give_memory_back, halves, halving_note, padded_size, sparing
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.overflow import LeftOut
-from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEVEL, MARGIN, RULES, thresholds_from
+from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN, RULES, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits
 from attnscope.studies.texts import (
     Progress,
@@ -206,6 +206,7 @@ def _described(options: HeadsOptions, frequencies: _Frequencies) -> dict[str, An
     return {
         "level": LEVEL,
         "fewest_texts": FEWEST_TEXTS,
+        "least_texts": LEAST_TEXTS,
         "least_active": LEAST_ACTIVE,
         "margin": MARGIN,
         "chunk": options.chunk,

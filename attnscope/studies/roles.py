@@ -3,7 +3,8 @@
 A role is given to a head where its measure is above both a threshold and what it would have anyway, by a one-sided test
 over texts, with the false discovery rate of all heads x roles held. What it would have anyway is uniform attention's
 value; for links between two tokens also that of the best fixed offset; for similar tokens also the mass on the same
-token. Each measure that a role may rest on is a test of its own.
+token. Each measure that a role may rest on is a test; those of one role are combined first (Simes), and its evidence is
+the best of them.
 """
 
 import math
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.running import RunningSums, benjamini_hochberg
+from attnscope.core.running import RunningSums, benjamini_hochberg, simes
 from attnscope.errors import UsageError
 from attnscope.records.findings import Estimate, Head, Role
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
@@ -22,7 +23,10 @@ LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
 
 FEWEST_TEXTS = 10
-"""With fewer texts roles are tentative: said without interval and test."""
+"""With fewer effective texts a role is tentative: it has passed the same test, but so few may not be like others."""
+
+LEAST_TEXTS = 3
+"""With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
 
 LEAST_ACTIVE = 0.1
 """A role may rest on an `_active` measure where at least this share of the attention is off the resting keys.
@@ -37,6 +41,18 @@ MARGIN = 0.1
 Random weights differ from uniform attention by a little, and on all texts alike, so that no test over texts takes the
 difference for chance. In short texts, whose baselines are above the thresholds, every other head would have a role.
 """
+
+NO_SHARES = (
+    "entropy_nats", "distance_tokens", "signed_distance_tokens", "rms_distance_tokens", "similar_token", "rarity",
+    "value_weighted", "norm_weighted",
+)  # fmt: skip
+"""Measures that are no numbers from 0 to 1. The catalogue says so too, but cannot be read without torch."""
+
+_HITS = ("positional", "rarest_token", "sink")
+"""Shares of queries or texts, each of which counts 1 or 0; the others are shares of attention."""
+
+_MEANS = ("relative_entropy",)
+"""Means from 0 to 1 that are no share of anything: nothing says what an unseen part of them would be."""
 
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
@@ -125,14 +141,36 @@ def judged(tallies: Sequence[Tally], thresholds: Mapping[str, float]) -> tuple[H
         thresholds: What a role's measure must reach, by role.
     """
     held = [_Judged(tally, thresholds) for tally in tallies]
-    q_values = benjamini_hochberg(np.concatenate([one.p.ravel() for one in held]) if held else [])
+    p_values = np.concatenate([one.role_p.ravel() for one in held]) if held else np.zeros(0)
+    q_values = benjamini_hochberg(p_values)
+    n_tests = (~np.isnan(p_values)).sum()
+    accepted = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)  # q was rounded
     start = 0
     heads: list[Head] = []
     for one in held:
-        stop = start + one.p.size
-        heads += one.heads(q_values[start:stop].reshape(one.p.shape))
+        stop = start + one.role_p.size
+        heads += one.heads(q_values[start:stop].reshape(one.role_p.shape), accepted)
         start = stop
     return tuple(heads)
+
+
+def interval_of(sums: RunningSums, names: Sequence[str]) -> tuple[Floats, Floats]:
+    """The 95% intervals of measures: of shares those of shares, of other numbers Student's t.
+
+    Args:
+        sums: (…, measure).
+        names: The measures.
+    """
+    low, high = sums.interval()
+    shares, hits, unseen = _shares(names)
+    low_of_shares, high_of_shares = sums.share_interval(hits=hits, unseen=unseen)
+    return np.where(shares, low_of_shares, low), np.where(shares, high_of_shares, high)
+
+
+def _shares(names: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which measures are shares; and what `RunningSums.share_interval` asks: of hits, and of what may be unseen?"""
+    shares = ~np.isin([name.removesuffix("_active") for name in names], NO_SHARES)
+    return shares, np.isin(names, _HITS), ~np.isin(names, _MEANS)
 
 
 @dataclass(frozen=True)
@@ -153,18 +191,20 @@ class _Judged:
     """The results of one tally as arrays, and the tests on them; (layer, head, …) all of them.
 
     Attributes:
-        tests: The last axis of the arrays below.
+        roles: The last axis of `role_p`.
+        tests: The last axis of the other arrays below.
+        effective: How many texts of one length the evidence of a test amounts to.
         baselines: What a measure would have without any preference of the head; NaN = none.
         limits: What the value must be above; NaN = not tested.
         p: One-sided p-values; NaN = not tested, or too few texts.
+        role_p: Those of a role's tests together.
     """
 
     def __init__(self, tally: Tally, thresholds: Mapping[str, float]) -> None:
         self.tally, self.thresholds = tally, thresholds
-        self.tentative = tally.n_texts < FEWEST_TEXTS
         self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
         self.uniform = tally.uniform.ratio()
-        self.low, self.high = tally.measures.interval()
+        self.low, self.high = interval_of(tally.measures, tally.names)
         self.shape = self.values.shape[:2]
         self._sums = tally.measures.total("s")
         self.tests = [
@@ -179,9 +219,16 @@ class _Judged:
         self.limits = np.stack(
             [self._limit(test, self.baselines[..., i]) for i, test in enumerate(self.tests)], axis=-1
         )
-        self.p = np.full(self.limits.shape, np.nan)
-        if not self.tentative:
-            self.p = _part(tally.measures, columns).p_above(self.limits)
+        tested = _part(tally.measures, columns)
+        self.effective = tested.effective_texts()
+        shares, hits, unseen = _shares([test.measure for test in self.tests])
+        of_shares = tested.share_p_above(self.limits, hits=hits, unseen=unseen)
+        p = np.where(shares, of_shares, tested.p_above(self.limits))
+        self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
+        self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
+        self.role_p = np.stack(
+            [simes(self.p[..., [test.role == role for test in self.tests]]) for role in self.roles], -1
+        )
 
     def _column(self, name: str) -> int | None:
         return self.tally.names.index(name) if name in self.tally.names else None
@@ -248,15 +295,13 @@ class _Judged:
             return np.zeros(self.shape)
         return _divided(self.counts[..., test.column], self.counts[..., whole], 0.0)
 
-    def heads(self, q: Floats) -> list[Head]:
+    def heads(self, q: Floats, accepted: float) -> list[Head]:
         """All heads of the tally, each with the best evidence for each of its roles.
 
         Args:
-            q: p after Benjamini-Hochberg, in the shape of `p`.
+            q: `role_p` after Benjamini-Hochberg.
+            accepted: The p-value up to which roles are given, of all tallies.
         """
-        values = self.values[..., [test.column for test in self.tests]]
-        with np.errstate(invalid="ignore"):
-            given = values > self.limits if self.tentative else q <= LEVEL
         positional = self._positional()
         resting = self._column("resting")
         made = []
@@ -272,38 +317,38 @@ class _Judged:
             measures[FROM_OFFSETS] = Estimate(*(float(array[at]) for array in positional))
             share = math.nan if resting is None else float(self.values[(*at, resting)])
             layer, head = self.tally.layers[at[0]], at[1]
-            made.append(
-                Head(self.tally.kind, layer, head, self._roles(at, np.flatnonzero(given[at]), q), share, measures)
-            )
+            made.append(Head(self.tally.kind, layer, head, self._roles(at, q, accepted), share, measures))
         return made
 
-    def _roles(self, at: tuple[int, ...], given: NDArray[np.int64], q: Floats) -> tuple[Role, ...]:
-        """The roles of a head, the strongest first but sinks last, each by the best of the tests that gave it."""
-        best: dict[str, Role] = {}
-        for number in given.tolist():
-            role = self._role(at, number, float(q[(*at, number)]))
-            known = best.get(role.name)
+    def _roles(self, at: tuple[int, ...], q: Floats, accepted: float) -> tuple[Role, ...]:
+        """The roles of a head, the strongest first but sinks last, each by the best of the tests that pass alone."""
+        found = []
+        for number, name in enumerate(self.roles):
+            if not q[(*at, number)] <= LEVEL:
+                continue
+            passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[(*at, i)] <= accepted]
             # The whole measure says more than its active part; of two alike, the larger one.
-            if known is None or (role.active_share is None, role.value) > (known.active_share is None, known.value):
-                best[role.name] = role
-        return tuple(sorted(best.values(), key=lambda role: (RULES[role.name].is_sink, -role.value / role.threshold)))
+            best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
+            found.append(self._role(at, best, float(self.role_p[(*at, number)]), float(q[(*at, number)])))
+        return tuple(sorted(found, key=lambda role: (RULES[role.name].is_sink, -role.value / role.threshold)))
 
-    def _role(self, at: tuple[int, ...], number: int, q: float) -> Role:
+    def _role(self, at: tuple[int, ...], number: int, p: float, q: float) -> Role:
         test = self.tests[number]
         cell = (*at, test.column)
-        undefined = self.tentative
+        effective = float(self.effective[(*at, number)])
         return Role(
             name=test.role,
             measure=test.measure,
             value=float(self.values[cell]),
-            low=math.nan if undefined else float(self.low[cell]),
-            high=math.nan if undefined else float(self.high[cell]),
+            low=float(self.low[cell]),
+            high=float(self.high[cell]),
             baseline=float(self.baselines[(*at, number)]),
             threshold=self.thresholds[test.role],
-            p=float(self.p[(*at, number)]),
+            p=p,
             q=q,
-            tentative=self.tentative,
+            tentative=effective < FEWEST_TEXTS,
             active_share=float(self._active_share(test)[at]) if test.is_active else None,
+            effective_texts=effective,
         )
 
     def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -316,7 +361,7 @@ class _Judged:
         nearest = np.argsort(np.abs(OFFSETS), kind="stable")
         best = nearest[offsets.total("s")[..., nearest].argmax(-1)][..., None]
         mine = _part(offsets, best)
-        low, high = mine.interval()
+        low, high = mine.share_interval(hits=True)
         uniform = _part(self.tally.offsets_uniform, best).ratio()
         return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c")))  # type: ignore[return-value]
 
