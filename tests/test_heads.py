@@ -22,7 +22,9 @@ from attnscope.records.findings import Findings, Head
 from attnscope.studies.block_sums import undisturbed
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merged
+from attnscope.studies.roles import FEWEST_TEXTS
 from attnscope.studies.tally import OFFSETS, tallies_of
+from attnscope.views.heads_summary import role_notes
 from tests import rounding
 from tests.conftest import VOCABULARY, write_tiny, write_tokenizer
 from tests.processes import python
@@ -82,7 +84,10 @@ def test_every_head_of_the_glass_box_is_named_right(name: str, file: str, split:
     assert {(head.layer, head.head): head.roles[0].name for head in found.heads} == {
         place: known[0] for place, known in own_roles(name).items()
     }
-    assert not any(role.tentative for head in found.heads for role in head.roles)
+    for role in (role for head in found.heads for role in head.roles):
+        assert role.tentative == (role.effective_texts is not None and role.effective_texts < FEWEST_TEXTS)
+        # Few texts repeat a token, and few have a punctuation mark off their end.
+        assert not role.tentative or role.name in ("same_token", "induction", "delimiter")
 
 
 def test_minilm_on_prose(minilm: Any) -> None:
@@ -193,8 +198,30 @@ def test_with_few_texts_roles_are_tentative(own: Any) -> None:
     few = heads(own, SENTENCES[:9])
     assert names_of(head_of(few, "L0H0")) == {"previous_token", "local"}
     roles = [role for head in few.heads for role in head.roles]
-    assert all(role.tentative and np.isnan([role.low, role.high, role.q, role.p]).all() for role in roles)
-    assert not any(role.tentative for head in heads(own, SENTENCES[:10]).heads for role in head.roles)
+    assert all(role.tentative and role.low > max(role.threshold, role.baseline) and role.q <= 0.05 for role in roles)
+    assert 3 <= few.corpus["effective_texts"] < 10
+    assert "a role on the evidence of 3 to 10 texts of one length; all texts together" in role_notes(few)[0]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_texts_give_no_role_and_that_is_said(own: Any, n: int) -> None:
+    found = heads(own, SENTENCES[:n])
+    assert not any(head.roles for head in found.heads)
+    assert "no role can be given below 3 texts" in role_notes(found)[0]
+
+
+def test_a_long_text_among_short_ones_does_not_outweigh_them(own: Any) -> None:
+    """A text of 30 chunks: as one piece of evidence it leaves that of 1.2 texts, and no role."""
+    long = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:1400])
+    found = heads(own, [*SENTENCES, long], HeadsOptions(chunk=60))
+    assert found.corpus["n_texts"] == 27
+    assert found.corpus["effective_texts"] > 27
+    assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
+        place: set(known) for place, known in own_roles("own").items()
+    }
+    whole = heads(own, [*SENTENCES, long])
+    assert whole.corpus["effective_texts"] < 3
+    assert "cut long ones into chunks that count apart" in role_notes(whole)[0]
 
 
 def test_a_control_has_random_weights_on_the_same_texts(own: Any) -> None:
@@ -356,14 +383,16 @@ def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
     require_same(whole, merged(parts[::-1]))
 
 
-def test_a_text_in_chunks_counts_as_one(own: Any) -> None:
+def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
     text = " ".join(SENTENCES[:4])
     found = heads(own, [text, "a cat"], HeadsOptions(chunk=16))
     assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
     tokens = own.tokenizer.encode(text)
     assert found.corpus["n_tokens"] > len(tokens)  # special tokens come with each chunk
     (tally,) = tallies_of(found.sums).values()
-    assert tally.n_texts == 2
+    n_chunks = len(chunks(own.tokenizer.encode(text), chunk=16))
+    assert tally.n_texts == n_chunks + 1
+    assert n_chunks - 1 < found.corpus["effective_texts"] < n_chunks + 1
     resting = tally.measures.total("c")[0, 0, tally.names.index("resting")]
     assert resting == found.corpus["n_tokens"]
 

@@ -4,14 +4,12 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core import apart
 from attnscope.corpus import Chunk
-from attnscope.studies.overflow import Place, broken_rows
 from attnscope.studies.tally import Tally
 
 if TYPE_CHECKING:
@@ -24,21 +22,24 @@ _SUMS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_un
 
 
 class BlockSums:
-    """The sums over the texts of one block. Holds texts apart only as long as chunks of theirs are to come.
+    """The sums over the texts of one block. Each chunk of a text is a piece of evidence of its own.
+
+    One sum for all chunks of a text would leave the evidence of one text, however long it is, and that of little more
+    where all others are short: the longest one outweighs them. A chunk is as long as what the model takes, so that
+    what it says depends little on the chunk before it, beyond what all texts like these have in common (the reasoning
+    of the block bootstrap: Künsch 1989, Annals of Statistics 17; Politis & Romano 1994, JASA 89).
 
     Attributes:
         n_texts: Texts that are whole in it.
         n_chunked: How many of them came in several chunks.
-        n_tokens: Their tokens; one that two chunks share counts once.
-        broken: Texts that are left out, as the model computes NaN or infinity on them, and where.
+        n_tokens: The tokens of all chunks; one that two chunks share counts once.
     """
 
     def __init__(self) -> None:
-        self.broken: dict[int, Place] = {}
         self.n_texts = self.n_chunked = self.n_tokens = 0
         self._tallies: dict[str, Tally] = {}
         self._pairs: dict[str, list[Hits]] = {}
-        self._open: dict[int, _OpenText] = {}
+        self._open: dict[int, int] = {}  # of how many chunks of a text are in it
 
     def add(
         self,
@@ -46,7 +47,7 @@ class BlockSums:
         sums: Mapping[str, Mapping[int, "SumsOf"]],
         hits: Sequence[Mapping[str, Hits]],
     ) -> None:
-        """Adds a batch; chunks of a text are added up, in the order in which they come.
+        """Adds a batch.
 
         Args:
             batch: The chunks.
@@ -56,81 +57,34 @@ class BlockSums:
         for kind, by_layer in sums.items():
             if kind not in self._tallies:
                 self._tallies[kind] = _empty(kind, by_layer)
-        by_text = {kind: {at: of.sum.swapaxes(0, 1) for at, of in by_layer.items()} for kind, by_layer in sums.items()}
-        for row, place in broken_rows(by_text).items():
-            self.broken.setdefault(batch[row].text, place)
-            self._open.pop(batch[row].text, None)
         found = {
             kind: {part: _stacked(part, by_layer, self._tallies[kind]) for part in _SUMS}
             for kind, by_layer in sums.items()
         }
-        well = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
-        whole = [row for row in well if batch[row].n_chunks == 1]
-        if whole:
-            self._add_texts({kind: {part: array[whole] for part, array in of.items()} for kind, of in found.items()})
-            for row in whole:
-                self._close(len(batch[row]), hits[row])
-        for row in well:
-            chunk = batch[row]
-            if chunk.n_chunks > 1:
-                mine = {kind: {part: array[row : row + 1] for part, array in of.items()} for kind, of in found.items()}
-                text = self._open.setdefault(chunk.text, _OpenText())
-                text.add(chunk, mine, hits[row])
-                if text.n_chunks == chunk.n_chunks:
-                    for kind, of in text.sums.items():
-                        _tell_sinks(self._tallies[kind].names, of)
-                    self._add_texts(text.sums)
-                    self._close(text.n_tokens, text.hits)
-                    self.n_chunked += 1
-                    del self._open[chunk.text]
-
-    def finish(self) -> Mapping[str, Tally]:
-        """The sums over all texts that are whole, by kind."""
-        for kind, hits in self._pairs.items():
-            pairs = np.stack(hits)
-            self._tallies[kind].pairs.add(pairs[:, 0], pairs[:, 1])
-        self._pairs = {}
-        return self._tallies if self.n_texts else {}
-
-    def _close(self, n_tokens: int, hits: Mapping[str, Hits]) -> None:
-        self.n_texts += 1
-        self.n_tokens += n_tokens
-        for kind, of_kind in hits.items():
-            self._pairs.setdefault(kind, []).append(of_kind)
-
-    def _add_texts(self, found: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> None:
         for kind, of in found.items():
             tally = self._tallies[kind]
             tally.measures.add(of["sum"], of["count"])
             tally.uniform.add(of["uniform_sum"], of["count"])
             tally.offsets.add(of["offset_sum"], of["offset_count"])
             tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
+        for chunk, of_chunk in zip(batch, hits, strict=True):
+            for kind, of_kind in of_chunk.items():
+                self._pairs.setdefault(kind, []).append(of_kind)
+            self.n_tokens += len(chunk) - chunk.n_repeated
+            done = self._open.pop(chunk.text, 0) + 1
+            if done < chunk.n_chunks:
+                self._open[chunk.text] = done
+                continue
+            self.n_texts += 1
+            self.n_chunked += chunk.n_chunks > 1
 
-
-class _OpenText:
-    """A text of which chunks are to come."""
-
-    def __init__(self) -> None:
-        self.n_chunks = self.n_tokens = 0
-        self.sums: dict[str, dict[str, NDArray[np.float64]]] = {}
-        self.hits: dict[str, Hits] = {}
-
-    def add(
-        self, chunk: Chunk, sums: Mapping[str, Mapping[str, NDArray[np.float64]]], hits: Mapping[str, Hits]
-    ) -> None:
-        """Adds a chunk."""
-        self.n_chunks += 1
-        self.n_tokens += len(chunk) - chunk.n_repeated
-        for kind, of in sums.items():
-            known = self.sums.get(kind)
-            if known is None:
-                self.sums[kind] = dict(zip(of, apart.copies(list(of.values())), strict=True))
-            else:
-                for part, array in of.items():
-                    known[part] += array
-        for kind, (hit, count) in hits.items():
-            before: Any = self.hits.get(kind, (0.0, 0.0))
-            self.hits[kind] = before[0] + hit, before[1] + count
+    def finish(self) -> Mapping[str, Tally]:
+        """The sums by kind; of nothing where no text is whole."""
+        for kind, hits in self._pairs.items():
+            pairs = np.stack(hits)
+            self._tallies[kind].pairs.add(pairs[:, 0], pairs[:, 1])
+        self._pairs = {}
+        return self._tallies if self.n_texts else {}
 
 
 @contextmanager

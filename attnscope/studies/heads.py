@@ -265,7 +265,8 @@ class _Done:
 
 def _done_of(sums: BlockSums, block: Block, room: Room) -> _Done:
     left_out = LeftOut.of(block.texts, sums.broken)
-    return _Done(sums.finish(), sums.n_texts, sums.n_tokens, sums.n_chunked, halved_to=room.tokens, left_out=left_out)
+    n_tokens = sums.n_tokens if sums.n_texts else 0
+    return _Done(sums.finish(), sums.n_texts, n_tokens, sums.n_chunked, halved_to=room.tokens, left_out=left_out)
 
 
 @dataclass(frozen=True, eq=False)

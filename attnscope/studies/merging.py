@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings
-from attnscope.studies.roles import judged
+from attnscope.studies.roles import effective_texts, judged
 from attnscope.studies.tally import Tally, tallies_of
 
 _CONTROL = "control-"
@@ -40,7 +40,7 @@ def concluded(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mappin
     trained, control = _tallies(sums)
     return Findings(
         run=run,
-        corpus=corpus,
+        corpus={**corpus, "effective_texts": max(map(effective_texts, trained.values()), default=0.0)},
         options=options,
         heads=judged(list(trained.values()), thresholds),
         sums=sums,

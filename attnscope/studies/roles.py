@@ -154,6 +154,12 @@ def judged(tallies: Sequence[Tally], thresholds: Mapping[str, float]) -> tuple[H
     return tuple(heads)
 
 
+def effective_texts(tally: Tally) -> float:
+    """How many texts of one length all that was measured amounts to: of the measure that counts most queries."""
+    counts = tally.measures.total("c")
+    return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
+
+
 def interval_of(sums: RunningSums, names: Sequence[str]) -> tuple[Floats, Floats]:
     """The 95% intervals of measures: of shares those of shares, of other numbers Student's t.
 

@@ -233,9 +233,7 @@ def corpus_line(findings: Findings | Relations) -> str:
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     said = []
-    said += [line for line in (idle_line(findings), otherwise_line(findings)) if line]
-    if any(role.tentative for head in findings.heads for role in head.roles):
-        said.append("tentative (small letter): a role that rests on its value alone, as so few texts give no interval")
+    said += [line for line in (idle_line(findings), otherwise_line(findings), evidence_line(findings)) if line]
     if findings.control:
         held = Counter(name for head in findings.control for name in {role.name for role in head.roles})
         found = [f"{n} {label(name)}" for name, n in held.most_common()]
@@ -244,6 +242,25 @@ def role_notes(findings: Findings) -> list[str]:
         control = f"untrained control (random weights, same texts), {len(findings.control)} heads"
         said.append(f"{control}: {', '.join(found)}")
     return said
+
+
+def evidence_line(findings: Findings) -> str:
+    """What few texts mean for roles, in numbers; empty where there are enough, or the record does not say how many."""
+    fewest, least = (findings.options.get(name) for name in ("fewest_texts", "least_texts"))
+    effective = findings.corpus.get("effective_texts")
+    amount = ""
+    if isinstance(effective, int | float) and findings.heads:
+        amount = f"; all texts together weigh as much as {effective:.1f} of one length"
+        if isinstance(least, int) and effective < least:
+            return (
+                f"no role can be given below {least} texts{amount}: give more texts, or cut long ones into chunks that "
+                "count apart (--chunk 512)"
+            )
+    if not any(role.tentative for head in findings.heads for role in head.roles):
+        return ""
+    if not isinstance(least, int):  # a record of version 0.1 or earlier
+        return "tentative (small letter): a role that rests on its value alone, as so few texts give no interval"
+    return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{amount}"
 
 
 def idle_line(findings: Findings) -> str:
