@@ -101,7 +101,7 @@ def test_copies_change_nothing_but_their_count(own: Any) -> None:
 
 def test_shards_leave_out_the_same_copies(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.heads.BLOCK", 4)
-    texts = [" ".join("abcdefghijkl"[i % 7 :]) for i in range(30)]
+    texts = [" ".join("abcdefg"[i % 7 :]) for i in range(30)]
     whole = heads(own, texts)
     parts = [heads(own, texts, HeadsOptions(shard=(k, 3))) for k in (1, 2, 3)]
     assert [part.corpus["n_copies"] for part in parts] == [23] * 3

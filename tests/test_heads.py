@@ -391,7 +391,7 @@ def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
     assert found.corpus["n_tokens"] > len(tokens)  # special tokens come with each chunk
     (tally,) = tallies_of(found.sums).values()
     n_chunks = len(chunks(own.tokenizer.encode(text), chunk=16))
-    assert tally.n_texts == n_chunks + 1
+    assert tally.pairs.n_texts == n_chunks + 1
     assert n_chunks - 1 < found.corpus["effective_texts"] < n_chunks + 1
     resting = tally.measures.total("c")[0, 0, tally.names.index("resting")]
     assert resting == found.corpus["n_tokens"]

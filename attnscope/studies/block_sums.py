@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Hits = tuple[NDArray[np.float64], NDArray[np.float64]]
 """What `pair_hits` gives: hits and counts."""
 
+_TOLD = ("sink", "first_token", "resting")
+"""What a text is as a whole, however many chunks it has, and what that is told by."""
+
 _SUMS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
 
 
@@ -39,7 +42,7 @@ class BlockSums:
         self.n_texts = self.n_chunked = self.n_tokens = 0
         self._tallies: dict[str, Tally] = {}
         self._pairs: dict[str, list[Hits]] = {}
-        self._open: dict[int, int] = {}  # of how many chunks of a text are in it
+        self._open: dict[int, _OpenText] = {}
 
     def add(
         self,
@@ -61,6 +64,9 @@ class BlockSums:
             kind: {part: _stacked(part, by_layer, self._tallies[kind]) for part in _SUMS}
             for kind, by_layer in sums.items()
         }
+        for row, chunk in enumerate(batch):
+            if chunk.n_chunks > 1:
+                self._open.setdefault(chunk.text, _OpenText()).take(row, found, self._tallies)
         for kind, of in found.items():
             tally = self._tallies[kind]
             tally.measures.add(of["sum"], of["count"])
@@ -71,12 +77,15 @@ class BlockSums:
             for kind, of_kind in of_chunk.items():
                 self._pairs.setdefault(kind, []).append(of_kind)
             self.n_tokens += len(chunk) - chunk.n_repeated
-            done = self._open.pop(chunk.text, 0) + 1
-            if done < chunk.n_chunks:
-                self._open[chunk.text] = done
-                continue
+            if chunk.n_chunks > 1:
+                text = self._open[chunk.text]
+                text.n_done += 1
+                if text.n_done < chunk.n_chunks:
+                    continue
+                text.close(self._tallies)
+                del self._open[chunk.text]
+                self.n_chunked += 1
             self.n_texts += 1
-            self.n_chunked += chunk.n_chunks > 1
 
     def finish(self) -> Mapping[str, Tally]:
         """The sums by kind; of nothing where no text is whole."""
@@ -85,6 +94,42 @@ class BlockSums:
             self._tallies[kind].pairs.add(pairs[:, 0], pairs[:, 1])
         self._pairs = {}
         return self._tallies if self.n_texts else {}
+
+
+class _OpenText:
+    """A text in chunks: what holds of it as a whole, and is told when the last one has come."""
+
+    def __init__(self) -> None:
+        self.n_done = 0
+        self._held: dict[str, dict[str, NDArray[np.float64]]] = {}
+
+    def take(
+        self, row: int, found: Mapping[str, Mapping[str, NDArray[np.float64]]], tallies: Mapping[str, Tally]
+    ) -> None:
+        """Takes what a chunk says of the whole text out of the sums of a batch."""
+        for kind, of in found.items():
+            if "sink" not in tallies[kind].names:
+                continue
+            columns = [tallies[kind].names.index(name) for name in _TOLD]
+            held = self._held.setdefault(kind, {})
+            for part in ("sum", "count", "uniform_sum"):
+                held[part] = held.get(part, 0.0) + of[part][row : row + 1, ..., columns]
+                of[part][row, ..., columns[0]] = 0.0
+
+    def close(self, tallies: Mapping[str, Tally]) -> None:
+        """Adds which heads are sinks on the text: it counts once, not chunk by chunk."""
+        from attnscope.core.measures.totals import tell_sinks
+
+        for kind, held in self._held.items():
+            tally = tallies[kind]
+            of_text = {}
+            for part in ("sum", "uniform_sum"):  # of uniform attention the counts are the heads'
+                tell_sinks(_TOLD, np.moveaxis(held[part], -1, 0), np.moveaxis(held["count"], -1, 0))
+            for part, array in held.items():
+                of_text[part] = np.zeros((1, *tally.measures.shape))
+                of_text[part][..., tally.names.index("sink")] = array[..., 0]
+            tally.measures.add(of_text["sum"], of_text["count"])
+            tally.uniform.add(of_text["uniform_sum"], of_text["count"])
 
 
 @contextmanager
@@ -112,17 +157,6 @@ def undisturbed() -> Iterator[None]:
 def _empty(kind: str, by_layer: Mapping[int, "SumsOf"]) -> Tally:
     n_heads = max(sums.sum.shape[2] for sums in by_layer.values())
     return Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
-
-
-def _tell_sinks(names: Sequence[str], text: Mapping[str, NDArray[np.float64]]) -> None:
-    """Tells anew, of a text that came in chunks, which heads are sinks on it: it counts once, not chunk by chunk."""
-    from attnscope.core.measures.totals import tell_sinks
-
-    if "sink" not in names:
-        return
-    for part in ("sum", "uniform_sum"):
-        # Of uniform attention the counts are the heads'.
-        tell_sinks(names, np.moveaxis(text[part], -1, 0), np.moveaxis(text["count"], -1, 0))
 
 
 def _stacked(part: str, by_layer: Mapping[int, "SumsOf"], tally: Tally) -> NDArray[np.float64]:
