@@ -39,8 +39,10 @@ that key. Where a formula speaks of a whole text, the last lines below the measu
 `NAME_active` is the measure without the keys on which trained heads rest, the special tokens and the first:
 the sum over the other keys, divided by all the mass that is on them. Each measure also has a 95% interval,
 Student's t over texts with the linearised variance of a ratio (texts are taken as independent, tokens of a
-text are not) and m - 1 degrees of freedom, m = (sum of counts)² / (sum of counts²) over texts; it is not cut
-to the range. Beside it stands the value under *uniform attention*: the same mask, all allowed keys alike; of
+text are not; chunks of a long text count apart) and m - 1 degrees of freedom, m = (sum of counts)² / (sum of
+counts²) over texts. For measures from 0 to 1 it is Wilson's interval for a share, of as many queries as that
+variance amounts to, and never narrower than what so many texts leave unseen. Beside it stands the value under
+*uniform attention*: the same mask, all allowed keys alike; of
 `NAME_active` all allowed keys alike that nobody rests on, with as much for each query as the head itself has on
 them, so that a head that spreads evenly what it does not rest has just this value.
 """
@@ -56,10 +58,11 @@ limit = max(threshold, baseline + max({margin} (1 - baseline), {least_margin}))
 
 The *baseline* is the value under uniform attention; for `same_token` and `induction` also what a head would
 reach that always looks at the best fixed offset (up to {reach} tokens either way), and for `similar_token`
-also the mass on the same token. With at least {fewest} texts, a one-sided t-test over texts must reject that
-the value is at most the limit, and the false discovery rate over all heads x roles is held at {level:.0%}
-(Benjamini & Hochberg 1995). With fewer texts the role is *tentative*: the value is above the limit, without
-test or interval. A head without a role is unclassified.
+also the mass on the same token. A one-sided test over texts must reject that the value is at most the limit:
+the one whose inversion the interval is. The tests of one role are combined (Simes 1986), and the false discovery
+rate over all heads x roles is held at {level:.0%} (Benjamini & Hochberg 1995). With evidence of fewer than
+{least} texts of one length there is no role, with fewer than {fewest} it is *tentative*. A head without a role is
+unclassified.
 
 The thresholds are conventions: `--threshold induction=0.3` sets another. {uniform}"""
 
@@ -73,6 +76,7 @@ _REFERENCES = """
   *EMNLP*.
 - Kovaleva, Romanov, Rogers & Rumshisky 2019, Revealing the Dark Secrets of BERT, *EMNLP*.
 - Olsson et al. 2022, In-context Learning and Induction Heads, *Transformer Circuits Thread*.
+- Simes 1986, An Improved Bonferroni Procedure for Multiple Tests of Significance, *Biometrika* 73.
 - Vig & Belinkov 2019, Analyzing the Structure of Attention in a Transformer Language Model, *BlackboxNLP*.
 - Sun, Chen, Kolter & Liu 2024, Massive Activations in Large Language Models, *COLM*.
 - Voita, Talbot, Moiseev, Sennrich & Titov 2019, Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy
@@ -127,6 +131,7 @@ def measures_page() -> str:
         least_margin=roles.LEAST_MARGIN,
         reach=REACH,
         fewest=roles.FEWEST_TEXTS,
+        least=roles.LEAST_TEXTS,
         level=roles.LEVEL,
         uniform=" and ".join(f"`{name}`" for name in without) + " has no baseline: uniform attention is what it names.",
     )
