@@ -704,7 +704,8 @@ def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, m
     # Of files alike: one of them may be in memory up to 64 KiB.
     files = [tmp_path / f"{number}.txt" for number in range(30)]
     for path in files:
-        path.write_text("the cat a b.\na b c d e f.\n" * 10, "utf-8")
+        lines = (f"the cat a b w{path.stem}x{i}.\na b c d e f w{path.stem}x{i}.\n" for i in range(10))
+        path.write_text("".join(lines), "utf-8")  # no copies
 
     class Collecting(attnscope.Corpus):
         """Python keeps up to 2,000 freed tuples of each length for later, and counts them, until it collects."""
