@@ -99,11 +99,14 @@ def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
     assert roles_in(found, 0, 0) == {"previous_token", "local"}
 
 
-def test_a_text_is_enough_for_tentative_roles(study: Run) -> None:
+def test_a_text_gives_measures_and_no_role_and_that_is_said(study: Run) -> None:
     status, out, _ = study("the cat sat on the mat", "--json")
     found = document(out)
     assert status == 0
-    assert all(role["tentative"] and role["q"] is None for head in found["heads"] for role in head["roles"])
+    assert not any(head["roles"] for head in found["heads"])
+    assert found["heads"][0]["measures"]["previous_token"]["value"] > 0.5
+    status, out, _ = study("the cat sat on the mat")
+    assert "no role can be given below 3 texts" in " ".join(out.split())
 
 
 def test_the_probe_finds_the_induction_head(study: Run) -> None:
