@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import Chunk
+from attnscope.studies.overflow import Place, broken_rows
 from attnscope.studies.tally import Tally
 
 if TYPE_CHECKING:
@@ -36,9 +37,12 @@ class BlockSums:
         n_texts: Texts that are whole in it.
         n_chunked: How many of them came in several chunks.
         n_tokens: The tokens of all chunks; one that two chunks share counts once.
+        broken: Texts that are left out, as the model computes NaN or infinity on them, and where; of a text in chunks,
+            from the first such chunk on.
     """
 
     def __init__(self) -> None:
+        self.broken: dict[int, Place] = {}
         self.n_texts = self.n_chunked = self.n_tokens = 0
         self._tallies: dict[str, Tally] = {}
         self._pairs: dict[str, list[Hits]] = {}
@@ -60,11 +64,19 @@ class BlockSums:
         for kind, by_layer in sums.items():
             if kind not in self._tallies:
                 self._tallies[kind] = _empty(kind, by_layer)
+        by_text = {kind: {at: of.sum.swapaxes(0, 1) for at, of in by_layer.items()} for kind, by_layer in sums.items()}
+        for row, place in broken_rows(by_text).items():
+            self.broken.setdefault(batch[row].text, place)
+            self._open.pop(batch[row].text, None)
+        well = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
+        if not well:
+            return
         found = {
-            kind: {part: _stacked(part, by_layer, self._tallies[kind]) for part in _SUMS}
+            kind: {part: _stacked(part, by_layer, self._tallies[kind])[well] for part in _SUMS}
             for kind, by_layer in sums.items()
         }
-        for row, chunk in enumerate(batch):
+        kept = [batch[row] for row in well]
+        for row, chunk in enumerate(kept):
             if chunk.n_chunks > 1:
                 self._open.setdefault(chunk.text, _OpenText()).take(row, found, self._tallies)
         for kind, of in found.items():
@@ -73,7 +85,7 @@ class BlockSums:
             tally.uniform.add(of["uniform_sum"], of["count"])
             tally.offsets.add(of["offset_sum"], of["offset_count"])
             tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
-        for chunk, of_chunk in zip(batch, hits, strict=True):
+        for chunk, of_chunk in zip(kept, (hits[row] for row in well), strict=True):
             for kind, of_kind in of_chunk.items():
                 self._pairs.setdefault(kind, []).append(of_kind)
             self.n_tokens += len(chunk) - chunk.n_repeated
