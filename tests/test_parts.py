@@ -239,6 +239,31 @@ def test_encoders_of_sound_over_time(model_type: str, tmp_path: Path) -> None:
         attnscope.sound_heatmap(model, (speech(0.0003), 16000))
 
 
+@pytest.mark.filterwarnings("ignore:a spectrogram", "ignore:patches of 8 overlap")
+def test_a_spectrogram_is_seen_as_a_picture(tmp_path: Path, run: Run) -> None:
+    config = transformers.ASTConfig(
+        **VISION | {"patch_size": 8}, frequency_stride=6, time_stride=6, max_length=32, num_mel_bins=20
+    )
+    made = strong(AutoModel.from_config(config))
+    made.save_pretrained(tmp_path / "ast")
+    transformers.ASTFeatureExtractor(num_mel_bins=20, max_length=32).save_pretrained(tmp_path / "ast")
+    model: Any = attnscope.load(tmp_path / "ast")
+    record = attnscope.sound_heatmap(model, (speech(0.3), 16000))
+    assert record.picture is not None and record.picture.grid == (3, 5)
+    assert record.tokens[:3] == ("CLS", "DIST", "0,0") and len(record.tokens) == 17
+    values = model.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000))).inputs["input_values"]
+    np.testing.assert_allclose(record.weights, eager(made, input_values=values), atol=2e-5)
+    assert any("patches of 8 overlap" in note for note in record.run["notes"])
+    # The patch in row 1, column 2 begins at pitch 6 and time 12.
+    shades = (values[0] - values.min()) / (values.max() - values.min())
+    np.testing.assert_allclose(record.picture.pixels[6, 12:18, 0], 255 * shades[12:18, 6].numpy(), atol=0.51)
+    wavfile.write(tmp_path / "speech.wav", 16000, speech(0.3))
+    status, out, err = run(
+        "heatmap", "--audio", tmp_path / "speech.wav", "-m", tmp_path / "ast", "-f", "png,npz", "-o", "out"
+    )
+    assert status == 0 and len(out.split()) == 5, err
+
+
 def test_the_command_line_hears_by_an_encoder(tmp_path: Path, run: Run) -> None:
     sound_encoder("hubert", tmp_path / "hubert")
     wavfile.write(tmp_path / "speech.wav", 8000, speech(0.4, 8000))

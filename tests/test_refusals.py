@@ -81,9 +81,9 @@ def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
     )  # fmt: skip
     AutoModel.from_config(config).save_pretrained(tmp_path / "ast")
     model: Any = attnscope.load(tmp_path / "ast")
-    with pytest.raises(AttnscopeError, match="reads input_values, and reads no text"):
+    with pytest.raises(AttnscopeError, match="hears recordings, and reads no text"):
         attnscope.heatmap(model, "the cat")
-    with pytest.raises(AttnscopeError, match="hears recordings in a way that is not supported"):
+    with pytest.raises(AttnscopeError, match="came without its feature extractor"):
         attnscope.sound_heatmap(model, (speech(0.3), 16000))
     (write_tiny(tmp_path / "gpt2", "gpt2", n_embd=15, n_head=3, n_layer=2) / "vocab.txt").unlink()
     (tmp_path / "gpt2" / "tokenizer_config.json").unlink()

@@ -19,8 +19,8 @@ def heatmap(
     audio: Annotated[
         Path | None,
         typer.Option(
-            help="A WAV file, for speech models such as Whisper: its cross-attention over time. TEXT: the transcript.  "
-            "[default: what the model itself writes]",
+            help="A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
+            "itself writes); or wav2vec 2.0 and other encoders over time.",
             show_default=False,
         ),
     ] = None,

@@ -11,11 +11,12 @@ import transformers
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.hf_senses import holds_processor
-from attnscope.models.model import HeardSound
+from attnscope.models.hf_senses import holds_processor, tokens_before
+from attnscope.models.model import HeardSound, SeenPicture
+from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound
 from attnscope.senses.recordings import Recording
-from attnscope.senses.tokens import frame_tokens
+from attnscope.senses.tokens import frame_tokens, patch_tokens
 
 
 def hears(base: PreTrainedModel) -> bool:
@@ -128,6 +129,50 @@ def frames_heard_by(base: Any, extractor: Any, name: str, recording: Recording) 
     sound = Sound(loud[: n * each].reshape(n, each).max(1), each / rate, seconds, seconds, recording.source)
     tokens = frame_tokens(n, sound.seconds_per_frame, recording.source)
     return HeardSound({base.main_input_name: given}, tokens, sound, recording.notes)
+
+
+def sees_sound(base: PreTrainedModel) -> bool:
+    """Whether a model cuts the spectrogram of a recording into patches, as the audio spectrogram transformer does."""
+    config = base.config
+    return (
+        base.main_input_name == "input_values"
+        and hasattr(config, "frequency_stride")
+        and hasattr(config, "time_stride")
+    )
+
+
+def spectrogram_seen_by(base: Any, extractor: Any, name: str, recording: Recording) -> SeenPicture:
+    """A recording as a model sees it that looks at its spectrogram: time across, pitch down, the lowest at the top.
+
+    Raises:
+        AttnscopeError: The extractor fails, or is another model's.
+    """
+    recording = recording.at(int(extractor.sampling_rate))
+    try:
+        made = extractor(recording.samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        values = made["input_values"].to(base.dtype)
+    except Exception as error:
+        raise AttnscopeError(f"the feature extractor of {name} fails: {first_line(error)}") from error
+    config = base.config
+    if tuple(values.shape) != (1, config.max_length, config.num_mel_bins):
+        raise AttnscopeError(
+            f"the feature extractor of {name} gives {tuple(values.shape)}, the model takes "
+            f"(1, {config.max_length}, {config.num_mel_bins})",
+            "preprocessor_config.json and config.json belong to different models",
+        )
+    high, wide = config.frequency_stride, config.time_stride
+    rows = (config.num_mel_bins - config.patch_size) // high + 1
+    columns = (config.max_length - config.patch_size) // wide + 1
+    shown = values[0].T.float().numpy()
+    shown = (shown - shown.min()) / (float(np.ptp(shown)) or 1.0)
+    grey = np.rint(255 * shown[: rows * high, : columns * wide]).astype(np.uint8)
+    pixels = np.ascontiguousarray(np.repeat(grey[:, :, None], 3, 2))
+    picture = Picture(pixels, (rows, columns), recording.source, (pixels.shape[1], pixels.shape[0]))
+    notes = [*recording.notes, "a spectrogram: time goes across, pitch down from the lowest"]
+    if config.patch_size > min(high, wide):
+        notes.append(f"patches of {config.patch_size} overlap: each is drawn as the {high} x {wide} where it begins")
+    tokens = patch_tokens(picture.grid, tokens_before(base), recording.source)
+    return SeenPicture({"input_values": values}, tokens, picture, tuple(notes))
 
 
 def require_all_frames(sizes: set[tuple[int, int]], n_frames: int, name: str) -> None:

@@ -25,7 +25,7 @@ from attnscope.models.dispatch import DeviceMap, loading_options, where_it_lies
 from attnscope.models.hf_adapters import NONE, merge, require_peft
 from attnscope.models.hf_examples import accepts
 from attnscope.models.hf_files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
-from attnscope.models.hf_hearing import hears, listens, open_feature_extractor
+from attnscope.models.hf_hearing import hears, listens, open_feature_extractor, sees_sound
 from attnscope.models.hf_parts import base_of, picture_tower, reads_text, sees_pictures, text_tower
 from attnscope.models.hf_senses import WordlessTokenizer, holds_processor, open_image_processor, show_all_patches
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer
@@ -121,7 +121,7 @@ def _readers(
         if tokenizer is not None or text_tower(base) is None:
             return tokenizer or wordless(source.name, base), seeing
     elif not reads_text(base) and not has_decoder:
-        hearing = open_feature_extractor(folder, options) if listens(base) else None
+        hearing = open_feature_extractor(folder, options) if listens(base) or sees_sound(base) else None
         return wordless(source.name, base), hearing
     if tokenizer is None:
         raise AttnscopeError(

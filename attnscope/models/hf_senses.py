@@ -149,7 +149,7 @@ def seen_by(base: PreTrainedModel, processor: Any, name: str, photo: Photo) -> S
     if (rows * high, columns * wide) != tuple(pixels.shape[2:]):
         notes.append("the patches do not reach the right and lower edge of what the model is given: that is cut off")
     picture = Picture(np.ascontiguousarray(shown), (rows, columns), photo.source, photo.image.size)
-    tokens = patch_tokens(picture.grid, _before(base), photo.source)
+    tokens = patch_tokens(picture.grid, tokens_before(base), photo.source)
     inputs = {"pixel_values": pixels.to(base.dtype), **in_order(base, pixels)}
     return SeenPicture(inputs, tokens, picture, tuple(notes))
 
@@ -178,7 +178,7 @@ def _seen_patches(
         "spatial_shapes": torch.tensor([[rows, columns]]),
     }
     picture = Picture(np.ascontiguousarray(shown), (rows, columns), photo.source, photo.image.size)
-    return SeenPicture(inputs, patch_tokens(picture.grid, _before(base), photo.source), picture, photo.notes)
+    return SeenPicture(inputs, patch_tokens(picture.grid, tokens_before(base), photo.source), picture, photo.notes)
 
 
 def show_all_patches(base: PreTrainedModel) -> list[str]:
@@ -220,7 +220,7 @@ def _patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
     return int(sizes[0]), int(sizes[1])
 
 
-def _before(base: PreTrainedModel) -> tuple[str, ...]:
+def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
     """The tokens that stand before the patches, by the parameters that they come from."""
     held = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
     labels = [label for label, names in _NAMED if any(name in held for name in names)]

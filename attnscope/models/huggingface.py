@@ -33,7 +33,16 @@ from attnscope.models.hf_examples import (
     standing_arguments,
     vocab_size,
 )
-from attnscope.models.hf_hearing import frames_heard_by, heard_by, hears, listens, require_all_frames, written_by
+from attnscope.models.hf_hearing import (
+    frames_heard_by,
+    heard_by,
+    hears,
+    listens,
+    require_all_frames,
+    sees_sound,
+    spectrogram_seen_by,
+    written_by,
+)
 from attnscope.models.hf_outputs import (
     blocks_by_place,
     blocks_of_plan,
@@ -241,13 +250,13 @@ class HuggingFaceModel:
             self._whole.add(shape)
         return seen
 
-    def hear(self, recording: Recording) -> HeardSound:
-        """A recording as the model hears it: through its own feature extractor, padded to its window.
+    def hear(self, recording: Recording) -> HeardSound | SeenPicture:
+        """A recording as the model hears it, through its own feature extractor; or sees it, in a spectrogram.
 
         Raises:
-            AttnscopeError: It hears nothing, or has no feature extractor.
+            AttnscopeError: It takes no recordings, or has no feature extractor.
         """
-        if not hears(self._base) and not listens(self._base):
+        if not sees_sound(self._base) and not hears(self._base) and not listens(self._base):
             takes = "texts" if reads_text(self._base) else "pictures" if sees_pictures(self._base) else "neither"
             raise AttnscopeError(
                 f"{self.info.name} takes {takes}, not recordings"
@@ -260,6 +269,10 @@ class HuggingFaceModel:
                 f"{self.info.name} came without its feature extractor",
                 "save it beside the model as preprocessor_config.json, or: attnscope.load(model, extractor)",
             )
+        if sees_sound(self._base):
+            seen = spectrogram_seen_by(self._base, self._processor, self.info.name, recording)
+            require_whole_grid(self._sizes(seen.inputs), len(seen.tokens), self.info.name)
+            return seen
         if hears(self._base):
             return heard_by(self._base, self._processor, self.info.name, recording)
         heard = frames_heard_by(self._base, self._processor, self.info.name, recording)
@@ -553,7 +566,7 @@ def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     """What stands for the tokenizer of a model that reads no text."""
     if sees_pictures(base):
         return WordlessTokenizer(name, "sees pictures", "attnscope heatmap --image photo.png")
-    if hears(base) or listens(base):
+    if hears(base) or listens(base) or sees_sound(base):
         return WordlessTokenizer(name, "hears recordings", "attnscope heatmap --audio speech.wav")
     return WordlessTokenizer(name, f"reads {base.main_input_name}", "models of text, pictures and sound can be shown")
 

@@ -231,8 +231,8 @@ class HeardSound:
 class Hears(Protocol):
     """A model that may hear recordings. Not every one that has this does."""
 
-    def hear(self, recording: "Recording") -> HeardSound:
-        """A recording as the model hears it, in frames."""
+    def hear(self, recording: "Recording") -> HeardSound | SeenPicture:
+        """A recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
         ...
 
     def encode_target(self, text: str) -> Tokens:

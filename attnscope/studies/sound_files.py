@@ -8,6 +8,7 @@ from pathlib import Path
 from attnscope.errors import UsageError
 from attnscope.records import Heatmap
 from attnscope.senses.recordings import read_recording
+from attnscope.studies import picture_files
 from attnscope.studies.heatmap_files import DEFAULT_HOME, Wanted, folder_name, save_data
 from attnscope.studies.inputs import LoadOptions, require_writable
 from attnscope.studies.sounds import listened
@@ -41,6 +42,8 @@ def write_sound(
 
 def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, query: str | None) -> list[Path]:
     """Writes the files of a record."""
+    if record.picture is not None:  # a spectrogram
+        return picture_files.redraw(record, out, formats, style, query)
     from attnscope.views.sound_figures import draw
 
     figures = [name for name in formats if name in FIGURE_FORMATS]

@@ -113,7 +113,7 @@ class _Done:
             self.problems.append({"source": name, "line": None, "reason": error.message.replace(f"{name} ", "", 1)})
             return
         reading, sound = heard_with(model, recording, text)
-        if reading.target is None:
+        if reading.target is None or sound is None:
             raise AttnscopeError(
                 f"{model.info.name} has no decoder, so there is no cross-attention to measure",
                 "look at single recordings with: attnscope heatmap --audio",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Hears, Model
+from attnscope.models.model import Hears, Model, SeenPicture
 from attnscope.records import Heatmap
 from attnscope.records.sounds import Sound
 from attnscope.senses.recordings import Recording, read_recording
@@ -65,7 +65,7 @@ def listened(model: Model, audio: Any, text: str | None, choice: Choice) -> Heat
     """The record of a model that listens; see `sound_heatmap`."""
     reading, sound = heard_with(model, read_recording(audio), text)
     within = choice.within(model.info)
-    if reading.target is None:
+    if reading.target is None or sound is None:
         record = outline(model.info, reading, within, reading.tokens.text)
         return observed(model, replace(record, sound=sound), reading)
     whole = outline(model.info, reading, within, reading.target.text)
@@ -82,10 +82,11 @@ def listened(model: Model, audio: Any, text: str | None, choice: Choice) -> Heat
     return observed(model, record, reading)
 
 
-def heard_with(model: Model, recording: Recording, text: str | None) -> tuple[Reading, Sound]:
+def heard_with(model: Model, recording: Recording, text: str | None) -> tuple[Reading, Sound | None]:
     """What a model reads as it hears a recording with its transcript, or with what it writes itself.
 
-    Without a decoder it reads no transcript, and the reading has no target.
+    Without a decoder it reads no transcript, and the reading has no target; of a spectrogram there is a picture instead
+    of a sound.
 
     Raises:
         AttnscopeError: The model does not hear, or reads no transcript.
@@ -96,10 +97,11 @@ def heard_with(model: Model, recording: Recording, text: str | None) -> tuple[Re
         )
     heard = model.hear(recording)
     notes = list(heard.notes)
-    if "decoder" not in model.info.kinds:
+    if isinstance(heard, SeenPicture) or "decoder" not in model.info.kinds:
         if text is not None:
             raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
-        return Reading(heard.tokens, None, tuple(notes), heard.inputs), heard.sound
+        picture, sound = (heard.picture, None) if isinstance(heard, SeenPicture) else (None, heard.sound)
+        return Reading(heard.tokens, None, tuple(notes), heard.inputs, picture), sound
     if text is not None:
         target, cut = fitted(model.encode_target(text), model.info.max_tokens)
         notes += [cut] if cut else []
