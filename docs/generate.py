@@ -1,14 +1,18 @@
 """The pages that the program itself is the source of: `python -m docs.generate` writes them anew.
 
-`measures.md` is the catalogue of measures and the rules of roles, `commands.md` is what `--help` says. A test fails
-where a page is not what this would write.
+`measures.md` is the catalogue of measures and the rules of roles, `commands.md` is what `--help` says, and
+`architectures.md` is what `python -m tests.hf_tally --json docs/architectures.json` found. A test fails where a page is
+not what this would write.
 """
 
+import json
 import math
 import os
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 WIDTH = 100
@@ -175,7 +179,110 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"measures.md": measures_page, "commands.md": commands_page}
+_ABOUT_TYPES = """
+`python -m tests.hf_tally --json docs/architectures.json` went through {n} of the {known} model types that
+AutoModel of transformers {version} knows. Each was built from a configuration shrunk to a few dozen thousand
+weights (two or three layers, four heads, windows of four tokens) with strong random weights, and held against a
+second copy of itself that was built with transformers' own eager attention: on texts of 7, 37 and {long:,} tokens,
+alone, and the short ones padded together; models that read no text, and towers for pictures, on random pictures or
+sound. "Exact" means: hidden states, relative to the largest, and every weight of every layer and head are within
+{allowed:g} (rounding: with these weights scores reach a hundred; where a model gives out no eager weights, hidden
+states alone). Models with trained weights are held to a tighter bound at load.
+
+That a type is here does not say that each checkpoint of it is: the self-check at load compares the very model
+that was loaded ([models](models.md)).
+"""
+
+
+def kind_of(verdict: dict[str, Any]) -> str:
+    """The row of the table that a verdict of tests.hf_tally is counted in."""
+    if verdict["verdict"] == "refused" and " does not run on " in verdict["why"]:
+        return _DOES_NOT_RUN
+    if verdict["verdict"] != "exact":
+        return _ROWS[verdict["verdict"]]
+    if "text" not in verdict["reads"]:
+        return f"exact on {verdict['reads']} (they read no text)"
+    return "exact at all three lengths" if not verdict["why"] else "exact on shorter texts, longer ones refused"
+
+
+_DOES_NOT_RUN = "do not run on one text, picture or sound alone, as tiny as they are, and are refused in one line"
+_ROWS = {
+    "refused": "refused, in one line",
+    "no attention": "have no attention, and are said to have none",
+    "unbuilt": "cannot be built tiny, or take more than two minutes",
+    "wrong": "shown wrongly",
+}
+
+
+def architectures_page() -> str:
+    """What became of every model type of transformers, as a page."""
+    found = json.loads((FOLDER / "architectures.json").read_text("utf-8"))
+    types: dict[str, dict[str, Any]] = found["types"]
+    rows = {
+        "exact at all three lengths": 0,
+        "exact on shorter texts, longer ones refused": 0,
+    }
+    types = {name: types[name] for name in sorted(types)}
+    rows |= {f"exact on {what} (they read no text)": 0 for what in ("pictures", "sound")} | dict.fromkeys(
+        _ROWS.values(), 0
+    )
+    for verdict in types.values():
+        rows[kind_of(verdict)] = rows.get(kind_of(verdict), 0) + 1
+    about = _ABOUT_TYPES.format(
+        n=len(types),
+        known=found["known"],
+        version=found["transformers"],
+        long=found["long"],
+        allowed=found["allowed"],
+    )
+    parts = ["# Model types of transformers", _MADE, about.strip()]
+    parts.append(
+        "\n".join(
+            [
+                "| result | model types |",
+                "|---|---:|",
+                *(f"| {r} | {n} |" for r, n in rows.items()),
+            ]
+        )
+    )
+    for title, road in (
+        ("Exact, through the seam", "seam"),
+        ("Exact, by their own eager attention", "eager"),
+    ):
+        names = [name for name, one in types.items() if (one["verdict"], one["road"]) == ("exact", road)]
+        parts += [
+            f"## {title}",
+            textwrap.fill(", ".join(names), 116, break_on_hyphens=False, break_long_words=False),
+        ]
+    parts += [
+        "## Without attention",
+        ", ".join(n for n, one in types.items() if one["verdict"] == "no attention"),
+    ]
+    for title, chosen in (
+        (
+            "Exact, but for longer texts",
+            lambda one: one["verdict"] == "exact" and one["why"],
+        ),
+        ("Shown wrongly", lambda one: one["verdict"] == "wrong"),
+        ("Refused", lambda one: kind_of(one) == _ROWS["refused"]),
+        ("Not run", lambda one: kind_of(one) == _DOES_NOT_RUN),
+        ("Not built", lambda one: one["verdict"] == "unbuilt"),
+    ):
+        held = {name: one["why"] for name, one in types.items() if chosen(one)}
+        if held:
+            told = (f"| {name} | {' '.join(why.split()).replace('|', '/')[:240]} |" for name, why in held.items())
+            parts += [
+                f"## {title}",
+                "\n".join(["| model type | why |", "|---|---|", *told]),
+            ]
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "measures.md": measures_page,
+    "commands.md": commands_page,
+    "architectures.md": architectures_page,
+}
 """The pages, and what makes each."""
 
 

@@ -1,21 +1,24 @@
-"""Every text architecture of transformers, shrunk to tiny, through `wrap`: exact, by its own eager, or refused.
+"""Every model type of transformers, shrunk to tiny, through `wrap`: exact, refused, or why it cannot be tried.
 
-    python -m tests.hf_tally [--json FILE] [model_type ...]
+    python -m tests.hf_tally [--json docs/architectures.json] [--workers 2] [model_type ...]
 
 prints a line a model and the tally. Each one that is shown is compared with a second copy of the model that was built
-with eager attention from the start, on a padded batch and on single texts: no code is shared with the self-check.
+with eager attention from the start, on texts of three lengths, alone and padded, or on a picture or sound: no code is
+shared with the self-check.
 """
 
 import argparse
 import contextlib
-import inspect
 import json
 import os
-import signal
+import select
+import subprocess
 import sys
+import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +29,49 @@ import transformers
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf_check import hidden_states
+from attnscope.models.hf_examples import examples, standing_arguments
+from attnscope.models.hf_parts import reads_text, sees_pictures
 from attnscope.models.huggingface import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 
 VOCABULARY = 99
-_PATIENCE_S = 90
+_PATIENCE_S = 120
+_A_PROCESS = 60
+"""Types that one process judges: what they leave in memory adds up."""
+
+LONG = 1100
+"""Tokens of the long text: more than the windows, blocks and chunks of most models, and where light masks are used."""
+POSITIONS = 1280
+ALLOWED = 2e-4
+"""Difference of a weight, or relative to the largest hidden state, up to which it is rounding (scores go to 100)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a model type.
+
+    Attributes:
+        verdict: "exact", "refused", "no attention", "unbuilt" (no tiny one can be made or run here), or "wrong".
+        reads: "text", "pictures", "sound", or two of them.
+        road: As of ModelInfo, "" where it is not shown.
+        differences: The largest difference from eager attention, by what it was on.
+        why: Why it is refused or cannot be built; of an exact one, what it refuses.
+    """
+
+    verdict: str
+    reads: str = ""
+    road: str = ""
+    differences: dict[str, float] = field(default_factory=dict)
+    why: str = ""
+
+    def told(self) -> str:
+        return " ".join(f"{gap:.1e}" for gap in self.differences.values()) + f" {self.why[:200]}"
+
 
 # What to make of a setting, by its name. Sizes are multiples of 8: grouped matrix products want 16 bytes.
 _SIZES = {
@@ -65,6 +101,8 @@ _BY_NAME = {name: size for size, names in _SIZES.items() for name in names.split
 _BY_NAME |= {"sliding_window": 4, "initializer_range": 0.2, "vocab_size_per_layer_input": VOCABULARY}
 
 
+_PICTURE = {"image_size": 32, "patch_size": 8}
+
 _OTHERS: dict[str, dict[str, Any]] = {
     # What cannot be told from a setting's name.
     "gptj": {"rotary_dim": 4},
@@ -81,32 +119,67 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "attn_layer_indices": [1]},
     "lilt": {"channel_shrink_ratio": 4},
-    "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-    "hunyuan_v1_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
+    "hunyuan_v1_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
+    "ministral": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0, 0.0]},
     "mistral4": {"num_key_value_heads": 4},
-    "dots1": {"n_shared_experts": 1},
+    "dots1": {"n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    **dict.fromkeys(
+        ("glm4v_text", "glm_ocr_text", "glm_image_text", "qwen2_vl_text", "qwen2_5_vl_text"),
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+    ),
+    "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]}},
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "zamba": {
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+        "attention_hidden_size": 64,
+        "mamba_dt_rank": 8,
+        "attention_head_dim": 16,
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 2,
+        "use_mamba_kernels": False,
+    },
+    "zamba2": {
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "attention_head_dim": 16,
+        "attention_hidden_size": 64,
+        "adapter_rank": 4,
+        "use_mamba_kernels": False,
+    },
 }
 
 
-def tiny_settings(config: Any) -> dict[str, Any]:
-    """Arguments that make a configuration tiny; inner configurations too."""
+def tiny_settings(config: Any, positions: int = 64) -> dict[str, Any]:
+    """Arguments that make a configuration tiny, for texts of so many tokens; inner configurations too."""
     settings: dict[str, Any] = {}
     for name, value in vars(config).items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            settings[name] = tiny_settings(value)
+            settings[name] = tiny_settings(value, positions)
         elif (
             name in _BY_NAME
             and (value is not None or name == "num_key_value_heads")
             and not isinstance(value, list | dict)
         ):
-            settings[name] = _BY_NAME[name]
+            settings[name] = positions if _BY_NAME[name] == 64 else _BY_NAME[name]
+        elif name in _PICTURE and isinstance(value, int):
+            settings[name] = _PICTURE[name]
         elif name.endswith("_token_id") and isinstance(value, int):
             settings[name] = value % 7
         elif name.endswith("_token_id") and isinstance(value, list):
             settings[name] = [5]
     for name in config.attribute_map.values():
         if name in _BY_NAME:
-            settings[name] = _BY_NAME[name]
+            settings[name] = positions if _BY_NAME[name] == 64 else _BY_NAME[name]
     given = vars(config)
     if "kv_lora_rank" in given or "q_lora_rank" in given:
         settings["num_key_value_heads"] = 4
@@ -133,11 +206,11 @@ def boost(model: nn.Module, seed: int = 0) -> None:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
 
-def build(model_type: str) -> PreTrainedModel | str:
+def build(model_type: str, positions: int = 64) -> PreTrainedModel | str:
     """A tiny model, or why there is none."""
     try:
         config = transformers.AutoConfig.for_model(model_type)
-        config = type(config)(**tiny_settings(config))
+        config = type(config)(**tiny_settings(config, positions))
         with torch.device("meta"):
             shape = AutoModel.from_config(config)
         if sum(parameter.numel() for parameter in shape.parameters()) > 20_000_000:
@@ -149,44 +222,20 @@ def build(model_type: str) -> PreTrainedModel | str:
     with contextlib.suppress(ValueError):
         model.set_experts_implementation("eager")
     boost(model)
-    if not _reads_text(model):
-        return "does not run on texts alone" + _refusal_of(model)
     return model.eval()
 
 
-def _refusal_of(model: PreTrainedModel) -> str:
-    """What `wrap` says of a model that does not read texts alone: shown all the same, or one clean line."""
-    try:
-        shown = wrap(model)
-    except AttnscopeError as error:
-        assert "\n" not in str(error)
-        return f" (refused: {error.message[:60]})"
-    return f" (shown, {shown.info.road})"
-
-
-def _reads_text(model: PreTrainedModel) -> bool:
-    """Whether it runs on token numbers and nothing else."""
-    batch = batches(bool(model.config.is_encoder_decoder))[1]
-    inputs = {"input_ids": batch.ids} | ({} if batch.target_ids is None else {"decoder_input_ids": batch.target_ids})
-    if "input_ids" not in inspect.signature(model.forward).parameters:
-        return False
-    try:
-        with torch.no_grad():
-            model.eval()(**inputs)
-    except Exception:
-        return False
-    return True
-
-
 def eager_twin(model: PreTrainedModel) -> PreTrainedModel:
-    twin = AutoModel.from_config(type(model.config)(**model.config.to_dict()), attn_implementation="eager")
+    config = type(model.config)(**model.config.to_dict())
+    twin = type(model)._from_config(config, attn_implementation="eager")
     with contextlib.suppress(ValueError):
         twin.set_experts_implementation("eager")
-    twin.load_state_dict(model.state_dict())
+    lacking = twin.load_state_dict(model.state_dict(), strict=False)
+    assert not lacking.unexpected_keys and all("pooler" in key for key in lacking.missing_keys)
     return twin.eval()
 
 
-def batches(is_encoder_decoder: bool) -> list[Batch]:
+def batches(is_encoder_decoder: bool, lengths: tuple[int, int] = (11, 7)) -> list[Batch]:
     """Two texts of unequal length, padded together, then alone. Longer than the self-check's: windows are 4 wide."""
     generator = torch.Generator().manual_seed(1)
 
@@ -194,9 +243,9 @@ def batches(is_encoder_decoder: bool) -> list[Batch]:
         ids = torch.randint(10, VOCABULARY - 20, (2, max(lengths)), generator=generator)
         return ids, torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
 
-    ids, mask = numbers((11, 7))
+    ids, mask = numbers(lengths)
     target, target_mask = numbers((4, 6))
-    given: list[dict[str, Any]] = [{"ids": ids, "mask": mask}, {"ids": ids[:1]}, {"ids": ids[1:, :7]}]
+    given: list[dict[str, Any]] = [{"ids": ids, "mask": mask}, {"ids": ids[:1]}, {"ids": ids[1:, : lengths[1]]}]
     targets: list[dict[str, Any]] = [
         {"target_ids": target, "target_mask": target_mask},
         {"target_ids": target[:1, :4]},
@@ -205,7 +254,9 @@ def batches(is_encoder_decoder: bool) -> list[Batch]:
     return [Batch(**one, **(two if is_encoder_decoder else {})) for one, two in zip(given, targets, strict=True)]
 
 
-def difference_from_eager(shown: HuggingFaceModel, model: PreTrainedModel) -> float:
+def difference_from_eager(
+    shown: HuggingFaceModel, model: PreTrainedModel, given: Sequence[Batch] | None = None
+) -> float:
     """The largest difference of a weight, or of a hidden state (relative), at real positions.
 
     Raises:
@@ -214,7 +265,7 @@ def difference_from_eager(shown: HuggingFaceModel, model: PreTrainedModel) -> fl
     twin = eager_twin(model)
     seq2seq = bool(model.config.is_encoder_decoder)
     worst = 0.0
-    for batch in batches(seq2seq):
+    for batch in given or batches(seq2seq):
         probe = Weights()
         with torch.no_grad():
             hidden = shown.run(batch, probe)
@@ -227,8 +278,7 @@ def difference_from_eager(shown: HuggingFaceModel, model: PreTrainedModel) -> fl
             if batch.target_mask is not None:
                 inputs["decoder_input_ids"] = batch.target_ids.masked_fill(~batch.target_mask, _pad(model))
                 inputs["decoder_attention_mask"] = batch.target_mask.long()
-            if "use_cache" in inspect.signature(twin.forward).parameters:
-                inputs["use_cache"] = False
+            inputs |= standing_arguments(twin)
             try:
                 output = twin(**inputs)
             except RuntimeError:  # no working eager attention: compared with the model's own hidden states alone
@@ -262,60 +312,158 @@ def difference_from_eager(shown: HuggingFaceModel, model: PreTrainedModel) -> fl
     return worst
 
 
-def judge(model_type: str) -> tuple[str, str]:
-    """What becomes of an architecture, and why: seam, eager, refused, none (no attention), unbuilt, or WRONG."""
-    with _patience():
-        try:
-            model = build(model_type)
-            if isinstance(model, str):
-                return "unbuilt", model
+def judge(model_type: str) -> Verdict:
+    """What becomes of a model type, shrunk to tiny: see `Verdict`."""
+    try:
+        model = build(model_type, POSITIONS)
+    except Exception as error:
+        model = f"{type(error).__name__}: {_line(error)}"
+    if isinstance(model, str):
+        return Verdict("unbuilt", why=model)
+    try:
+        shown = wrap(model)
+    except AttnscopeError as error:
+        if "\n" in str(error):
+            return Verdict("wrong", why=f"several lines: {error.message}")
+        return Verdict("no attention" if "has no attention" in error.message else "refused", why=error.message)
+    except Exception as error:
+        return Verdict("wrong", why=f"{type(error).__name__}: {_line(error)}")
+    found: dict[str, float] = {}
+    why, reads = "", ""
+    for part in (shown, shown.eyes) if shown.open_eyes else (shown,):
+        base = part._base
+        hears = base.main_input_name in ("input_values", "input_features")
+        what = "text" if reads_text(base) else "pictures" if sees_pictures(base) else "sound" if hears else "numbers"
+        reads = f"{reads} and {what}" if reads else what
+        for name, compare in _comparisons(part, what):
             try:
-                shown = wrap(model)
+                found[name] = compare()
             except AttnscopeError as error:
-                what = "none" if "has no attention" in error.message else "refused"
-                return ("WRONG" if "\n" in str(error) else what), error.message
-            gap = difference_from_eager(shown, model)
-        except Exception as error:
-            return "WRONG", f"{type(error).__name__}: {_line(error)}"
-    notes = " ".join(shown.info.notes[:-1])
-    return (shown.info.road if gap < 2e-4 else "WRONG"), f"{gap:.1e} {notes}"
+                why = f"{name}: {error.message}"
+            except Exception as error:
+                return Verdict(
+                    "wrong", reads, shown.info.road, found, f"{name}: {type(error).__name__}: {_line(error)}"
+                )
+    if any(not gap < ALLOWED for gap in found.values()):
+        return Verdict("wrong", reads, shown.info.road, found, why)
+    if not found:
+        return Verdict("refused", reads, shown.info.road, found, why)
+    return Verdict("exact", reads, shown.info.road, found, why)
+
+
+def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable[[], float]]]:
+    """By what to call them: the comparisons of a model with eager attention."""
+    base = shown._base
+    if what != "text":
+        return [(what, lambda: _difference_on(shown, base, examples(base)[1].inputs))]
+    seq2seq = bool(base.config.is_encoder_decoder)
+    made: list[tuple[str, Callable[[], float]]] = []
+    for lengths in ((7, 5), (37, 7), (LONG, LONG - 1)):
+        given = batches(seq2seq, lengths)
+        # A long text is run alone, which is enough to see windows, blocks and masks by key.
+        kept = given[1:2] if lengths[0] == LONG else given
+        made.append((f"{lengths[0]} tokens", lambda kept=kept: difference_from_eager(shown, base, kept)))  # type: ignore[misc]
+    return made
+
+
+def _difference_on(shown: HuggingFaceModel, base: PreTrainedModel, inputs: dict[str, Any]) -> float:
+    """The largest difference from eager attention on what is no text."""
+    probe, twin = Weights(), eager_twin(base)
+    tensors = {name: x for name, x in inputs.items() if torch.is_tensor(x)}
+    with torch.no_grad():
+        hidden = shown.run_inputs(tensors, probe)
+        output = twin(**tensors, output_attentions=True)
+    other = hidden_states(output)
+    worst = 0.0 if other is None else float((hidden - other).abs().max() / other.abs().max())
+    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    for kind, by_layer in probe.maps.items():
+        name = names[kind] if base.config.is_encoder_decoder else "attentions"
+        theirs = [weights for weights in getattr(output, name, None) or () if weights is not None]
+        assert not theirs or len(theirs) == len(by_layer), f"{kind}: {len(by_layer)} layers, eager {len(theirs)}"
+        for own, eager in zip(by_layer.values(), theirs, strict=False):
+            worst = max(worst, float((own - eager).abs().max()))
+    return worst
 
 
 def model_types() -> list[str]:
-    """The architectures that AutoModel knows."""
-    known = {config.model_type for config in MODEL_MAPPING}
-    return sorted(known & set(CONFIG_MAPPING_NAMES))
+    """The model types that AutoModel knows."""
+    return sorted(set(MODEL_MAPPING_NAMES) & set(CONFIG_MAPPING_NAMES))
 
 
-def tally(wanted: list[str]) -> dict[str, tuple[str, str]]:
-    results = {}
-    for model_type in wanted:
-        results[model_type] = judge(model_type)
-        print(f"{model_type:28} {results[model_type][0]:8} {results[model_type][1]}", flush=True)
-    return results
+# Many types, each with a limit of time, to be gone on with ---------------------------------------------------------
 
 
-def summary(results: dict[str, tuple[str, str]]) -> str:
-    counts = Counter(status for status, _ in results.values())
-    built = sum(counts.values()) - counts["unbuilt"]
-    return (
-        f"transformers {transformers.__version__}: {built} text architectures build; {counts['seam']} exact through "
-        f"the seam, {counts['eager']} by their own eager attention, {counts['none']} have no attention, "
-        f"{counts['refused']} refused, {counts['WRONG']} wrong"
-    )
+def tally(wanted: list[str], path: Path | None, n_workers: int) -> dict[str, Verdict]:
+    """Judges types in processes of their own; writes what is known after each one, and goes on where it was stopped."""
+    done: dict[str, Verdict] = {}
+    if path is not None and path.is_file():
+        held = json.loads(path.read_text("utf-8"))
+        if held["transformers"] == transformers.__version__:
+            done = {name: Verdict(**one) for name, one in held["types"].items()}
+    waiting = [name for name in wanted if name not in done]
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                mine = [waiting.pop(0) for _ in range(min(_A_PROCESS, len(waiting)))]
+            for name, verdict in _judged_apart(mine):
+                with lock:
+                    done[name] = verdict
+                    print(f"{name:28} {verdict.verdict:12} {verdict.told()}", flush=True)
+                    if path is not None:
+                        _write(path, done)
+
+    threads = [threading.Thread(target=work) for _ in range(n_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name: done[name] for name in wanted}
 
 
-@contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    def give_up(*_: Any) -> None:
-        raise TimeoutError(f"took more than {_PATIENCE_S} s")
+def _judged_apart(names: list[str]) -> Iterator[tuple[str, Verdict]]:
+    """Judges types in one process, and in another one after each that takes too long or takes the process with it."""
+    names = list(names)
+    while names:
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.hf_tally", "--lines", *names], stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            try:
+                while names:
+                    # The first line takes the imports too.
+                    if not select.select([process.stdout], [], [], _PATIENCE_S)[0]:
+                        yield names.pop(0), Verdict("unbuilt", why=f"takes more than {_PATIENCE_S} s")
+                        break
+                    line = process.stdout.readline()
+                    if not line:
+                        yield names.pop(0), Verdict("unbuilt", why="ends its process (memory, or an error in C)")
+                        break
+                    name, told = json.loads(line)
+                    assert name == names.pop(0)
+                    yield name, Verdict(**told)
+            finally:
+                process.kill()
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(_PATIENCE_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
+
+def _write(path: Path, done: dict[str, Verdict]) -> None:
+    about = {"transformers": transformers.__version__, "known": len(model_types()), "long": LONG, "allowed": ALLOWED}
+    head = json.dumps(about)[:-1]
+    # A line each: what changed shows.
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(asdict(done[name]))}" for name in sorted(done))
+    aside = path.with_suffix(".part")
+    aside.write_text(f'{head}, "types": {{\n{lines}\n}}}}\n', encoding="utf-8")
+    aside.replace(path)
+
+
+def summary(results: dict[str, Verdict]) -> str:
+    counts = Counter(one.verdict for one in results.values())
+    told = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
+    return f"transformers {transformers.__version__}: {len(results)} model types: {told}"
 
 
 def _pad(model: PreTrainedModel) -> int:
@@ -329,16 +477,21 @@ def _line(error: BaseException) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model_types", nargs="*")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="where verdicts are kept; those that it holds are not found again")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--lines", action="store_true", help="judge in this process, a line of JSON each")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(100)
     torch.set_num_threads(1)
-    results = tally(given.model_types or model_types())
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    if given.lines:
+        stdout, sys.stdout = sys.stdout, sys.stderr  # some models print
+        for name in given.model_types:
+            print(json.dumps([name, asdict(judge(name))]), file=stdout, flush=True)
+        return 0
+    results = tally(given.model_types or model_types(), given.json, given.workers)
     print(summary(results))
-    return int(any(status == "WRONG" for status, _ in results.values()))
+    return int(any(one.verdict == "wrong" for one in results.values()))
 
 
 if __name__ == "__main__":

@@ -93,5 +93,5 @@ def _is_ours(error: BaseException) -> bool:
     return not name.startswith("transformers") and (name.partition(".")[0] != "attnscope" or function not in _CALLERS)
 
 
-_CALLERS = {"_forward", "_run_eager"}
+_CALLERS = {"_forward", "run_eager", "_run_eager"}
 """Functions of ours whose last step is to call a model."""
