@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
@@ -204,8 +205,7 @@ def test_a_verdict_needs_examples_texts_and_ten_points() -> None:
     (one,) = judged({"x": tally_of(good, rules=20)})
     assert (one.n, one.n_scored, one.baseline) == (80, 40, 0.5)
     assert one.found.all()
-    # No spread at all: what was never seen in 20 texts of 2 links may be there nonetheless.
-    assert one.p[0, 0] == pytest.approx(0.5 ** (1 / (0.3 / 20 + 0.7 / 40)))
+    assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))  # no spread at all: links, not texts, are what counts
     assert one.low[0, 0] < 1 == one.high[0, 0]
     (few,) = judged({"x": tally_of([(1, 1)] * 19)})
     assert few.why_no_verdict == "fewer than 20 examples"

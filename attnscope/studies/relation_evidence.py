@@ -1,8 +1,10 @@
 """What is added up about a relation over texts, and from there to evidence: intervals, simple rules, verdicts.
 
 A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
-rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Interval
-and test are those of shares in `core.running`, over texts: few that all say the same do not make a head certain.
+rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Its
+interval is that of shares in `core.running`: few texts that all say the same do not make a head certain. The test is that of
+`core.running` over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above` in its
+place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples instead of 98% (simulated).
 """
 
 import hashlib
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.core.running import RunningSums, benjamini_hochberg
@@ -320,8 +323,7 @@ class _Measured:
         self.low, self.high = (tally.only_there(end[..., 0]) for end in sums.share_interval(hits=True))
         self.p = np.full(self.accuracy.shape, np.nan)
         if not self.why_not:
-            p = sums.share_p_above(np.array([self.baseline, np.nan]), hits=True)
-            self.p = tally.only_there(p[..., 0])
+            self.p = tally.only_there(self._p(sums, n))
 
     def _sums(self, part: Part) -> RunningSums:
         return part.sums or RunningSums((*self.tally.shape, 2))
@@ -332,6 +334,13 @@ class _Measured:
         if self.halves.scored_on.texts < FEWEST_TEXTS:
             return f"fewer than {FEWEST_TEXTS} texts to score on"
         return ""
+
+    def _p(self, scored: RunningSums, n: int) -> Floats:
+        over_texts = scored.p_above(np.array([self.baseline, np.nan]))[..., 0]
+        hits = np.floor(scored.total("s")[..., 0] + 1e-9)
+        over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
+        larger: Floats = np.maximum(over_texts, over_links)
+        return larger
 
     def _ties(self, choice: Floats, found: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
         """Heads that express the relation too, and that the chosen one is not told apart from: see `Relation.ties`."""
