@@ -2,9 +2,9 @@
 
 A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
 rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Its
-interval is that of shares in `core.running`: few texts that all say the same do not make a head certain. The test is that of
-`core.running` over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above` in its
-place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples instead of 98% (simulated).
+interval is that of shares in `core.running`: few texts that all say the same do not make a head certain. The test is
+that of `core.running` over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above`
+in its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not in 98%.
 """
 
 import hashlib
@@ -353,7 +353,7 @@ class _Measured:
         spread = float(self._sums(self.halves.chosen_on).standard_error()[..., 0][best])
         error = max(math.sqrt(share * (1 - share) / n), TIED, *(() if math.isnan(spread) else (spread,)))
         with np.errstate(invalid="ignore"):
-            near = found & (choice >= choice[best] - error)
+            near = found & found[best] & (choice >= choice[best] - error)
         near[best] = False
         return tuple(sorted(((int(a), int(b)) for a, b in np.argwhere(near)), key=lambda place: -choice[place]))
 

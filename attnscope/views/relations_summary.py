@@ -52,7 +52,7 @@ def row(relation: Relation) -> Row:
     said = {"yes": "yes", "weakly": "weakly", "others": "", "no": "no", "none": "too few"}[how]
     others = [place for place in relation.others_found() if place not in relation.ties]
     if how == "others":
-        said = f"only {_named(others)}"
+        said = f"only {_named(relation.others_found())}"
     elif how in ("yes", "weakly"):
         said += f"; tied with {_named(relation.ties)}" if relation.ties else ""
         said += f"; also {_named(others)}" if others else ""
