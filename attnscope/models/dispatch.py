@@ -51,6 +51,20 @@ def input_device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
+def stored(module: nn.Module, name: str) -> torch.Tensor | None:
+    """A parameter of a module, also where accelerate keeps it on disk or in memory between forward passes; else None."""
+    held = getattr(module, name, None)
+    if not isinstance(held, torch.Tensor) or not held.is_meta:
+        return held if isinstance(held, torch.Tensor) else None
+    hook = getattr(module, "_hf_hook", None)
+    for one in (hook, *getattr(hook, "hooks", ())):
+        kept = getattr(one, "weights_map", None)
+        if kept is not None and name in kept:
+            found: torch.Tensor = kept[name]
+            return found
+    return None
+
+
 def where_it_lies(device_map: Mapping[str, Any]) -> str:
     """Which parts of a model lie where, as a sentence."""
     counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values())

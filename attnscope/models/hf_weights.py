@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
+from attnscope.models.dispatch import stored
 from attnscope.models.hf_examples import examples
 from attnscope.models.hf_seam import perform
 from attnscope.models.hf_survey import Survey
@@ -122,11 +123,12 @@ def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tens
         for handle in handles:
             handle.remove()
     adapted = {getattr(module, "base_layer", None) for module in base.modules()}
-    return {
-        place: module.weight.T if isinstance(module, Conv1D) else module.weight
-        for place, module in outputs.found.items()
-        if module not in adapted and not module.weight.is_meta and module.weight.is_floating_point()
-    }
+    weights: dict[Place, Tensor] = {}
+    for place, module in outputs.found.items():
+        weight = None if module in adapted else stored(module, "weight")
+        if weight is not None and weight.is_floating_point():
+            weights[place] = weight.T if isinstance(module, Conv1D) else weight
+    return weights
 
 
 class _OutputWatch:
