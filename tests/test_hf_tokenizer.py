@@ -156,6 +156,18 @@ def test_written_tokens_follow_the_given_ones() -> None:
     assert tokens.words.tolist() == [-1, 0, 1, -1, 1, 2]
 
 
+def test_numbers_that_only_the_model_knows_are_labelled_by_number() -> None:
+    """Embeddings are often larger than the vocabulary: what a model writes may have no name."""
+    tokenizer = HuggingFaceTokenizer(byte_level())
+    given = tokenizer.encode("the c")
+    size = len(tokenizer.ordinary_ids()) + 3
+    written = tokenizer.extend(given, [size + 7, 5, size + 8])
+    assert [written.labels[i] for i in (len(given), -1)] == [f"<{size + 7}>", f"<{size + 8}>"]
+    assert written.text.startswith("the c") and "None" not in written.text
+    assert tokenizer.encode_ids([size + 7]).labels == (f"<{size + 7}>",)
+    assert tokenizer.spell(size + 7) == f"<{size + 7}>"
+
+
 def test_numbers_become_tokens() -> None:
     tokenizer = HuggingFaceTokenizer(byte_level())
     tokens = tokenizer.encode("the c é")

@@ -195,3 +195,24 @@ def test_a_batch_says_which_text_it_could_not_draw(overflowing: Path, run: Run, 
     assert status == 1
     assert "line 3: big's layer 1 computes NaN or infinity in float16" in err
     assert len(list((tmp_path / "out").glob("*/overview.png"))) == 4
+
+
+def test_a_decoder_that_overflows_at_once_is_no_encoder(tmp_path: Path) -> None:
+    """Without a self-check: what a query sees is told by the rows that hold numbers."""
+    from transformers import AutoModel
+
+    write_tiny(tmp_path / "llama", "llama", num_key_value_heads=3, head_dim=6)
+    model = AutoModel.from_pretrained(tmp_path / "llama")
+    with torch.no_grad():
+        model.layers[1].self_attn.q_proj.weight *= 1e4
+        model.layers[1].input_layernorm.weight *= 1e3
+    model.save_pretrained(tmp_path / "llama")
+    loaded = attnscope.load(str(tmp_path / "llama"), engine="hf", dtype="float16", check=False)
+    assert loaded.info.kinds == ("decoder",)
+    with torch.no_grad():
+        model.layers[0].self_attn.q_proj.weight *= 1e4
+        model.layers[0].input_layernorm.weight *= 1e3
+    model.save_pretrained(tmp_path / "llama")
+    with pytest.raises(AttnscopeError, match="NaN or infinite on a short random input") as raised:
+        attnscope.load(str(tmp_path / "llama"), engine="hf", dtype="float16", check=False)
+    assert "--dtype" in raised.value.hint

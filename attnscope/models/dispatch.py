@@ -52,7 +52,7 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def stored(module: nn.Module, name: str) -> torch.Tensor | None:
-    """A parameter of a module, also where accelerate keeps it on disk or in memory between forward passes; else None."""
+    """A parameter of a module, also where accelerate keeps it elsewhere between forward passes; else None."""
     held = getattr(module, name, None)
     if not isinstance(held, torch.Tensor) or not held.is_meta:
         return held if isinstance(held, torch.Tensor) else None

@@ -27,10 +27,20 @@ from attnscope.models.hf_check import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf_examples import LENGTHS, Example, examples, long_example, max_tokens, setting
+from attnscope.models.hf_examples import LENGTHS, Example, examples, long_example, max_tokens
+from attnscope.models.hf_layers import (
+    Unclear,
+    configured_counts,
+    configured_kv_heads,
+    configured_layers,
+    kinds_of,
+    listed_layers,
+    notes_on,
+    notes_on_gaps,
+    number_layers,
+)
 from attnscope.models.hf_reach import beyond, length_at_load, longest, reaches
 from attnscope.models.hf_seam import Place, Plan, Seen, perform, rehearse, switched
-from attnscope.records import spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +95,14 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
                     example.inputs.update(extras)
                 output, seen = rehearse(model, alone.inputs)
             if hidden_states(output) is None:
-                raise _Unclear("it returns no hidden states")
+                raise Unclear("it returns no hidden states")
             reason = "" if seen else "its attention does not pass transformers' attention interface"
         except Exception as error:  # a model may fail in any way when its attention is exchanged
             reason = _one_line(error)
         if not reason:
             try:
                 found = _read_seam(model, alone, output, seen, extras)
-            except _Unclear as error:
+            except Unclear as error:
                 reason = str(error)
         if not reason and (check or any(len(found.layers[k]) < found.n_layers[k] for k in found.layers)):
             try:
@@ -138,10 +148,6 @@ def _differing(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
     )
 
 
-class _Unclear(Exception):  # noqa: N818 - no error: the other road is taken
-    """The seam does not see the whole of a model's attention, or cannot tell which is which."""
-
-
 # The seam ---------------------------------------------------------------------------------------------------------
 
 
@@ -155,13 +161,13 @@ def _read_seam(
         by_kind.setdefault(kind, []).append(one)
     absent = {"encoder", "decoder", "cross"} - set(by_kind) if config.is_encoder_decoder else set()
     if absent:
-        raise _Unclear(f"its {sorted(absent)[0]} attention does not pass transformers' attention interface")
+        raise Unclear(f"its {sorted(absent)[0]} attention does not pass transformers' attention interface")
     plan: dict[nn.Module, list[tuple[int, Place]]] = {}
     layers: dict[Kind, tuple[int, ...]] = {}
     n_layers: dict[Kind, int] = {}
     for kind, calls in by_kind.items():
-        total = _configured_layers(config, kind)
-        layers[kind] = _number_layers(config, kind, [one.module for one in calls], total)
+        total = configured_layers(config, kind)
+        layers[kind] = number_layers(config, kind, [one.module for one in calls], total)
         n_layers[kind] = max(total or 0, layers[kind][-1] + 1)
         for one, layer in zip(calls, layers[kind], strict=True):
             plan.setdefault(one.module, []).append((seen.index(one), Place(kind, layer)))
@@ -175,7 +181,7 @@ def _read_seam(
         extras=extras,
         d_model=_width(output),
         checked=True,
-        notes=(*_notes(by_kind, layers), *_gap_notes(config, layers, n_layers)),
+        notes=(*notes_on(by_kind, layers), *notes_on_gaps(config, layers, n_layers)),
     )
 
 
@@ -183,90 +189,6 @@ def _shared_heads(calls: Sequence[Seen]) -> int:
     """Key/value heads of a layer; as many as query heads where layers differ, for no one number is true of all."""
     found = {(one.call.n_heads, one.call.n_kv_heads) for one in calls}
     return next(iter(found))[1] if len(found) == 1 else max(n_heads for n_heads, _ in found)
-
-
-def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tensor]) -> list[Kind]:
-    """Whose attention each map is, by its shape on the example that is not padded.
-
-    Of an encoder-decoder by how many queries and keys it has; else all are a decoder's if no query sees a later key.
-    """
-    shapes = [(w.shape[2], w.shape[3]) for w in weights]
-    encoded = getattr(output, "encoder_last_hidden_state", None)
-    tokens = None if example.real is None else example.real.shape[1]
-    source = tokens if encoded is None else encoded.shape[1]
-    if tokens is not None:
-        strange = next((s for s in shapes if not config.is_encoder_decoder and s != (tokens, tokens)), None)
-        if strange or source != tokens:
-            shape = strange or (source, source)
-            raise _Unclear(
-                f"it has attention of {shape[0]} queries on {shape[1]} keys where the text has {tokens} tokens"
-            )
-    if not config.is_encoder_decoder:
-        causal = all(w.shape[2] == w.shape[3] and not bool(w.triu(1).any()) for w in weights)
-        return ["decoder" if causal else "encoder"] * len(weights)
-    target = example.target_real.shape[1] if example.target_real is not None else 0
-    if source is None or source == target:
-        raise _Unclear(f"encoder and decoder are both {target} long, so that they cannot be told apart")
-    kinds: dict[tuple[int, int], Kind] = {
-        (source, source): "encoder",
-        (target, target): "decoder",
-        (target, source): "cross",
-    }
-    strange = next((shape for shape in shapes if shape not in kinds), None)
-    if strange:
-        raise _Unclear(
-            f"it has attention of {strange[0]} queries on {strange[1]} keys where the encoder reads {source} tokens "
-            f"and the decoder {target}"
-        )
-    return [kinds[shape] for shape in shapes]
-
-
-_LAYER_COUNTS: dict[Kind, tuple[str, ...]] = {
-    "encoder": ("encoder_layers", "num_encoder_layers", "encoder_num_hidden_layers", "num_layers", "num_hidden_layers"),
-    "decoder": ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers", "num_layers", "num_hidden_layers"),
-}
-
-
-def _configured_layers(config: Any, kind: Kind) -> int | None:
-    """How many layers a configuration asks for; None where it does not say in a usual way."""
-    side: Kind = "encoder" if kind == "encoder" else "decoder"
-    names: tuple[str, ...]
-    if config.is_encoder_decoder:
-        inner = getattr(config, side, None)
-        if inner is not None and hasattr(inner, "to_dict"):
-            config, names = inner, ("num_hidden_layers",)
-        else:
-            names = _LAYER_COUNTS[side]
-    else:
-        config, names = config.get_text_config(), ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    found = next((setting(config, name) for name in names if isinstance(setting(config, name), int)), None)
-    return found if found else None
-
-
-def _number_layers(config: Any, kind: Kind, modules: Sequence[nn.Module], total: int | None) -> tuple[int, ...]:
-    named = [getattr(module, "layer_idx", None) for module in modules]
-    numbers = [number for number in named if isinstance(number, int)]
-    if len(numbers) == len(named) == len(set(numbers)) and numbers == sorted(numbers) and numbers[0] >= 0:
-        if total is None and numbers == list(range(len(numbers))):
-            return tuple(numbers)
-        if total is not None and numbers[-1] < total:
-            return tuple(numbers)
-    if total in (None, len(modules)):
-        return tuple(range(len(modules)))
-    if len(listed := _listed_layers(config, total)) == len(modules):
-        return listed
-    raise _Unclear(f"only {len(modules)} {kind} attentions of {total} layers pass transformers' attention interface")
-
-
-def _listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
-    """Numbers of the layers that have attention as a configuration lists them; Zamba calls them hybrid."""
-    config = config.get_text_config()
-    types = [str(name) for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()]
-    if len(types) != total:
-        return ()
-    return tuple(
-        i for i, name in enumerate(types) if name == "hybrid" or ("attention" in name and "linear" not in name)
-    )
 
 
 def _check_seam(
@@ -437,7 +359,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
     if not config.is_encoder_decoder:
         named = {_eager_kind(model, alone, output, flat, reason): flat}
     layers = {kind: _eager_layers(model, kind, len(of_kind), reason) for kind, of_kind in named.items()}
-    n_layers = {kind: max(_configured_layers(config, kind) or 0, numbers[-1] + 1) for kind, numbers in layers.items()}
+    n_layers = {kind: max(configured_layers(config, kind) or 0, numbers[-1] + 1) for kind, numbers in layers.items()}
     n_heads = {kind: max(weights.shape[1] for weights in named[kind]) for kind in layers}
     return Survey(
         road="eager",
@@ -445,11 +367,11 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
         layers=layers,
         n_layers=n_layers,
         n_heads=n_heads,
-        n_kv_heads={kind: _configured_kv_heads(config, kind, n_heads[kind]) for kind in layers},
+        n_kv_heads={kind: configured_kv_heads(config, kind, n_heads[kind]) for kind in layers},
         extras=extras,
         d_model=_width(output),
         checked=True,
-        notes=(*notes, *_gap_notes(config, layers, n_layers)),
+        notes=(*notes, *notes_on_gaps(config, layers, n_layers)),
     )
 
 
@@ -504,32 +426,17 @@ def _why_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple[Ex
 def _eager_kind(model: PreTrainedModel, example: Example, output: Any, flat: list[Tensor], reason: str) -> Kind:
     try:
         return kinds_of(model.config, example, output, flat)[0]
-    except _Unclear as error:
+    except Unclear as error:
         raise _refusal(model, reason, str(error)) from error
 
 
 def _eager_layers(model: PreTrainedModel, kind: Kind, count: int, reason: str) -> tuple[int, ...]:
-    total = _configured_layers(model.config, kind)
+    total = configured_layers(model.config, kind)
     if total in (None, count):
         return tuple(range(count))
-    if len(listed := _listed_layers(model.config, total)) == count:
+    if len(listed := listed_layers(model.config, total)) == count:
         return listed
     raise _refusal(model, reason, f"it gives out {count} {kind} layers of {total} and does not say which")
-
-
-def _configured_kv_heads(config: Any, kind: Kind, n_heads: int) -> int:
-    inner = config.get_text_config() if not config.is_encoder_decoder else config
-    found = setting(inner, "num_key_value_heads") or setting(inner, "num_kv_heads")
-    if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
-        found = 1
-    return found if isinstance(found, int) and found and n_heads % found == 0 else n_heads
-
-
-def _configured_counts(config: Any) -> set[int]:
-    """All numbers of layers that a configuration names."""
-    names = {name for of_side in _LAYER_COUNTS.values() for name in of_side} | {"n_layer", "n_layers"}
-    found = (setting(one, name) for one in (config, config.get_text_config()) for name in names)
-    return {number for number in found if isinstance(number, int)}
 
 
 _ATTENTION_IN_NAME_ONLY = {"rwkv"}
@@ -539,7 +446,7 @@ def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
     kind = model.config.model_type
     names = {type(module).__name__ for module in model.modules()}
     if kind in _ATTENTION_IN_NAME_ONLY or not any(re.search("attention|attn", name, re.IGNORECASE) for name in names):
-        n_layers = _configured_counts(model.config)
+        n_layers = configured_counts(model.config)
         if n_layers == {0}:
             return AttnscopeError(f"{kind} has no layers (its configuration says 0)", "there is nothing to show of it")
         return AttnscopeError(
@@ -548,60 +455,9 @@ def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
     return AttnscopeError(f"{kind} cannot be shown truly: {reason}; and {more}")
 
 
-# Words about it ---------------------------------------------------------------------------------------------------
-
-
 def _width(output: Any) -> int:
     hidden = hidden_states(output)
     return 0 if hidden is None else int(hidden.shape[-1])
-
-
-def _notes(by_kind: Mapping[Kind, Sequence[Seen]], layers: Mapping[Kind, tuple[int, ...]]) -> list[str]:
-    notes = []
-    for kind, calls in by_kind.items():
-        heads = sorted({(one.call.n_heads, one.call.n_kv_heads) for one in calls})
-        if len(heads) > 1:
-            told = ", ".join(f"{n} query heads on {kv} key/value heads" for n, kv in heads)
-            notes.append(f"Layers differ in their heads ({kind}): {told}.")
-        modules = {one.module for one in calls}
-        if len(modules) < len(calls):
-            sets = "1 set" if len(modules) == 1 else f"{len(modules)} sets"
-            notes.append(f"{len(calls)} {kind} layers share {sets} of weights.")
-        for value, what in (("softcap", "Scores are capped at +-{:g}"), ("sinks", "")):
-            having = [n for n, one in zip(layers[kind], calls, strict=True) if getattr(one.call, value) is not None]
-            if not having:
-                continue
-            where = f"in {kind} layers {spans(having)}"
-            if value == "sinks":
-                notes.append(f"Sinks take part of the weight {where}: rows sum to less than 1.")
-            else:
-                caps = {one.call.softcap for one in calls if one.call.softcap is not None}
-                notes.append(f"{what.format(max(caps))} before the softmax {where}.")
-        biased = [n for n, one in zip(layers[kind], calls, strict=True) if one.call.bias is not None]
-        if biased:
-            notes.append(f"Scores have a position bias in {kind} layers {spans(biased)}.")
-        windows: dict[int, list[int]] = {}
-        for number, one in zip(layers[kind], calls, strict=True):
-            if one.window:
-                windows.setdefault(one.window, []).append(number)
-        for width, numbers in windows.items():
-            reach = f"of {width} tokens" if kind == "decoder" else f"that reaches {width - 1} tokens to either side"
-            notes.append(f"A sliding window {reach} in {kind} layers {spans(numbers)}.")
-    return notes
-
-
-def _gap_notes(config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]) -> list[str]:
-    crossing = setting(config.get_text_config(), "cross_attention_layers") or ()
-    notes = []
-    for kind, numbers in layers.items():
-        absent = set(range(n_layers[kind])) - set(numbers)
-        to_pictures = sorted(absent & set(crossing))
-        if to_pictures:
-            notes.append(f"Layers {spans(to_pictures)} attend to pictures alone: without one they compute nothing.")
-        if absent - set(to_pictures):
-            shown = sorted({*numbers, *to_pictures})
-            notes.append(f"Only layers {spans(shown)} of {n_layers[kind]} have attention ({kind}).")
-    return notes
 
 
 def _one_line(error: BaseException) -> str:

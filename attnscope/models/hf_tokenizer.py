@@ -3,6 +3,7 @@
 Imports no transformers: it is handed a tokenizer object, and knows what such objects can do.
 """
 
+import itertools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,7 +59,7 @@ class HuggingFaceTokenizer:
 
     def spell(self, number: int) -> str:
         """The text of one token."""
-        return str(self._backend.decode([number]))
+        return f"<{number}>" if self._piece(number) is None else str(self._backend.decode([number]))
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
@@ -147,13 +148,19 @@ class HuggingFaceTokenizer:
     def _decoded(self, ids: list[int]) -> tuple[str, Spans | None]:
         """The text of token numbers, and where each stands in it: what a token adds to the text of those before it.
 
-        A token that ends within a character adds nothing; the one that completes it adds it.
+        A token that ends within a character adds nothing; the one that completes it adds it. Nor does one add anything
+        that the tokenizer does not know.
         """
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        text = str(self._backend.decode(ids, **options))
+        known = [self._piece(number) is not None for number in ids]
+
+        def decode(n: int) -> str:
+            return str(self._backend.decode(list(itertools.compress(ids[:n], known)), **options))
+
+        text = decode(len(ids))
         ends = []
         for i in range(len(ids)):
-            start = str(self._backend.decode(ids[: i + 1], **options)).rstrip("\ufffd")
+            start = decode(i + 1).rstrip("\ufffd")
             if not text.startswith(start):
                 return text, None
             ends.append(len(start))
@@ -218,7 +225,15 @@ class HuggingFaceTokenizer:
         return [int(i >= boundary) for i in range(len(ids))]
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
-        return [str(piece) for piece in self._backend.convert_ids_to_tokens(list(ids))]
+        return [self._piece(number) or "" for number in ids]
+
+    def _piece(self, number: int) -> str | None:
+        """A token as the vocabulary writes it; None where a model knows more numbers than its tokenizer."""
+        try:
+            found = self._backend.convert_ids_to_tokens(int(number))
+        except (IndexError, KeyError, OverflowError):
+            return None
+        return None if found is None else str(found)
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
         special = set(self._backend.all_special_ids)
