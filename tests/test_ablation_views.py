@@ -1,6 +1,7 @@
 """Records of ablations, how they are drawn, and `attnscope ablate`, `prune` and `show` as a user runs them."""
 
 import dataclasses
+import io
 import json
 import math
 from pathlib import Path
@@ -207,3 +208,18 @@ def test_prune_needs_heads_and_a_folder(run: Any) -> None:
     status, _, err = run("prune", "-o", "out")
     assert status == 2
     assert "no head is named" in err
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_losses_by_place_have_whole_titles(width: int) -> None:
+    places = {"first": 0.01, "repeated": 1.41, "first_half": 0.02, "second_half": 1.36}
+    by_place = {f"zero_loss_{place}": Effect(value, value - 0.1, value + 0.1, 7.0) for place, value in places.items()}
+    found = dataclasses.replace(made(n_heads=12), sets=(), curves=())
+    heads = tuple(dataclasses.replace(one, kind="encoder", effects=one.effects | by_place) for one in found.heads)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(drawing(dataclasses.replace(found, heads=heads), console))
+    text = console.export_text()
+    assert "…" not in text
+    words = " ".join(text.split())
+    assert "the 8 of 24 heads without which most changes" in words
+    assert all(word in words for word in ("occurrences", "repeated", "second"))

@@ -298,3 +298,8 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> 
     assert [found.does_nothing(head) for head in heads] == [idle for _, idle in cases]
     assert idle_line(found).endswith(": L0H0 (previous token), L0H2 (previous token)")
     assert not any(Findings({}, {}, {}, heads, {}).does_nothing(head) for head in heads)
+    twice = (*heads, *(replace(head, kind="cross") for head in heads))
+    assert idle_line(Findings({}, {}, {"causal": causal}, twice, {})).endswith(
+        ": encoder L0H0 (previous token), encoder L0H2 (previous token), cross L0H0 (previous token), "
+        "cross L0H2 (previous token)"
+    )

@@ -16,6 +16,7 @@ from matplotlib.text import Text as Written
 from rich.console import Console, RenderableType
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.ablation import Effect
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.studies.roles import RULES
 from attnscope.views import heads_figures, heads_summary, heads_terminal, inks
@@ -267,6 +268,17 @@ class TestTable:
         for one in findings.heads:
             for given in one.roles[:1]:
                 assert heads_summary.number(given.value) in text
+
+    def test_only_columns_that_are_shown_are_explained_and_the_effect_always_is(self) -> None:
+        findings = fake_findings(6, 12)
+        heads = tuple(replace(one, effects={"zero_l2": Effect(0.25, 0.2, 0.3, 9.0)}) for one in findings.heads)
+        causal = {"quantity": "l2", "what": "change of the hidden states", "nothing_below": 0.01}
+        findings = replace(findings, heads=heads, options={**findings.options, "causal": causal})
+        for width in (60, 80, 200):
+            text = " ".join(shown(heads_terminal.table, findings, width).split())
+            assert " 0.250" in text
+            assert "effect: change of the hidden states without the head" in text
+            assert ("otherwise: of a head" in text) == (width == 200)
 
     def test_tentative_roles_are_said_in_a_line(self) -> None:
         text = " ".join(shown(heads_terminal.table, fake_findings(2, 5, tentative=True)).split())

@@ -1,6 +1,7 @@
 """`attnscope relations`, `heads --relations` and `show` as a user runs them, and what the views say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,23 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     assert ("rule" in out.splitlines()[0]) == (width >= 80)
     assert "4 of 6 relations" in " ".join(out.split())
     assert "and 2 more" in " ".join(printed(table(made_up(8), Console(width=width), most=6), width).split())
+
+
+def test_no_verdict_is_cropped_at_the_terminal_s_edge() -> None:
+    found = made_up(4)
+    second = np.zeros((2, 3), bool)
+    second[1, :2] = True
+    named = [replace(found.relations[0], name="coref→antecedent"), replace(found.relations[1], found=second)]
+    out = printed(table(replace(found, relations=tuple(named)), Console(width=80)), 80)
+    assert row(named[1]).verdict == "only L1H0, L1H1"
+    assert "L1H0" in out
+    assert "L1H1" in out
+
+
+def test_that_no_relation_has_enough_examples_is_said_as_such() -> None:
+    none = made_up(4).relations[3]
+    few = replace(made_up(4), relations=(none, replace(none, name="other")))
+    assert "none of 2 relations has enough examples for a verdict" in printed(table(few, Console(width=200)), 200)
 
 
 def test_examples_tell_right_from_wrong() -> None:

@@ -130,7 +130,7 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
         difference = float((own - other).abs().max()) / max(float(other.abs().max()), 1e-30)
         if not difference <= allowed:
             raise AttnscopeError(
-                f"self-check: hidden states differ from the model's own by {difference:.2g}, rounding is {allowed:.2g}",
+                f"self-check: hidden states differ from the model's own by {difference:.3g}, rounding is {allowed:.3g}",
                 "its pictures would be wrong, so there are none; another --dtype may pass",
             )
 
@@ -175,8 +175,8 @@ def _compare_weights(
         difference = float(((own - other * totals) * rows).abs().max())
     if not difference <= allowed:
         raise AttnscopeError(
-            f"self-check: weights of {kind} layer {layer} differ from the model's own by {difference:.2g}, "
-            f"rounding is {allowed:.2g}",
+            f"self-check: weights of {kind} layer {layer} differ from the model's own by {difference:.3g}, "
+            f"rounding is {allowed:.3g}",
             "its pictures would be wrong, so there are none; another --dtype may pass",
         )
 

@@ -132,17 +132,19 @@ def _by_place(found: Ablation, several: Sequence[SetEffects], width: int) -> Tab
     if not rows:
         return None
     shown = list(rows[0][1])
-    title = f"{short_label(name)} by place"
     intervals = width >= 34 + 34 * len(shown) and any(math.isfinite(e.low) for _, one in rows for e in one.values())
-    table = _table(title + (f", {len(rows)} of {len(ranked)} heads" if len(ranked) > len(rows) else ""))
+    table = _table(f"{short_label(name)} by place")
+    table.columns[0].no_wrap = False
     for place in shown:
-        _add_columns(table, PLACE_LABELS[place], intervals)
+        _add_columns(table, PLACE_LABELS[place], intervals, wraps=True)
     for named, effects in rows:
         cells = [cell for e in effects.values() for cell in [number(e.value), interval(e)][: 1 + intervals]]
         table.add_row(Text(printable(named), style="bold"), *cells)
+    said = [f"the {_MOST_PLACES} of {len(ranked)} heads without which most changes"] * (len(ranked) > _MOST_PLACES)
     if whole := {place: found.whole[f"loss_{place}"] for place in shown if f"loss_{place}" in found.whole}:
         told = ", ".join(f"{PLACE_LABELS[place]} {number(e.value)}" for place, e in whole.items())
-        table.caption, table.caption_justify = f"loss of the whole model, nats: {told}", "left"
+        said.append(f"loss of the whole model, nats: {told}")
+    table.caption, table.caption_justify = "; ".join(said), "left"
     return table
 
 
@@ -198,9 +200,9 @@ def _table(first: str) -> Table:
     return table
 
 
-def _add_columns(table: Table, title: str, intervals: bool) -> None:
-    """A column of values, and one of their intervals where there are any."""
-    table.add_column(title, justify="right", no_wrap=True)
+def _add_columns(table: Table, title: str, intervals: bool, wraps: bool = False) -> None:
+    """A column of values, whose title may wrap, and one of their intervals where there are any."""
+    table.add_column(title, justify="right", no_wrap=not wraps)
     if intervals:
         table.add_column("95% interval", justify="right", no_wrap=True, style="dim")
 

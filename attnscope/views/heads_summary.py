@@ -160,8 +160,8 @@ def otherwise_line(findings: Findings) -> str:
         return ""
     nearest = ", ".join(f"{label(name)} {n}" for name, n in found.most_common())
     return (
-        f"{len(only)} heads have no role but where they rest; of the rest of their attention, too little or too unsure "
-        f"for a role, the strongest part is: {nearest}"
+        f"{len(only)} {'head' if len(only) == 1 else 'heads'} only rest{'s' * (len(only) == 1)}; what is strongest in "
+        f"the other attention, too weak or too unsure for a role: {nearest}"
     )
 
 
@@ -188,6 +188,11 @@ def percent(share: float | None) -> str:
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
     """Such as [0.91, 0.95]; `–` where it is undefined."""
     return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+
+
+def full_name(head: Head, findings: Findings) -> str:
+    """Such as L3H1, and "cross L3H1" where there are several kinds of attention."""
+    return f"{printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name
 
 
 def label(name: str) -> str:
@@ -273,7 +278,7 @@ def idle_line(findings: Findings) -> str:
     what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
     if not idle:
         return f"each of the {len(tried)} heads with a role does something: none has {what}"
-    named = ", ".join(f"{head.name} ({label(head.roles[0].name)})" for head in idle[:12])
+    named = ", ".join(f"{full_name(head, findings)} ({label(head.roles[0].name)})" for head in idle[:12])
     more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
     return f"look like something and do nothing ({what}): {named}{more}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Findings, Head, Role
 from attnscope.views import heads_summary
 from attnscope.views.ablation_summary import number as small_number
-from attnscope.views.heads_summary import UNCLASSIFIED, Mark, interval, label, number, percent
+from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
 from attnscope.views.inks import ink_on
 
 _MORE = "+"
@@ -82,7 +82,8 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
     parts: list[RenderableType] = [shown, Text()] if found else []
     parts.append(_unclassified(findings))
     if found:
-        parts.append(Text(_explanation(findings, [count.role for count in found]), style="dim"))
+        names = {column.name for column in columns}
+        parts.append(Text(_explanation(findings, [count.role for count in found], names), style="dim"))
     if left_out:
         parts.append(Text(f"not shown in {console.width} columns: {', '.join(left_out)}", style="dim"))
     said = [heads_summary.corpus_line(findings), *heads_summary.role_notes(findings)]
@@ -120,7 +121,7 @@ class _Measures:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = self._columns()
-        heads = [Text(_head_name(head, self.findings), style="bold") for head in self.findings.heads]
+        heads = [Text(full_name(head, self.findings), style="bold") for head in self.findings.heads]
         room = options.max_width - max((head.cell_len for head in heads), default=4)
         while columns:
             n_shown = max(1, sum(total <= room for total in accumulate(width + 2 for _, width, _ in columns)))
@@ -247,12 +248,12 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
     heads = [head for head in findings.heads if head.roles]
     roles = [role for head in heads for role in head.roles]
     n_more = max((len(head.roles) for head in heads), default=1) - 1
-    names = max((len(_head_name(head, findings)) for head in heads), default=4)
+    names = max((len(full_name(head, findings)) for head in heads), default=4)
     widest = max((cell_len(label(role.name)) for role in roles), default=4)
     intervals = max((len(interval(role.low, role.high)) for role in roles), default=1)
     columns = [
         _Column("role", "role", "left", min(4 + widest, 18), 0, lambda head, role: Text()),
-        _Column("head", "head", "left", names, 0, lambda head, role: Text(_head_name(head, findings), style="bold")),
+        _Column("head", "head", "left", names, 0, lambda head, role: Text(full_name(head, findings), style="bold")),
         _Column("rests", "rests", "right", 5, 6, lambda head, role: Text(percent(head.resting_share))),
         _Column("value", "value", "right", 5, 0, lambda head, role: Text(number(role.value), style="cyan")),
         _Column("interval", "95% interval", "right", max(12, intervals), 7,
@@ -262,7 +263,7 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
         _Column("share", "share", "right", 5, 3, lambda head, role: Text(_share(role))),
     ]  # fmt: skip
     if any(head.effects for head in heads):
-        columns.append(_Column("effect", "effect", "right", 7, 2, lambda head, role: _effect(findings, head)))
+        columns.append(_Column("effect", "effect", "right", 7, 0, lambda head, role: _effect(findings, head)))
     if any(heads_summary.otherwise(findings, head) for head in heads):
         columns.append(_Column(_OTHERWISE, _OTHERWISE, "left", 22, 1, lambda head, role: _otherwise(findings, head)))
     if n_more:
@@ -307,10 +308,6 @@ def _having(findings: Findings, name: str) -> list[tuple[Head, Role]]:
     return sorted(found, key=lambda pair: -pair[1].value if math.isfinite(pair[1].value) else math.inf)
 
 
-def _head_name(head: Head, findings: Findings) -> str:
-    return f"{heads_summary.printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name
-
-
 def _q(q: float) -> str:
     return "<0.001" if q < 0.001 else f"{q:.3f}" if q == q else heads_summary.UNDEFINED
 
@@ -333,23 +330,24 @@ def _unclassified(findings: Findings) -> Text:
     text = Text("unclassified: ", style="bold")
     text.append(f"{len(heads)} of {len(findings.heads)} heads", style="not bold")
     if heads:
-        named = ", ".join(_head_name(head, findings) for head in heads[:_MOST_NAMED])
+        named = ", ".join(full_name(head, findings) for head in heads[:_MOST_NAMED])
         more = f" and {len(heads) - _MOST_NAMED} more" if len(heads) > _MOST_NAMED else ""
         text.append(f": {named}{more}", style="not bold")
     return text
 
 
-def _explanation(findings: Findings, roles: Sequence[str]) -> str:
+def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str]) -> str:
+    """How to read the columns that are shown."""
     needed = ", ".join(f"{label(role)} {number(findings.role_facts(role).threshold)}" for role in roles)
+    said = {
+        "rests": "attention on special tokens and the first",
+        "share": "how much of the attention the value is about: all of it, or what does not rest",
+    }
     causal = findings.options.get("causal")
-    effect = ""
     if isinstance(causal, dict):
-        effect = f"; effect: {heads_summary.printable(causal.get('what'))} without the head, by zero ablation"
-    if any(heads_summary.otherwise(findings, head) for head in findings.heads):
-        effect += (
-            f"; {_OTHERWISE}: what a head that only rests does most with the share that does not, which is no role"
-        )
-    return (
-        "rests: attention on special tokens and the first; share: how much of the attention the value speaks of, all "
-        f"or what does not rest; a role needs more than its baseline and than: {needed}{effect}"
+        said["effect"] = f"{heads_summary.printable(causal.get('what'))} without the head, by zero ablation"
+    said[_OTHERWISE] = (
+        "of a head that only rests, the strongest measure of its other attention, and how much that is; it is no role"
     )
+    told = [f"{name}: {what}" for name, what in said.items() if name in shown]
+    return "; ".join([*told, f"a role needs more than its baseline and than: {needed}"])

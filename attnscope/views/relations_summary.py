@@ -84,10 +84,13 @@ def model_of(found: Relations) -> str:
 
 
 def count_line(found: Relations) -> str:
-    """Such as "12 of 90 relations are expressed by a head"."""
+    """Such as "12 of 90 relations are expressed by some head"."""
     n = sum(one.best_found or bool(one.found.any()) for one in found.relations)
     judged = sum(not one.why_no_verdict for one in found.relations)
     without = len(found.relations) - judged
+    if not judged and without:
+        several = f"none of {without} relations has" if without > 1 else "the one relation does not have"
+        return f"{several} enough examples for a verdict"
     beside = f"; {without} more have too few examples for a verdict" if without else ""
     return f"{n} of {judged} relations are expressed by some head{beside}"
 

@@ -45,7 +45,8 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
     for name in names:
         title = {"name": "relation", "interval": "95% interval", "verdict": "expressed"}.get(name, name)
         right = name in ("accuracy", "interval", "baseline", "n", "mass")
-        wraps = name in ("name", "rule", "verdict")
+        # A column that may wrap is narrowed to its longest word, whatever min_width says: names wrap only if they must.
+        wraps = name in ("rule", "verdict") or (name == "name" and widest > widths[name])
         shown.add_column(
             title, justify="right" if right else "left", no_wrap=not wraps, overflow="fold", min_width=widths[name]
         )
@@ -54,9 +55,10 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
         style = _STYLES[summary.verdict(relation)]
         accents = {"name": style, "head": "bold", "accuracy": "cyan"} if style != "dim" else dict.fromkeys(names, "dim")
         shown.add_row(*(Text(getattr(row, name), style=accents.get(name, "")) for name in names))
-    parts: list[RenderableType] = [shown, Text(), Text(summary.count_line(found), style="bold")]
+    parts: list[RenderableType] = [shown]
     if len(ranked) > len(shown_relations):
-        parts.append(Text(f"and {len(ranked) - len(shown_relations)} more without one: see --json or the CSV file"))
+        parts.append(Text(f"and {len(ranked) - len(shown_relations)} more: see --json or the CSV file", style="dim"))
+    parts += [Text(), Text(summary.count_line(found), style="bold")]
     said = [summary.explanation(found), corpus_line(found), *corpus_notes(found)]
     if left_out:
         said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
