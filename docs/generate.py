@@ -41,20 +41,23 @@ attend to none. Under a sliding window, `first_token` and `previous_token` count
 that key. Where a formula speaks of a whole text, the last lines below the measures say what is counted.
 
 `NAME_active` is the measure without the keys on which trained heads rest, the special tokens and the first:
-the sum over the other keys, divided by all the mass that is on them. Each measure also has a 95% interval,
-Student's t over texts with the linearised variance of a ratio (texts are taken as independent, tokens of a
-text are not; chunks of a long text count apart) and m - 1 degrees of freedom, m = (sum of counts)² / (sum of
-counts²) over texts. For measures from 0 to 1 it is Wilson's interval for a share, of as many queries as that
-variance amounts to, and never narrower than what so many texts leave unseen. Beside it stands the value under
-*uniform attention*: the same mask, all allowed keys alike; of
-`NAME_active` all allowed keys alike that nobody rests on, with as much for each query as the head itself has on
-them, so that a head that spreads evenly what it does not rest has just this value.
+the sum over the other keys, divided by all the mass that is on them. What a learned sink takes
+counts as neither resting nor active.
+
+Each measure has a 95% interval: Student's t over texts with the linearised variance of a ratio and m - 1 degrees
+of freedom, m = (sum of counts)² / (sum of counts²) over texts. Texts are taken as independent, and tokens of a text
+are not; each chunk of a long text is a text here. For measures from 0 to 1 it is Wilson's interval for a share, of as
+many independent queries as that variance amounts to, and never narrower than so many texts allow.
+
+Beside it stands the value under *uniform attention*: the same weight on each key that the mask allows. For
+`NAME_active` only the keys other than special tokens and the first share it, and each query gives them as much in
+all as it does in the head: a head that spreads this evenly has exactly that value.
 """
 
 _ABOUT_ROLES = """
-A head gets a role where its measure is above a limit; or its `_active`, where at least {least_active:.0%} of the
-attention of the queries that the measure counts is on keys that nobody rests on (an induction head may rest nearly
-always, but not where there is something to repeat; what a learned sink takes is neither resting nor active):
+A head gets a role where its measure is above a limit. Its `_active` measure will do too, if the queries that the
+measure counts give at least {least_active:.0%} of their attention to keys other than special tokens and the first. (An
+induction head may rest nearly always, but not where there is something to repeat.)
 
 ```text
 limit = max(threshold, baseline + max({margin} (1 - baseline), {least_margin}))
@@ -62,11 +65,11 @@ limit = max(threshold, baseline + max({margin} (1 - baseline), {least_margin}))
 
 The *baseline* is the value under uniform attention; for `same_token` and `induction` also what a head would
 reach that always looks at the best fixed offset (up to {reach} tokens either way), and for `similar_token`
-also the mass on the same token. A one-sided test over texts must reject that the value is at most the limit:
-the one whose inversion the interval is. The tests of one role are combined (Simes 1986), and the false discovery
-rate over all heads x roles is held at {level:.0%} (Benjamini & Hochberg 1995). With evidence of fewer than
-{least} texts of one length there is no role, with fewer than {fewest} it is *tentative*. A head without a role is
-unclassified.
+also the mass on the same token. A one-sided test over texts, the one that the interval is made from, must reject
+that the value is at most the limit. A role's tests (of its measures, whole and active) are combined by
+Simes's method (1986), and the false discovery rate over all heads x roles is held at {level:.0%} (Benjamini &
+Hochberg 1995). If the texts weigh as much as fewer than {least} of one length there is no role; if fewer than {fewest},
+the role is *tentative*. A head without a role is unclassified.
 
 The thresholds are conventions: `--threshold induction=0.3` sets another. {uniform}"""
 
@@ -122,11 +125,11 @@ def measures_page() -> str:
         "counts texts, not queries, however many chunks they came in; a query that may not see the first token gives "
         "it nothing, so that a window of a few tokens makes no sink. "
         "The tokens of `outlier_token` are found anew in each text and layer, for such norms come and go from layer to "
-        "layer (in SmolLM2-135M, of 30 layers, those of several `the` from layer 3 to 11). They belong to what "
-        "`_active` measures are about, as special tokens and the first alone are facts of the text, the same in every "
-        "layer; the measure is undefined across, where no token is outlying, and where the hidden states that a layer "
-        "reads cannot be seen. `received` adds up, text by text, what the most attended key received, and divides by "
-        "the number of queries."
+        "layer (in SmolLM2-135M, of 30 layers, those of several `the` from layer 3 to 11). `_active` "
+        "measures do not leave them out, only special tokens and the first, which are the same in every layer. The "
+        "measure is undefined in cross attention, in texts without such a token, and where the hidden states that a "
+        "layer reads cannot be seen. `received` adds up, text by text, what the most attended key received, and "
+        "divides by the number of queries."
     )
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]
     about = _ABOUT_ROLES.format(
