@@ -73,6 +73,15 @@ def require_same(one: Findings, other: Findings) -> None:
 # What is found ---------------------------------------------------------------------------------------------------
 
 
+# Few of these texts repeat a token, and few sentences have a punctuation mark before their last one: what such a
+# measure counts is the evidence of so many texts.
+TENTATIVE = {
+    ("own-causal", "sentences"): {"L0H5 delimiter": 9.9},
+    ("own", "multilingual"): {"L0H4 same_token": 7.5, "L1H1 induction": 6.9, "L1H4 same_token": 7.2},
+    ("own-causal", "multilingual"): {"L0H4 same_token": 7.2, "L1H1 induction": 6.9, "L1H4 same_token": 7.2},
+}
+
+
 @pytest.mark.parametrize("name", ["own", "own-causal"])
 @pytest.mark.parametrize(("file", "split"), [("sentences", "line"), ("alice", "paragraph"), ("multilingual", "line")])
 def test_every_head_of_the_glass_box_is_named_right(name: str, file: str, split: Any) -> None:
@@ -84,10 +93,11 @@ def test_every_head_of_the_glass_box_is_named_right(name: str, file: str, split:
     assert {(head.layer, head.head): head.roles[0].name for head in found.heads} == {
         place: known[0] for place, known in own_roles(name).items()
     }
-    for role in (role for head in found.heads for role in head.roles):
+    roles = [(f"L{head.layer}H{head.head}", role) for head in found.heads for role in head.roles]
+    for _, role in roles:
         assert role.tentative == (role.effective_texts is not None and role.effective_texts < FEWEST_TEXTS)
-        # Few texts repeat a token, and few have a punctuation mark off their end.
-        assert not role.tentative or role.name in ("same_token", "induction", "delimiter")
+    few = {f"{place} {role.name}": round(role.effective_texts or 0, 1) for place, role in roles if role.tentative}
+    assert few == TENTATIVE.get((name, file), {})
 
 
 def test_minilm_on_prose(minilm: Any) -> None:
