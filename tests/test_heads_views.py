@@ -301,6 +301,28 @@ class TestTable:
         assert "left out: 2 parts of the texts; first x, line 3: ?" in text
 
 
+class TestMeasuresPage:
+    def test_measures_that_no_head_has_are_named_and_not_drawn(self) -> None:
+        findings = fake_findings(30, 9)
+        gone = next(iter(findings.measure_names))
+        heads = tuple(
+            replace(one, measures=dict(one.measures) | {gone: replace(one.measures[gone], value=NAN)})
+            for one in findings.heads
+        )
+        findings = replace(findings, heads=heads)
+        lettering = lettering_for([])
+        scales = {name: heads_figures.scale_of(findings, name) for name in findings.measure_names}
+        page = heads_figures.measures_page(findings, scales, lettering)
+        texts = page.figure.findobj(Written)
+        assert not [text for text in texts if text.get_text() == gone and text.get_weight() == "bold"]
+        said = " ".join(text.get_text() for text in texts)
+        assert f"left out, as undefined for all heads: {gone}" in said
+        assert f"{len(scales) - 1} measures" in said
+        # Seen at half its size, a name of a layer still has 7 pixels.
+        names = [text for text in texts if text.get_text() == "L0"]
+        assert names and all(text.get_fontsize() * page.figure.dpi / 72 >= 14 for text in names)
+
+
 class TestMeasureTable:
     def test_one_measure_comes_with_interval_and_uniform(self) -> None:
         text = shown(lambda findings, _: heads_terminal.measure_table(findings, ["local"]), of(head(2, 3)))

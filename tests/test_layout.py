@@ -85,7 +85,7 @@ def test_small_maps_never_overlap(n_layers: int, n_heads: int, rows: int, column
     shape = (math.ceil(rows / pool), math.ceil(columns / pool))
     grid = overview_grid(n_layers, n_heads, shape, NOTES, width_of)
     assert len(grid.corners) == n_layers * n_heads
-    assert grid.width_px >= 1600
+    assert grid.width_px >= (1000 if shape[0] > shape[1] else 1600)
     # Two screens and what stands between maps, unless even 96 pixels a head are wider.
     assert grid.width_px <= max(3600, n_heads * (96 + 8) + 200)
     across = grid.corners[:n_heads]
@@ -117,6 +117,16 @@ def test_a_layer_of_twelve_heads_fills_the_page() -> None:
     assert (grid.width_px, grid.label_step) == (1600, 1)
     assert grid.height_px >= 1200
     assert len({x for x, _ in grid.corners}) == 4
+
+
+@pytest.mark.parametrize(("n_layers", "n_heads", "shape"), [(6, 8, (63, 15)), (2, 4, (63, 15)), (4, 4, (40, 10))])
+def test_maps_of_a_long_target_and_a_short_text_fill_their_page(
+    n_layers: int, n_heads: int, shape: tuple[int, int]
+) -> None:
+    grid = overview_grid(n_layers, n_heads, shape, NOTES, width_of)
+    room = (grid.width_px - 2 * layout.MARGIN_PX) * (grid.bar[1] - grid.corners[0][1])
+    assert len(grid.corners) * shape[0] * shape[1] * grid.cell_px**2 >= 0.25 * room
+    assert grid.height_px <= 1.7 * grid.width_px
 
 
 def test_one_head_has_numbers_while_they_fit() -> None:

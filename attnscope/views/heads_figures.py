@@ -46,6 +46,7 @@ _TOP_PX = layout.MARGIN_PX + 62
 _KIND_PX = 54
 _HEAD_NAMES_PX = 26
 _FOOTER_GAP_PX = 26
+_MANY_LAYERS = 16  # more of them make a page that no screen shows whole
 _UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
 
@@ -422,10 +423,15 @@ def scale_of(findings: Findings, measure: str) -> Scale:
 
 
 def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Canvas:
-    """A small map of each measure, each with its own colours."""
+    """A small map of each measure that is defined for some head, each with its own colours."""
+    undefined = [name for name, scale in scales.items() if not scale.known]
+    if len(undefined) < len(scales):
+        scales = {name: scale for name, scale in scales.items() if scale.known}
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     n_heads, n_layers = max(heads for _, heads in shapes), max(layers for layers, _ in shapes)
-    left, gap = 36, 30
+    # A page of many layers is tall and is seen shrunk: fewer and larger names can still be read there.
+    (left, label_px) = (36, 11.0) if n_layers <= _MANY_LAYERS else (48, 15.0)
+    gap = 30
     inside = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX
     columns = max(1, min(len(scales), (inside + gap) // (max(250, left + n_heads * 8) + gap)))
     cell_w = max(8, min(44, ((inside + gap) // columns - gap - left) // n_heads))
@@ -446,7 +452,9 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
         *([_UNIFORM] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
         *heads_summary.corpus_notes(findings),
     ]
-    if _any_undefined(findings):
+    if undefined and len(undefined) < len(scales):
+        said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
+    if any(_any_undefined(findings, name) for name in scales):
         said.append("grey: undefined")
     footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     at += 12
@@ -465,10 +473,10 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
             corner = (x + left, y + above)
             page.map(corner, findings, kind, name, (cell_w, cell_h), scale)
-            page.sides(corner, shape, (cell_w, cell_h), size_px=11.0)
+            page.sides(corner, shape, (cell_w, cell_h), size_px=label_px)
             bar = (x + left, corner[1] + shape[0] * cell_h + 12, shape[1] * cell_w, 9)
-            page.scale(bar, scale, size_px=11.0, most=3)
-            page.uniform(bar, scale, size_px=11.0, room=(x, x + room))
+            page.scale(bar, scale, size_px=label_px, most=3)
+            page.uniform(bar, scale, size_px=min(label_px, 12.0), room=(x, x + room))
     page.foot(math.ceil(at), footer)
     return page
 

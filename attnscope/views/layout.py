@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 MIN_WIDTH_PX = 1600
 MIN_SINGLE_PX = 1200  # height that a figure of one head aims at
+NARROWEST_PX = 1000  # of an overview whose maps are too narrow to fill a page
 MARGIN_PX = 28
 TITLE_PX = 20.0
 SUBTITLE_PX = 15.0
@@ -174,10 +175,16 @@ def overview_grid(
     """
     gap = 8
     room = (MIN_WIDTH_PX - 2 * MARGIN_PX - left - (n_columns - 1) * gap) / n_columns
-    # As large as fits the page, but a layer of a few heads is no poster.
-    cell = max(1, math.floor(min(room, 300) / max(shape)))
+    # As large as fits the page, but a layer of a few heads is no poster. Maps of few keys, such as those from a long
+    # target to a short text, may be as tall as the page has room for, and the page becomes narrower around them.
+    is_tall = shape[0] > shape[1]
+    tallest = max(min(room, 300), min((MIN_WIDTH_PX - _HEADER_PX) / n_rows, 480) if is_tall else 0)
+    cell = max(1, math.floor(min(min(room, 300) / shape[1], tallest / shape[0])))
     content = left + n_columns * (shape[1] * cell + gap) - gap
-    total = max(MIN_WIDTH_PX, 2 * MARGIN_PX + content)
+    page = MIN_WIDTH_PX
+    if is_tall:
+        page = min(page, max(NARROWEST_PX, 2 * MARGIN_PX + content + n_columns * shape[1] * cell))
+    total = max(page, 2 * MARGIN_PX + content)
     spare = (total - 2 * MARGIN_PX - content) // n_columns
     pitch_x, pitch_y = shape[1] * cell + gap + spare, shape[0] * cell + gap
     zoom = _zoom(total)
