@@ -29,13 +29,14 @@ class HiddenNorms:
             yield
 
     def of(self, kind: str, layer: int) -> Tensor | None:
-        """|h| of each token as the layer reads it, (batch, token), float32; None where it cannot be seen."""
+        """|h| of each token as the layer reads it, (batch, token), float32 or float64; None where it cannot be seen."""
         block = self._blocks.get((kind, layer))
         return None if block is None else self._latest.get(block)
 
     def _note(self, block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         hidden = given[0] if given else named.get("hidden_states")
         if isinstance(hidden, Tensor) and hidden.ndim == 3:
-            self._latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=torch.float32)
+            precise = torch.promote_types(hidden.dtype, torch.float32)
+            self._latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precise)
         else:
             self._latest.pop(block, None)

@@ -257,7 +257,7 @@ def load(path: str | Path) -> Ablation:
         require_places([head.layer for head in found.heads], [head.head for head in found.heads])
         require_counts(found.corpus, "n_texts", "n_tokens")
         for curve in found.curves:
-            if not len(curve.removed) == len(curve.n_left) == len(curve.points):
+            if not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
                 raise ValueError("the points of a curve do not fit the heads that it takes out")
     return found
 

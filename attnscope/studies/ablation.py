@@ -160,6 +160,8 @@ class _Study:
         if not self.known.n_heads:
             raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
         heads = self._heads()
+        if self.options.joint and len(heads) < 2:
+            raise AttnscopeError("a pair has two heads, and one is chosen", "choose more heads")
         singles = [Cut((head,), mode) for mode in options.modes for head in heads]
         picked = self.options.choice.pick is not None and len(heads) > 1
         together = [Cut(tuple(heads), mode) for mode in options.modes] if picked else []
@@ -267,8 +269,6 @@ class _Study:
         if self.options.choice.pick is None:
             ranked = sorted(heads, key=lambda head: -self._effect(by_head[head]))
             chosen = sorted(ranked[:MOST_IMPORTANT], key=list(heads).index)
-        if len(chosen) < 2:
-            raise AttnscopeError("a pair has two heads, and one is chosen", "choose more heads")
         pairs = list(combinations(range(len(chosen)), 2))
         cuts = [Cut((head,), mode) for head in chosen]
         cuts += [Cut((chosen[a], chosen[b]), mode) for a, b in pairs]
