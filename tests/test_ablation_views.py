@@ -191,7 +191,7 @@ def test_bad_input_is_one_line_and_a_hint(run: Any, arguments: tuple[str, ...], 
 
 
 def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
-    sentences = Path("sample_texts/sentences.txt").absolute().read_text().splitlines()
+    sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
     (tmp_path / "t.txt").write_text("\n".join(sentences[:12]))
     status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--json")
     assert status == 0, err

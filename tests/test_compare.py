@@ -170,7 +170,9 @@ class TestAllHeads:
 
     def test_roles_come_from_a_record_of_the_same_model(self, minilm) -> None:
         texts = [TIRED, WIDE, "The cat sat on the mat."]
-        roles = attnscope.heads(minilm, attnscope.Corpus(["sample_texts/sentences.txt"]))
+        roles = attnscope.heads(
+            minilm, attnscope.Corpus([str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")])
+        )
         found = compare(minilm, texts, roles=roles)
         assert found.roles is not None
         assert found.roles[2] == "previous_token"
