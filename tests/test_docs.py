@@ -232,6 +232,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def test_sample_texts_that_examples_name_are_there() -> None:
+    for module in (ROOT / "attnscope").rglob("*.py"):
+        for named in re.findall(r"sample_texts/[\w.-]+", module.read_text("utf-8")):
+            assert (ROOT / named).is_file(), f"{module.name} names {named}"
+
+
 def test_a_block_that_is_not_run_says_why() -> None:
     skipped = [block for page in PAGES for block in blocks(page) if block.why_not is not None]
     assert all(len(block.why_not or "") > 8 for block in skipped)

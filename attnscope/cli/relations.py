@@ -50,11 +50,11 @@ def relations(
 ) -> None:
     """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
 
-    - `attnscope relations sample_texts/relations.conllu --examples 3`
+    - `attnscope relations sample_texts/dependencies.conllu --examples 3`
 
     - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`
 
-    - `attnscope relations attnscope/text.py`
+    - `attnscope relations sample_texts/library.py --chunk 40`
     """
     from attnscope.studies.inputs import LoadOptions
     from attnscope.studies.relation_files import RelationsOrder, study

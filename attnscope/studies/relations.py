@@ -77,7 +77,7 @@ def relations(
     """Measures how well every head of a model expresses every relation of annotated texts.
 
         model = attnscope.load("minilm")
-        found = attnscope.relations(model, "sample_texts/relations.conllu")
+        found = attnscope.relations(model, "sample_texts/dependencies.conllu")
         found["nsubj→head"].best, found["nsubj→head"].accuracy  # (layer, head); of every head
         found.save("relations.npz")
 

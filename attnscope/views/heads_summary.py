@@ -255,7 +255,8 @@ def evidence_line(findings: Findings) -> str:
     effective = findings.corpus.get("effective_texts")
     amount = ""
     if isinstance(effective, int | float) and findings.heads:
-        amount = f"; all texts together weigh as much as {effective:.1f} of one length"
+        if findings.corpus.get("n_texts") != 1:
+            amount = f"; all together weigh as much as {effective:.1f} texts of one length"
         if isinstance(least, int) and effective < least:
             return (
                 f"no role can be given below {least} texts{amount}: give more texts, or cut long ones into chunks that "
