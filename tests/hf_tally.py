@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -471,7 +472,8 @@ def _pad(model: PreTrainedModel) -> int:
 
 
 def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:160]
+    said = (str(error).strip().splitlines() or [""])[0]
+    return re.sub(r"[^\s'\"]*site-packages/", "", said)[:160]  # of this machine alone
 
 
 def main() -> int:
