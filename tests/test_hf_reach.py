@@ -169,3 +169,21 @@ def test_hooks_buffers_lists_and_settings_are_put_back() -> None:
         model.extra = 1
         raise KeyError
     assert (vars(model), state(model)) == before
+
+
+def test_short_texts_are_not_attended_to_as_long_ones_for_being_padded() -> None:
+    shown, short = wrap(big_bird()), (text(9), text(12, seed=4))
+    lengths = torch.tensor([9, 12])
+    ids = torch.zeros(2, 45, dtype=torch.int64)
+    for row, one in zip(ids, short, strict=True):
+        row[: one.shape[1]] = one
+    both = Weights()
+    hidden = shown.run(Batch(ids, torch.arange(45)[None] < lengths[:, None]), both)
+    assert hidden.shape[:2] == (2, 45)
+    for i, one in enumerate(short):
+        n, alone = one.shape[1], Weights()
+        torch.testing.assert_close(hidden[i : i + 1, :n], shown.run(Batch(one), alone), rtol=1e-5, atol=1e-6)
+        for layer, weights in alone.maps["encoder"].items():
+            padded = both.maps["encoder"][layer]
+            assert padded.shape[2:] == (45, 45) and not bool(padded[i, :, n:].any())
+            torch.testing.assert_close(padded[i : i + 1, :, :n, :n], weights, rtol=1e-5, atol=1e-6)

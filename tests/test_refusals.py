@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,7 +15,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf_parts import in_one_line
 from attnscope.models.huggingface import wrap
 from tests.conftest import write_tiny, write_tokenizer
-from tests.hf_tally import boost, difference_from_eager, tiny_settings
+from tests.hf_tally import boost, build, difference_from_eager, tiny_settings
 from tests.senses_helpers import speech
 
 SMALL = {
@@ -205,3 +206,20 @@ def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not()
         exec("raise IndexError('theirs')", {"__name__": "transformers.models"})
     with pytest.raises(torch.OutOfMemoryError), in_one_line("x"):
         raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_model_that_padding_makes_causal_is_refused() -> None:
+    """AIMv2's text tower, of which transformers' sdpa forgets the causal mask where no text is padded."""
+    assert "padding makes it causal" in refusal(build("aimv2")).message
+
+
+def test_it_is_noted_where_padding_changes_a_text() -> None:
+    """MobileBERT reads each token together with its neighbours, padding among them."""
+    assert any("Padding changes" in note for note in wrap(build("mobilebert")).info.notes)
+    assert not any("Padding changes" in note for note in wrap(tiny("bert")).info.notes)
+
+
+def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
+    model = tiny("ibert")
+    found = attnscope.heads(attnscope.load(model), ["17 5 9 17", "8 8 5 30 22"])
+    assert np.isfinite(found.grid("encoder", "similar_token")).all()

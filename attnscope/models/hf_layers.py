@@ -36,7 +36,7 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
                 f"it has attention of {shape[0]} queries on {shape[1]} keys where the text has {tokens} tokens"
             )
     if not config.is_encoder_decoder:
-        return ["decoder" if _hides_later(weights) else "encoder"] * len(weights)
+        return ["decoder" if hides_later(weights) else "encoder"] * len(weights)
     target = example.target_real.shape[1] if example.target_real is not None else 0
     if source is None or source == target:
         raise Unclear(f"encoder and decoder are both {target} long, so that they cannot be told apart")
@@ -54,7 +54,7 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     return [kinds[shape] for shape in shapes]
 
 
-def _hides_later(weights: Sequence[Tensor]) -> bool:
+def hides_later(weights: Sequence[Tensor]) -> bool:
     """Whether no query sees a later key, by the rows that hold numbers: of one that overflowed nothing is known."""
     known = False
     for maps in weights:

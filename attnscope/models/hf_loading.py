@@ -26,10 +26,10 @@ from attnscope.models.hf_adapters import NONE, merge, require_peft
 from attnscope.models.hf_examples import accepts
 from attnscope.models.hf_files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
 from attnscope.models.hf_hearing import hears, listens, open_feature_extractor, sees_sound
-from attnscope.models.hf_parts import base_of, picture_tower, reads_text, sees_pictures, text_tower
+from attnscope.models.hf_parts import base_of, picture_tower, quiet, reads_text, sees_pictures, text_tower
 from attnscope.models.hf_senses import WordlessTokenizer, holds_processor, open_image_processor, show_all_patches
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer
-from attnscope.models.huggingface import HuggingFaceModel, assemble, quiet, wordless
+from attnscope.models.huggingface import HuggingFaceModel, assemble, wordless
 
 
 def load_huggingface(

@@ -5,10 +5,14 @@ for itself: neither attends to the other.
 """
 
 import contextlib
+import logging
+import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
 from attnscope.models.hf_examples import accepts
@@ -93,5 +97,24 @@ def _is_ours(error: BaseException) -> bool:
     return not name.startswith("transformers") and (name.partition(".")[0] != "attnscope" or function not in _CALLERS)
 
 
-_CALLERS = {"_forward", "run_eager", "_run_eager"}
+_CALLERS = {"_forward", "run_eager", "run_for_weights"}
 """Functions of ours whose last step is to call a model."""
+
+
+_loading = threading.RLock()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps transformers from writing to the terminal. Its switches are global, so one load at a time."""
+    with _loading, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity(logging.CRITICAL + 1)
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -36,11 +36,14 @@ _ELSEWHERE = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio
 def reaches(config: Any) -> tuple[int, ...]:
     """The windows, chunks and blocks that a configuration names, in tokens, sorted."""
     found = set(_numbers(vars(config.get_text_config()))) | set(_numbers(vars(config)))
+    limit = full_up_to(config)
+    return tuple(sorted(found if limit is None else found | {limit}))
+
+
+def full_up_to(config: Any) -> int | None:
+    """Tokens up to which BigBird attends in full, and sparsely beyond; None for other models."""
     blocks, chance = getattr(config, "block_size", None), getattr(config, "num_random_blocks", None)
-    if isinstance(blocks, int) and isinstance(chance, int):
-        # BigBird attends in full up to this length, and sparsely beyond.
-        found.add((5 + 2 * chance) * blocks)
-    return tuple(sorted(found))
+    return (5 + 2 * chance) * blocks if isinstance(blocks, int) and isinstance(chance, int) else None
 
 
 def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:

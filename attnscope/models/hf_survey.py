@@ -33,6 +33,7 @@ from attnscope.models.hf_layers import (
     configured_counts,
     configured_kv_heads,
     configured_layers,
+    hides_later,
     kinds_of,
     listed_layers,
     notes_on,
@@ -106,7 +107,8 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
                 reason = str(error)
         if not reason and (check or any(len(found.layers[k]) < found.n_layers[k] for k in found.layers)):
             try:
-                reason = _check_seam(model, found, padded, alone, output, seen)
+                reason, more = _check_seam(model, found, padded, alone, output, seen)
+                found = replace(found, notes=(*found.notes, *more))
                 reason = reason or (_check_long(model, found) if check else "")
             except AttnscopeError as error:
                 raise _explained(model, alone, error) from error
@@ -191,32 +193,45 @@ def _shared_heads(calls: Sequence[Seen]) -> int:
     return next(iter(found))[1] if len(found) == 1 else max(n_heads for n_heads, _ in found)
 
 
+_PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
+"""Of convolutions, say, that run over the end of a text."""
+
+
 def _check_seam(
     model: PreTrainedModel, found: Survey, padded: Example, alone: Example, output: Any, seen: Sequence[Seen]
-) -> str:
+) -> tuple[str, tuple[str, ...]]:
     """Compares what the seam saw of a text with eager, and then what it sees of the text when padded with that.
 
     A forward pass is what the check costs: of four, the one by eager on the padded batch is done only where padding
     changes a text. (It may: convolutions see it, and experts with limited room are shared with other texts.)
 
     Returns:
-        Why the seam does not see the whole, "" if it does.
+        Why the seam does not see the whole, "" if it does; and what is worth a note.
 
     Raises:
-        AttnscopeError: What it sees differs from eager.
+        AttnscopeError: What it sees differs from eager, or padding tells which tokens may be attended to.
     """
     sizes = found.layers, found.n_layers
     single = _outcome(found, output, seen)
     reason = compare(model, alone, single, run_eager_or_own(model, alone), *sizes)
-    if reason:
-        return reason
-    if len(next(iter(padded.inputs.values()))) == 1:  # it is the same input
-        return ""
+    if reason or len(next(iter(padded.inputs.values()))) == 1:  # it is the same input
+        return reason, ()
     both = _outcome(found, *rehearse(model, padded.inputs))
     try:
-        return compare(model, alone, both.last_text(single), single, *sizes)
+        return compare(model, alone, both.last_text(single), single, *sizes), ()
     except AttnscopeError:
-        return compare(model, padded, both, run_eager_or_own(model, padded), *sizes)
+        reason = compare(model, padded, both, run_eager_or_own(model, padded), *sizes)
+    if alone.real is None:  # no texts
+        return reason, ()
+    # The first text fills the batch, so that of it no key is hidden for being padding.
+    kinds = [kind for kind in single.maps if kind != "cross"]
+    if any(hides_later(single.maps[kind]) != hides_later([w[:1] for w in both.maps[kind]]) for kind in kinds):
+        raise AttnscopeError(
+            f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not where one "
+            "is padded: padding makes it causal",
+            "it is not known how it was trained, so neither is shown",
+        )
+    return reason, (_PADDING_MATTERS,)
 
 
 def _outcome(found: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
@@ -353,8 +368,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
         for kind, of_kind in maps.items()
         for whole, cut in zip(of_kind, maps_padded[kind], strict=True)
     ):
-        # By convolutions, say, that run over the end of a text.
-        notes.append("Padding changes what this model computes: texts are best shown one by one.")
+        notes.append(_PADDING_MATTERS)
     named = maps
     if not config.is_encoder_decoder:
         named = {_eager_kind(model, alone, output, flat, reason): flat}

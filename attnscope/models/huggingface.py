@@ -3,27 +3,23 @@
 Whether its attention is seen truly, hf_survey finds out; how it comes from files, hf_loading knows.
 """
 
-import contextlib
 import copy
 import inspect
-import logging
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Place, Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.dispatch import input_device, is_dispatched
 from attnscope.models.hf_adapters import NONE, Adapter, unwrap
-from attnscope.models.hf_check import check_rows, hidden_states, run_eager, takes_light_masks, tolerance
+from attnscope.models.hf_check import hidden_states, takes_light_masks
+from attnscope.models.hf_eager import mixes_lengths, run_for_weights, run_one_by_one
 from attnscope.models.hf_examples import (
     accepts,
     examples,
@@ -51,7 +47,7 @@ from attnscope.models.hf_outputs import (
     run_with_logits,
     skipped_calls,
 )
-from attnscope.models.hf_parts import base_of, in_one_line, picture_tower, reads_text, sees_pictures, text_tower
+from attnscope.models.hf_parts import base_of, in_one_line, picture_tower, quiet, reads_text, sees_pictures, text_tower
 from attnscope.models.hf_seam import LIGHT_FROM, perform, switched
 from attnscope.models.hf_senses import (
     WordlessTokenizer,
@@ -63,6 +59,7 @@ from attnscope.models.hf_senses import (
 from attnscope.models.hf_survey import Survey, check_beyond, survey
 from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf_weights import Slice, head_slices, output_projections
+from attnscope.models.hf_writing import answer, continue_text, end_ids, require_writing, start_id
 from attnscope.models.model import Batch, HeardSound, Loss, ModelInfo, SeenPicture
 from attnscope.models.rerun import Outputs, Rerun
 from attnscope.records import Tokens
@@ -121,6 +118,8 @@ class HuggingFaceModel:
             AttnscopeError: The batch is longer than the model's limit, holds numbers that it has no embedding for, or
                 lacks what the decoder reads.
         """
+        if self._found.road == "eager" and mixes_lengths(self._base.config, batch.mask):
+            return run_one_by_one(self.run, batch, probe)
         return self.run_inputs(self._inputs(batch), probe)
 
     @cached_property
@@ -220,7 +219,7 @@ class HuggingFaceModel:
         if self._found.road == "seam":
             output = perform(self._base, given, self._found.plan, probe, self._light_from(given))
         else:
-            output = self._run_eager(given, probe)
+            output = run_for_weights(self._base, given, self.layers, self.info.name, probe)
         hidden = hidden_states(output)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
@@ -289,13 +288,13 @@ class HuggingFaceModel:
         Raises:
             AttnscopeError: The model cannot write.
         """
-        self._check_can_write(is_encoder_decoder=True)
+        require_writing(self._model, self._base, self.info, is_encoder_decoder=True)
         start = self._start_id()
         prompt = list(self.tokenizer.prefix_ids) or [start]
         features = heard.inputs["input_features"].to(self._device)
         room = n if self.info.max_tokens is None else min(n, self.info.max_tokens - len(prompt))
         with switched(self._base, None):
-            written = written_by(self._model, features, prompt, self._end_ids(), room)
+            written = written_by(self._model, features, prompt, end_ids(self._model, self._base), room)
         return self.tokenizer.extend(self.tokenizer.encode_ids(prompt), written[len(prompt) :])
 
     def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
@@ -335,25 +334,11 @@ class HuggingFaceModel:
         Raises:
             AttnscopeError: The model cannot continue a text (an encoder, or without its language-model head).
         """
-        self._check_can_write(is_encoder_decoder=False)
+        require_writing(self._model, self._base, self.info, is_encoder_decoder=False)
         if not len(ids):
             raise AttnscopeError("there is nothing to continue", "give at least one token")
         room = n if self.info.max_tokens is None else min(n, self.info.max_tokens - len(ids))
-        ends = self._end_ids()
-        written = [int(number) for number in ids]
-        can_cache = "use_cache" in standing_arguments(self._model)
-        step, past = torch.tensor([written], device=self._device), None
-        with torch.no_grad(), switched(self._base, None):
-            for _ in range(room):
-                caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
-                output = self._model(input_ids=step, **caching)
-                token = int(output.logits[0, -1].argmax())
-                if token in ends:
-                    break
-                written.append(token)
-                past = getattr(output, "past_key_values", None)
-                step = torch.tensor([written if past is None else [token]], device=self._device)
-        return written
+        return continue_text(self._model, self._base, ids, room, self._device)
 
     def generate_tokens(self, tokens: Tokens, n: int) -> Tokens:
         """As `generate`, from Tokens to Tokens, with `n_given` saying where the model's own begin."""
@@ -382,22 +367,11 @@ class HuggingFaceModel:
         Raises:
             AttnscopeError: The model is no encoder-decoder, or cannot write.
         """
-        self._check_can_write(is_encoder_decoder=True)
+        require_writing(self._model, self._base, self.info, is_encoder_decoder=True)
         start = self._start_id()
         inputs = self._inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
-        # In this order, as a load takes them: else two threads could wait for each other.
-        with quiet(), torch.no_grad(), switched(self._base, None):
-            result = self._model.generate(
-                **{name: x.to(self._device) for name, x in inputs.items()},
-                decoder_start_token_id=start,
-                do_sample=False,
-                num_beams=1,
-                max_new_tokens=n,
-            )
-        written = [int(number) for number in result[0]]
-        ends = self._end_ids()
-        while len(written) > 1 and written[-1] in ends:
-            written.pop()
+        given = {name: x.to(self._device) for name, x in inputs.items()}
+        written = answer(self._model, self._base, given, start, n)
         return self.tokenizer.extend(self.tokenizer.encode_ids(written[:1]), written[1:])
 
     def modules(self) -> list[nn.Module]:
@@ -407,8 +381,10 @@ class HuggingFaceModel:
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
         self._require_known(ids)
-        found: Tensor = self._base.get_input_embeddings()(ids.to(self._device))
-        return found
+        found = self._base.get_input_embeddings()(ids.to(self._device))
+        # I-BERT gives the scale of its quantisation besides.
+        rows: Tensor = found[0] if isinstance(found, tuple) else found
+        return rows
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
         """The same architecture with random weights, as transformers draws them before training."""
@@ -475,59 +451,8 @@ class HuggingFaceModel:
                 "its tokenizer belongs to another model",
             )
 
-    def _run_eager(self, given: dict[str, Any], probe: Probe) -> Any:
-        if not isinstance(probe, Weights):
-            raise AttnscopeError(
-                f"{self.info.name} does not pass its attention through the seam: only its weights can be seen",
-                f"{type(probe).__name__} needs another model",
-            )
-        output, maps = run_eager(self._base, given)
-        if not self._base.config.is_encoder_decoder:
-            maps = {next(iter(self.layers)): maps["encoder"]}
-        for kind, layers in self.layers.items():
-            if len(maps[kind]) != len(layers):
-                raise AttnscopeError(
-                    f"{self.info.name} gave out {len(maps[kind])} {kind} layers, not the {len(layers)} it has"
-                )
-            for layer, weights in zip(layers, maps[kind], strict=True):
-                check_rows(weights, kind, layer, tolerance(self._base, len(layers)))
-                probe.keep(kind, layer, weights)
-        return output
-
-    # Writing ----------------------------------------------------------------------------------------------------
-
-    def _check_can_write(self, *, is_encoder_decoder: bool) -> None:
-        if bool(self._base.config.is_encoder_decoder) != is_encoder_decoder:
-            what = "has a decoder that answers" if self._base.config.is_encoder_decoder else "has no encoder"
-            raise AttnscopeError(
-                f"{self.info.name} {what}", "use a target" if not is_encoder_decoder else "leave out the target"
-            )
-        if "decoder" not in self.info.kinds:
-            raise AttnscopeError(
-                f"{self.info.name} is an encoder and cannot continue a text", "use a decoder, such as GPT-2"
-            )
-        if not self._model.can_generate() or self._model is self._base and not is_encoder_decoder:
-            raise AttnscopeError(
-                f"{self.info.name} was loaded without a language-model head and cannot write",
-                "its files or the wrapped object hold only the base model",
-            )
-
-    def _end_ids(self) -> set[int]:
-        ends: set[int] = set()
-        for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
-            found = getattr(config, "eos_token_id", None)
-            ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
-        return ends
-
     def _start_id(self) -> int:
-        if not self._base.config.is_encoder_decoder:
-            raise AttnscopeError(f"{self.info.name} is no encoder-decoder, so it has no target", "leave out --target")
-        for config in (getattr(self._model, "generation_config", None), self._base.config):
-            for name in ("decoder_start_token_id", "bos_token_id"):
-                found = getattr(config, name, None)
-                if isinstance(found, int):
-                    return found
-        raise AttnscopeError(f"{self.info.name} does not say which token its decoder starts with")
+        return start_id(self._model, self._base, self.info.name)
 
 
 def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
@@ -641,22 +566,3 @@ def _assembled(
         adapter_sha256=adapter.sha256,
     )
     return HuggingFaceModel(model, base, tokenizer, info, found, processor)
-
-
-_loading = threading.RLock()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps transformers from writing to the terminal. Its switches are global, so one load at a time."""
-    with _loading, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-        transformers_logging.set_verbosity(logging.CRITICAL + 1)
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            transformers_logging.set_verbosity(verbosity)
-            if bars:
-                transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

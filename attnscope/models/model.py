@@ -85,7 +85,7 @@ class ModelInfo:
 
         counted = " in embeddings and layers; a pooler is not counted" if self.engine == "native" else ""
         checked = {
-            True: "equal to the model's own eager attention, on short texts and a longer one",
+            True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
             False: "no: the comparison with eager attention was skipped",
             None: "not needed",
         }
