@@ -20,6 +20,7 @@ from attnscope.studies import ablation_reading, ablation_sweep
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.ablation_reading import Reader
 from attnscope.studies.heatmap import Choice
+from attnscope.views.ablation_summary import notes
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
 
 TEXTS = [
@@ -179,6 +180,16 @@ def test_a_curve_goes_from_the_whole_model_to_one_without_heads(gpt2: HuggingFac
     np.testing.assert_allclose(rise, value[by_effect[0]], rtol=1e-5, atol=1e-8)
     assert len({curve.removed for curve in found.curves[2:]}) == 5
     assert "importance" not in found.names  # it was only asked for the order
+
+
+def test_copies_of_a_text_count_once(gpt2: HuggingFaceModel) -> None:
+    """As evidence of their own they would narrow every interval."""
+    options = AblateOptions(modes=("zero", "mean"), importance=True, joint=True, choice=Choice(pick=((0, 1), (1, 0))))
+    once, often = ablate(gpt2, TEXTS, options), ablate(gpt2, [*TEXTS, *TEXTS[:3], *TEXTS[::-1]], options)
+    assert repr(often.heads) == repr(once.heads)  # NaN is not equal to itself
+    assert repr(often.sets) == repr(once.sets)
+    assert (often.corpus["n_texts"], often.corpus["n_copies"], once.corpus["n_copies"]) == (4, 7, 0)
+    assert any("7 texts are copies of others" in note for note in notes(often))
 
 
 def test_importance_alone_takes_no_head_out(gpt2: HuggingFaceModel) -> None:

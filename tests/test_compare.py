@@ -15,6 +15,7 @@ from attnscope.studies import compare as study
 from attnscope.studies.compare import CompareOptions, compare, compare_models
 from attnscope.studies.compare_texts import align, compare_heads, compare_texts
 from attnscope.studies.heatmap import Choice
+from attnscope.views.compare_summary import texts_line
 from tests.conftest import write_tiny
 from tests.record_helpers import tokens_of
 from tests.rounding import unit
@@ -65,6 +66,14 @@ def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int]
 
 
 class TestAllHeads:
+    def test_copies_of_a_text_count_once(self, tiny) -> None:
+        once, often = compare(tiny, TEXTS, BOTH), compare(tiny, [*TEXTS, TEXTS[0].upper(), *TEXTS], BOTH)
+        for one, other in zip(once.tables, often.tables, strict=True):
+            for name in ("mean", "low", "high", "count"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert often.corpus["n_copies"] == len(TEXTS) + 1
+        assert f"{len(TEXTS) + 1} copies left out" in texts_line(often.corpus)
+
     def test_means_are_those_of_rows_one_by_one(self, tiny) -> None:
         found = compare(tiny, TEXTS, BOTH)
         assert [t.name for t in found.tables] == [
@@ -408,7 +417,7 @@ def test_memory_does_not_grow_with_the_number_of_texts(tiny, tmp_path: Path, mon
 
     def peak(n: int) -> int:
         path = tmp_path / f"{n}.txt"
-        path.write_text("the cat sat on a mat\n" * n, "utf-8")
+        path.write_text("".join(f"the cat sat {'abcd'[i % 4]} {chr(97 + i // 4)} mat\n" for i in range(n)), "utf-8")
         gc.collect()
         tracemalloc.start()
         # What is garbage already must not count as held.

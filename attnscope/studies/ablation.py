@@ -118,7 +118,7 @@ def ablate(
     Memory does not grow with the corpus. An interruption (KeyboardInterrupt) ends the study: what was found up to the
     last whole block of texts is returned, and said to be incomplete. So it is where something fails after that, which
     `run["failures"]` tells. Texts on which the model computes NaN or infinity are left out, and listed among
-    `corpus["problems"]`.
+    `corpus["problems"]`. Copies of a text count once (`corpus["n_copies"]`).
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -343,6 +343,7 @@ class _Study:
             "n_texts": found.n_texts,
             "n_tokens": found.n_tokens,
             "n_predictions": found.n_predictions,
+            "n_copies": found.n_copies,
             "sha256": sha256_of(self.texts),
             "problems": [*problems_of(self.texts), *found.left_out.problems(self.model.info)],
             "complete": complete,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums
-from attnscope.corpus import Block, blocks
+from attnscope.corpus import Block, Copies, blocks, distinct
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Reruns
 from attnscope.models.rerun import Outputs, Rerun
@@ -85,6 +85,7 @@ class Found:
         complete: False after an interruption, or where something failed after some texts.
         left_out: Texts on which the model computes NaN or infinity, with all heads or without some.
         failed: What failed, as `late.failure` tells it.
+        n_copies: How many texts were left out as copies of earlier ones.
     """
 
     sums: RunningSums
@@ -95,6 +96,7 @@ class Found:
     complete: bool = True
     left_out: LeftOut = LeftOut()
     failed: Mapping[str, str] | None = None
+    n_copies: int = 0
 
 
 def rerunnable(model: Model) -> Reruns:
@@ -136,7 +138,7 @@ def measured(
 
     Per text, with h the last hidden states of the whole model at its n real tokens and h' those without the heads:
     l2 is |h' - h| / |h| (Frobenius norms); loss is the sum of how much more the right tokens' negative log-likelihood
-    is, over its predictions; kl the sum of KL(whole || without), in nats.
+    is, over its predictions; kl the sum of KL(whole || without), in nats. Copies of a text count once.
 
     Args:
         model: The model.
@@ -150,8 +152,9 @@ def measured(
     runs = rerunnable(model)
     mixed = np.eye(len(cuts)) if contrasts is None else contrasts
     found = Found(RunningSums((len(mixed), len(ALL_QUANTITIES))), RunningSums((1 + len(PLACES),)))
+    copies = Copies()
     try:
-        for block in blocks(texts, BLOCK):
+        for block in blocks(distinct(texts, copies), BLOCK):
             held = _Held(block, len(cuts))
             for read in _longest_first(reader.batches(block)):
                 for part, measured_part in _parts(runs, read, cuts, known, reader):
@@ -161,12 +164,12 @@ def measured(
                         report(Progress(n_texts, n_tokens, share_read(texts)))
             found = held.added(found, mixed, held.broken(cuts, several_kinds=len(model.info.kinds) > 1))
     except KeyboardInterrupt:
-        return replace(found, complete=False)
+        found = replace(found, complete=False)
     except Exception as error:
         if not found.n_texts:
             raise
-        return replace(found, complete=False, failed=failure("taking heads out of a later text", error))
-    return found
+        found = replace(found, complete=False, failed=failure("taking heads out of a later text", error))
+    return replace(found, n_copies=copies.n)
 
 
 class _Held:
@@ -409,7 +412,7 @@ def _means(runs: Reruns, batches: Iterator[ReadBatch] | Sequence[ReadBatch], rea
 
 
 def _batches(texts: Texts, reader: Reader) -> Iterator[ReadBatch]:
-    for block in blocks(texts, BLOCK):
+    for block in blocks(distinct(texts, Copies()), BLOCK):
         yield from _longest_first(reader.batches(block))
 
 

@@ -16,11 +16,13 @@ from attnscope.corpus import (
     TOKEN_BUDGET,
     Block,
     Chunk,
+    Copies,
     Corpus,
     CorpusText,
     batches,
     block_batches,
     blocks,
+    distinct,
 )
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
@@ -108,10 +110,10 @@ def compare(
         found.tables[0].distances        # (head, head)
         found.arrangements[0].places     # (head, 2), the map
 
-    The distance of two heads is the root of their mean divergence, over all queries of all texts: Σ divergence /
-    Σ queries. It does not depend on padding or batches. Memory does not grow with the number of texts, nor (but for
-    models that only have dense weights) with the square of a text's length; it does with the square of the number of
-    heads. An interruption ends it: what is known up to the last whole text is returned, and said to be incomplete.
+    The distance of two heads is the root of their mean divergence, over all queries of all texts, of which copies count
+    once: Σ divergence / Σ queries. It does not depend on padding or batches. Memory does not grow with the number of
+    texts, nor (but for models that only have dense weights) with the square of a text's length; it does with the square
+    of the number of heads. What is known when it is interrupted, up to the last whole text, is said to be incomplete.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -272,6 +274,7 @@ def _described(
         "n_texts": study.n_texts,
         "n_tokens": study.n_tokens,
         "n_chunked": study.n_chunked,
+        "n_copies": study.copies.n,
         "sha256": sha256_of(texts),
         "problems": [*problems_of(texts), *study.left_out.problems(study.models[0].info)],
         "complete": complete,
@@ -293,7 +296,7 @@ class _Study:
     def __init__(self, models: Sequence[Model], options: CompareOptions) -> None:
         self.models, self.options = models, options
         self.n_texts = self.n_tokens = self.n_chunked = 0
-        self.room = Room()
+        self.room, self.copies = Room(), Copies()
         self.left_out = LeftOut()
         self.failures: list[dict[str, str]] = []
         self._sums: _PairSums | None = None
@@ -314,7 +317,7 @@ class _Study:
     def run(self, texts: Texts, report: Report | None) -> bool:
         """Goes through a corpus; False if it was interrupted, or something failed, after a text at least."""
         try:
-            for block in blocks(texts, BLOCK):
+            for block in blocks(distinct(texts, self.copies), BLOCK):
                 for batch in self._batches(block):
                     self._add(batch, block)
                     give_memory_back()

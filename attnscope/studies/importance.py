@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums
-from attnscope.corpus import blocks
+from attnscope.corpus import Copies, blocks, distinct
 from attnscope.models.model import Model
 from attnscope.studies.ablation_reading import ReadBatch, Reader
 from attnscope.studies.ablation_sweep import BLOCK, HeadMeans, rerunnable
@@ -87,7 +87,7 @@ def importance(
     sums = {place: RunningSums((n_heads,)) for place, n_heads in known.n_heads.items()}
     n_texts = n_tokens = 0
     try:
-        for block in blocks(texts, BLOCK):
+        for block in blocks(distinct(texts, Copies()), BLOCK):
             row_of = {text.index: row for row, text in enumerate(block.texts)}
             held = {
                 place: np.zeros((DIRECTIONS, len(block.texts), n_heads)) for place, n_heads in known.n_heads.items()

@@ -67,6 +67,8 @@ def texts_line(corpus: Mapping[str, Any]) -> str:
     sources = [printable(source, 60) for source in given[:3]] if isinstance(given, list | tuple) else []
     counts = f"{n_texts:,} texts, {n_tokens:,} tokens" if isinstance(n_texts, int) and isinstance(n_tokens, int) else ""
     line = ": ".join(part for part in (counts, ", ".join(sources)) if part)
+    if isinstance(n := corpus.get("n_copies"), int) and n:
+        line += f" ({n:,} {'copy' if n == 1 else 'copies'} left out)"
     return line if corpus.get("complete", True) else f"{line} (stopped early)"
 
 
