@@ -28,9 +28,16 @@ os.environ.update(
 for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_OFFLINE"):
     os.environ.pop(_name, None)
 
-# What starts pytest without job control (`pytest &` in a script, some CI) has it ignore Ctrl-C, and so would every
-# process that a test starts. A handler of Python's does not outlive exec: children begin with the system's default.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def pytest_configure() -> None:
+    """Has Ctrl-C be heard by this process and by those that tests start.
+
+    What starts pytest without job control (`pytest &` in a script, some CI) has it ignore Ctrl-C, and so would every
+    process that a test starts. A handler of Python's does not outlive exec: children begin with the system's default.
+    Not at import: workers import tests for what is in them, and not on their main thread.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")

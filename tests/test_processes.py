@@ -15,6 +15,7 @@ def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it() -> N
         "import signal, subprocess, sys\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # as from a shell without job control
         "import tests.conftest\n"
+        "tests.conftest.pytest_configure()\n"
         "ask = 'import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)'\n"
         "exec(ask, {})\n"
         "sys.stdout.flush()\n"

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -140,8 +141,10 @@ def test_what_is_asked_for_must_mean_something() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of three blocks of texts, one of two blocks of linked ones."""
     made = tmp_path_factory.mktemp("corpus")
-    (made / "many.txt").write_text("\n".join(f"{'abcdefg'[i % 7]} b {i % 5}" for i in range(700)), "utf-8")
-    (made / "links.conllu").write_text("\n".join([LINKS.read_text("utf-8")] * 21), "utf-8")
+    (made / "many.txt").write_text("\n".join(f"{'abcdefg'[i % 7]} b {i}" for i in range(700)), "utf-8")
+    # The first word of each sentence has an ending that is the round's own: copies would count once.
+    rounds = (re.sub(r"(?m)^1\t(\S+)", rf"1\t\g<1>{chr(97 + i)}", LINKS.read_text("utf-8")) for i in range(22))
+    (made / "links.conllu").write_text("\n".join(rounds), "utf-8")
     return made
 
 
@@ -279,6 +282,21 @@ class Threads:
         import torch
 
         return lambda _: torch.get_num_threads()
+
+
+class Unreadable:
+    """A task that no worker can take out of its message."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("raise ImportError('no such module')",)
+
+
+def test_a_message_that_a_worker_cannot_read_loses_the_worker_and_is_not_waited_for() -> None:
+    with LocalExecutor(1, 1) as executor:
+        worker = executor.worker()
+        with pytest.raises(WorkerLostError, match="its process"):
+            worker.ask(Unreadable())
+        worker.end()
 
 
 def test_a_worker_has_the_threads_that_it_is_given() -> None:

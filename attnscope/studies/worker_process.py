@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
@@ -119,9 +120,13 @@ def _leave(*_: object) -> None:
 
 def _listen(source: IO[bytes], inbox: queue.SimpleQueue[Any]) -> None:
     """Puts what arrives into the inbox; at its end ends this process, in the middle of a task too."""
-    with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
+    try:
         while True:
             inbox.put(pickle.load(source))
+    except (EOFError, OSError, pickle.UnpicklingError):
+        pass
+    except Exception:  # what cannot be read is never answered: whoever waits for it must see this process end
+        traceback.print_exc()
     inbox.put(None)
     _thread.interrupt_main(signal.SIGTERM)  # so that a file that is being written leaves no part behind
     time.sleep(_PATIENCE_S)
