@@ -60,8 +60,10 @@ def require_one_line(status: int, err: str) -> None:
     assert "internal error" not in err
     assert "Traceback" not in err
     if status:
-        assert err.startswith("error: ")
-        assert len(err.splitlines()) <= 2
+        # What the record notes of its run may have been said before it failed.
+        lines = [line for line in err.splitlines() if not line.startswith("note: ")]
+        assert lines[0].startswith("error: ")
+        assert len(lines) <= 2
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -219,7 +221,10 @@ def change_array(held: dict[str, Any], lot: random.Random) -> None:
         lambda: array.astype(np.int8),
     ]
     with np.errstate(all="ignore"):
-        held[name] = lot.choice(damages)()
+        try:
+            held[name] = lot.choice(damages)()
+        except ValueError:  # names are no numbers
+            held[name] = np.zeros(0)
 
 
 def damaged(path: Path, lot: random.Random) -> bytes:

@@ -210,7 +210,7 @@ def test_with_few_texts_roles_are_tentative(own: Any) -> None:
     roles = [role for head in few.heads for role in head.roles]
     assert all(role.tentative and role.low > max(role.threshold, role.baseline) and role.q <= 0.05 for role in roles)
     assert 3 <= few.corpus["effective_texts"] < 10
-    assert "a role on the evidence of 3 to 10 texts of one length; all texts together" in role_notes(few)[0]
+    assert "a role on the evidence of 3 to 10 texts of one length; all together weigh as much as" in role_notes(few)[0]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -347,7 +347,8 @@ def test_shards_of_blocks_of_the_usual_size(tiny_bert: Path) -> None:
     texts = [words(int(chance.integers(1, 9)), chance, ["the", "cat", "a", "b.", "zeta"]) for _ in range(600)]
     whole = heads(model, texts)
     require_same(whole, merged([heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (2, 1)]))
-    assert whole.corpus["n_texts"] == 600
+    assert whole.corpus["n_texts"] > 256
+    assert whole.corpus["n_texts"] + whole.corpus["n_copies"] == 600
 
 
 @pytest.mark.usefixtures("small_blocks")

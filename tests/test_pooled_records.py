@@ -38,7 +38,7 @@ def pooled_map(n: int = 50, cell: int = 4, *, layers: int = 2, heads: int = 3, k
         layers=tuple(range(layers)),
         heads=tuple(range(heads)),
         cells=shares(layers, heads, rows, rows),
-        received=chance.random((layers, heads, n)).astype(np.float32) * 2,
+        received=chance.random((layers, heads, n)).astype(np.float32),
         entropy_nats=chance.random((layers, heads, n)).astype(np.float32) * 3,
         link_places=links,
         link_weights=np.where(links[..., 0] < 0, 0, weights).astype(np.float32),

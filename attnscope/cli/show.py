@@ -56,6 +56,8 @@ def show(
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
     from importlib import import_module
 
+    import numpy as np
+
     from attnscope.records.storage import file_of, schema_of
 
     record = file_of(record)
@@ -63,7 +65,9 @@ def show(
     module = _SHOWN_BY.get(schema_of(record).partition("/")[0], "heatmap")
     saved = options.Saved(record, out, formats, query, pick, scale, cmap, measures, json, quiet)
     try:
-        import_module(f"attnscope.cli.{module}").show_saved(saved)
+        # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
+        with np.errstate(all="ignore"):
+            import_module(f"attnscope.cli.{module}").show_saved(saved)
     except (AttnscopeError, OSError, MemoryError):
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:

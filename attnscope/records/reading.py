@@ -91,10 +91,12 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
             raise ValueError("it is neither a whole npz archive nor JSON") from None
     if not isinstance(held, dict):
         raise ValueError("it is no JSON object")
-    described = held.get("record", held)
-    # Of those that describe themselves beside the arrays, both name the schema.
-    if isinstance(described, dict) and described.get("schema") != held.get("schema", described.get("schema")):
-        raise ValueError(f"it names two schemas, {held['schema']!r} and {described.get('schema')!r}")
+    described = held.get("record")
+    if not isinstance(described, dict) or "schema" not in described:
+        return held, held
+    # What describes a record beside its arrays names the schema too.
+    if described["schema"] != held.get("schema", described["schema"]):
+        raise ValueError(f"it names two schemas, {held['schema']!r} and {described['schema']!r}")
     return held, described
 
 
