@@ -18,7 +18,7 @@ import transformers
 
 from attnscope.core.measures import TextFacts
 from attnscope.core.sums import Sums
-from attnscope.models.huggingface import wrap
+from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
 
 GOAL = 1.5

@@ -17,8 +17,8 @@ import json, sys, time
 start = time.perf_counter()
 from attnscope.models.catalog import resolve
 source = resolve(sys.argv[1])
-import attnscope.models.huggingface as engine
-from attnscope.models.hf_loading import load_huggingface
+import attnscope.models.hf.model as engine
+from attnscope.models.hf.loading import load_huggingface
 loaded = time.perf_counter()
 spent = []
 survey = engine.survey

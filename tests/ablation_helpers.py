@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from attnscope.models.huggingface import HuggingFaceModel, wrap
+from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 
 VOCABULARY = 41

@@ -34,10 +34,10 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_check import hidden_states
-from attnscope.models.hf_examples import examples, standing_arguments
-from attnscope.models.hf_parts import reads_text, sees_pictures
-from attnscope.models.huggingface import HuggingFaceModel, wrap
+from attnscope.models.hf.check import hidden_states
+from attnscope.models.hf.examples import examples, standing_arguments
+from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.models.hf.parts import reads_text, sees_pictures
 from attnscope.models.model import Batch
 
 VOCABULARY = 99

@@ -14,7 +14,7 @@ from attnscope.core.probes import Gate, Means
 from attnscope.corpus import Block, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
-from attnscope.models.huggingface import HuggingFaceModel, wrap
+from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 from attnscope.studies import ablation_reading, ablation_sweep
 from attnscope.studies.ablation import AblateOptions, ablate

@@ -11,7 +11,7 @@ from torch import nn
 
 from attnscope.core.attention import attend, attend_with_weights
 from attnscope.core.probes import Gate, Means
-from attnscope.models.huggingface import wrap
+from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch, Reruns
 from attnscope.models.tape import Tape, blocks_of
 from tests.ablation_helpers import batch_of, tiny, wrapped
@@ -226,9 +226,9 @@ def test_blocks_are_the_outermost_of_lists() -> None:
 
 
 def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.models import hf_outputs
+    from attnscope.models.hf import outputs
 
-    monkeypatch.setattr(hf_outputs, "tolerance", lambda *_: -1.0)
+    monkeypatch.setattr(outputs, "tolerance", lambda *_: -1.0)
     model = wrapped("bert")
     assert not model.resumes
     batch = batch_of(model)

@@ -15,7 +15,8 @@ import attnscope
 from attnscope.cli import app
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models import hf_adapters, load, resolve
+from attnscope.models import load, resolve
+from attnscope.models.hf import adapters
 from attnscope.models.model import Batch
 from tests.test_hf_files import SIZES, llama, saved
 
@@ -96,7 +97,7 @@ def test_an_adapter_beside_its_base_is_applied_or_refused_never_left_out(
     for path in lora.glob("adapter_*"):
         shutil.copy(path, beside)
     torch.testing.assert_close(maps(load(str(beside)), IDS), expected, rtol=0, atol=2e-5)
-    monkeypatch.setattr(hf_adapters.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(adapters.importlib.util, "find_spec", lambda name: None)
     for spec in (beside, lora):
         with pytest.raises(AttnscopeError, match="needs the package peft") as caught:
             load(str(spec))

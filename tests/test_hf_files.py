@@ -17,8 +17,8 @@ from transformers import AutoModel, PreTrainedModel
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, resolve
-from attnscope.models.hf_loading import load_huggingface
-from attnscope.models.huggingface import HuggingFaceModel
+from attnscope.models.hf.loading import load_huggingface
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
 

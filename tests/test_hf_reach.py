@@ -13,12 +13,12 @@ from transformers.models.llama import modeling_llama
 from attnscope.core.attention import attend
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models import hf_reach, hf_survey
-from attnscope.models.hf_check import _without_blocks
-from attnscope.models.hf_examples import LENGTHS
-from attnscope.models.hf_reach import reaches
-from attnscope.models.hf_seam import switched
-from attnscope.models.huggingface import wrap
+from attnscope.models.hf import reach, survey
+from attnscope.models.hf.check import _without_blocks
+from attnscope.models.hf.examples import LENGTHS
+from attnscope.models.hf.model import wrap
+from attnscope.models.hf.reach import reaches
+from attnscope.models.hf.seam import switched
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
 
@@ -131,7 +131,7 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
     with pytest.raises(AttnscopeError, match="self-check"):
         wrap(llama(sliding_window=44))
     # Where that would take too long at load.
-    monkeypatch.setattr(hf_reach, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     shown.run(Batch(text(44)), attend)
     with pytest.raises(AttnscopeError, match="self-check"):
@@ -139,10 +139,10 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
 
 
 def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_reach, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
     lengths: list[int] = []
-    true = hf_survey.long_example
-    monkeypatch.setattr(hf_survey, "long_example", lambda model, n: lengths.append(n) or true(model, n))
+    true = survey.long_example
+    monkeypatch.setattr(survey, "long_example", lambda model, n: lengths.append(n) or true(model, n))
     shown = wrap(llama(sliding_window=40, attention_chunk_size=[44]))
     for n in (39, 41, 41, 50, 60):
         shown.run(Batch(text(n)), attend)

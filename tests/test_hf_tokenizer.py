@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
 from attnscope.models.tokenizer import FastTokenizer
 
 TEXT = "The cat’s naïve 猫 🙂 sat."

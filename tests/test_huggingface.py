@@ -17,11 +17,12 @@ from transformers.masking_utils import AttentionMaskInterface
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models import hf_loading, hf_seam, load
+from attnscope.models import load
 from attnscope.models.catalog import Source
-from attnscope.models.hf_loading import load_huggingface
-from attnscope.models.hf_seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
-from attnscope.models.huggingface import wrap
+from attnscope.models.hf import loading, seam
+from attnscope.models.hf.loading import load_huggingface
+from attnscope.models.hf.model import wrap
+from attnscope.models.hf.seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
@@ -138,17 +139,17 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 def _broken(**changes: Any) -> Any:
     def attention(module: Any, *tensors: Any, **given: Any) -> Any:
-        return hf_seam.attention_function(module, *tensors, **{**given, **changes})
+        return seam.attention_function(module, *tensors, **{**given, **changes})
 
     return attention
 
 
 def _swapped_keys(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **given: Any) -> Any:
-    return hf_seam.attention_function(module, query, key.flip(1), value.flip(1), *rest, **given)
+    return seam.attention_function(module, query, key.flip(1), value.flip(1), *rest, **given)
 
 
 def _without_mask(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **given: Any) -> Any:
-    return hf_seam.attention_function(module, query, key, value, **{**given, "attention_mask": None})
+    return seam.attention_function(module, query, key, value, **{**given, "attention_mask": None})
 
 
 @pytest.mark.parametrize(
@@ -186,33 +187,33 @@ def test_the_self_check_finds_a_broken_seam(model_type: str, attention: Any, mas
 
 
 def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.models import hf_survey
+    from attnscope.models.hf import survey
 
     model = tiny("bart")
-    true_kinds = hf_survey.kinds_of
+    true_kinds = survey.kinds_of
     other: Any = {"encoder": "decoder", "decoder": "encoder", "cross": "cross"}
     with monkeypatch.context() as patch:
-        patch.setattr(hf_survey, "kinds_of", lambda *given: [other[kind] for kind in true_kinds(*given)])
+        patch.setattr(survey, "kinds_of", lambda *given: [other[kind] for kind in true_kinds(*given)])
         with pytest.raises(AttnscopeError, match="self-check"):
             wrap(model)
     llama = tiny("llama")
-    true_rehearsal = hf_survey.rehearse
+    true_rehearsal = survey.rehearse
 
     def reordered(*given: Any) -> Any:
         output, seen = true_rehearsal(*given)
-        return output, [hf_survey.Seen(one.module, one.call, seen[-1].weights, one.window) for one in seen]
+        return output, [survey.Seen(one.module, one.call, seen[-1].weights, one.window) for one in seen]
 
     with monkeypatch.context() as patch:
-        patch.setattr(hf_survey, "rehearse", reordered)
+        patch.setattr(survey, "rehearse", reordered)
         with pytest.raises(AttnscopeError, match="layer 0"):
             wrap(llama)
 
 
 def test_an_unknown_argument_is_refused_unless_it_says_nothing() -> None:
     module, tensors = torch.nn.Module(), [torch.randn(1, 2, 3, 4) for _ in range(3)]
-    hf_seam.attention_function(module, *tensors, position_ids=torch.arange(3), indices=None, gate=False)
+    seam.attention_function(module, *tensors, position_ids=torch.arange(3), indices=None, gate=False)
     with pytest.raises(AttnscopeError, match="indices"):
-        hf_seam.attention_function(module, *tensors, indices=torch.arange(3))
+        seam.attention_function(module, *tensors, indices=torch.arange(3))
 
 
 def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road() -> None:
@@ -377,7 +378,7 @@ def test_an_exception_in_the_middle_leaves_nothing_behind() -> None:
 
     with pytest.raises(KeyError, match="in the middle"):
         shown.run(batch, fail)
-    assert hf_seam._run.get() is None
+    assert seam._run.get() is None
     assert model.config._attn_implementation == "sdpa"
     assert model.training
     probe = Weights()
@@ -572,9 +573,9 @@ def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert: Path) -> None:
 def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tiny_bert / "model.safetensors").unlink()
     (tiny_bert / "model.gguf").write_bytes(b"GGUF")
-    find = hf_loading.importlib.util.find_spec
+    find = loading.importlib.util.find_spec
     absent = {"gguf", "accelerate"}
-    monkeypatch.setattr(hf_loading.importlib.util, "find_spec", lambda name: None if name in absent else find(name))
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None if name in absent else find(name))
     for spec in (tiny_bert, tiny_bert / "model.gguf"):
         with pytest.raises(AttnscopeError, match="gguf and accelerate") as caught:
             load(str(spec))

@@ -8,7 +8,7 @@ import torch
 
 from attnscope.core.probes import Gate
 from attnscope.corpus import CorpusText
-from attnscope.models.huggingface import HuggingFaceModel, wrap
+from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.studies.ablation_reading import ReadBatch, Reader
 from attnscope.studies.ablation_sweep import heads_of
 from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer

@@ -18,8 +18,9 @@ from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.measures import TextFacts
 from attnscope.core.sums import Sums
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models import hf_check, hf_seam, load
-from attnscope.models.huggingface import HuggingFaceModel
+from attnscope.models import load
+from attnscope.models.hf import check, seam
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
 from tests.processes import python
 
@@ -75,7 +76,7 @@ def test_light_masks_say_what_written_out_ones_do(
     ids = torch.randint(3, 50, (2, 23), generator=torch.Generator().manual_seed(1))
     padded = Batch(ids, torch.arange(23) < torch.tensor([[23], [14]]))
     written_out = model.run(padded, attend)
-    monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", 8)
+    monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 8)
     seen: list[AttentionCall] = []
 
     def probe(call: AttentionCall) -> torch.Tensor:
@@ -97,7 +98,7 @@ def test_measures_of_heads_are_the_same_with_light_masks(monkeypatch: pytest.Mon
     facts = TextFacts(real=~nothing, special=nothing, ids=ids, punctuation=nothing)
     found = []
     for light_from in (1000, 8):
-        monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", light_from)
+        monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", light_from)
         probe = Sums(facts)
         model.run(Batch(ids), probe)
         found.append(probe.sums["decoder"])
@@ -118,7 +119,7 @@ def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type: st
     if model_type == "llama4_text":
         more = {**more, "num_local_experts": 1, "intermediate_size_mlp": 7}
     model = model_of(model_type, **more)
-    n = hf_seam.LIGHT_FROM + 3
+    n = seam.LIGHT_FROM + 3
     ids = torch.randint(3, 50, (1, n), generator=torch.Generator().manual_seed(1))
     batch = Batch(ids, target_ids=ids[:, :5] if model_type == "t5" else None)
     found = model.run(batch, attend)
@@ -128,7 +129,7 @@ def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type: st
 
 def test_a_mask_that_must_be_written_out_is_refused_where_it_would_be_huge(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama4_text", attention_chunk_size=4, num_local_experts=1, intermediate_size_mlp=7)
-    monkeypatch.setattr(hf_seam, "LONGEST_WRITTEN_OUT", 1500)
+    monkeypatch.setattr(seam, "LONGEST_WRITTEN_OUT", 1500)
     with pytest.raises(AttnscopeError, match="mask of its own kind, which takes 0.0 GiB at 2000 tokens"):
         model.run(Batch(torch.full((1, 2000), 3)), attend)
     assert model.run(Batch(torch.full((1, 1200), 3)), attend).shape[1] == 1200
@@ -136,29 +137,29 @@ def test_a_mask_that_must_be_written_out_is_refused_where_it_would_be_huge(monke
 
 def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("mistral", sliding_window=4)
-    assert hf_check.takes_light_masks(model._base, model._found.plan, {})
-    attends = hf_seam.attention_function
+    assert check.takes_light_masks(model._base, model._found.plan, {})
+    attends = seam.attention_function
 
     def changing(module: Any, query: Any, key: Any, value: Any, mask: Any = None, **others: Any) -> Any:
         mask = None if mask is None else torch.where(mask, 0.0, torch.finfo(torch.float32).min)
         return attends(module, query, key, value, mask, **others)
 
-    transformers.AttentionInterface.register(hf_seam.LIKE_SDPA, changing)
+    transformers.AttentionInterface.register(seam.LIKE_SDPA, changing)
     try:
-        assert not hf_check.takes_light_masks(model._base, model._found.plan, {})
-        ids = torch.full((1, hf_seam.LIGHT_FROM), 3)
-        assert model.run(Batch(ids), attend).shape[1] == hf_seam.LIGHT_FROM  # written out, and so understood
+        assert not check.takes_light_masks(model._base, model._found.plan, {})
+        ids = torch.full((1, seam.LIGHT_FROM), 3)
+        assert model.run(Batch(ids), attend).shape[1] == seam.LIGHT_FROM  # written out, and so understood
     finally:
-        transformers.AttentionInterface.register(hf_seam.LIKE_SDPA, attends)
+        transformers.AttentionInterface.register(seam.LIKE_SDPA, attends)
 
 
 def test_mask_functions_are_known_by_what_they_are() -> None:
     from transformers import masking_utils as masks
 
-    def rule(function: Any, **more: Any) -> hf_seam.Light | None:
-        return hf_seam._rule({"mask_function": function, "q_length": 9, "kv_length": 9, **more})
+    def rule(function: Any, **more: Any) -> seam.Light | None:
+        return seam._rule({"mask_function": function, "q_length": 9, "kv_length": 9, **more})
 
-    light = hf_seam.Light
+    light = seam.Light
     assert rule(masks.causal_mask_function) == light(True, None)
     assert rule(masks.bidirectional_mask_function) == light(False, None)
     assert rule(masks.bidirectional_mask_function, q_length=3) == light(False, None)
@@ -311,7 +312,7 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(
     model_type: str, more: dict[str, Any], run: Callable[[HuggingFaceModel, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
-    monkeypatch.setattr("attnscope.models.huggingface.LIGHT_FROM", 64)
+    monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(wide, "TILE_ELEMENTS", 1)
     monkeypatch.setattr(sums, "KEPT_NUMBERS", 1)
     model, n = model_of(model_type, **more), 640

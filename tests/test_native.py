@@ -266,7 +266,7 @@ def hf(monkeypatch):
     """Stands in for the other engine, and keeps what it was asked for."""
     asked = []
     stand_in = SimpleNamespace(load_huggingface=lambda source, **options: asked.append((source, options)) or "hf")
-    monkeypatch.setitem(sys.modules, "attnscope.models.hf_loading", stand_in)
+    monkeypatch.setitem(sys.modules, "attnscope.models.hf.loading", stand_in)
     return asked
 
 

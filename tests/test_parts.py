@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.models.huggingface import wrap
+from attnscope.models.hf.model import wrap
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.senses_helpers import photo, speech
 

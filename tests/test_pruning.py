@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from attnscope.core.probes import Gate
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
-from attnscope.models.huggingface import wrap
+from attnscope.models.hf.model import wrap
 from attnscope.studies import pruning
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.pruning import PruneOrder, prune

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_parts import in_one_line
-from attnscope.models.huggingface import wrap
+from attnscope.models.hf.model import wrap
+from attnscope.models.hf.parts import in_one_line
 from tests.conftest import write_tiny, write_tokenizer
 from tests.hf_tally import boost, build, difference_from_eager, tiny_settings
 from tests.senses_helpers import speech

@@ -26,7 +26,7 @@ from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from attnscope.models.dispatch import DeviceMap
+    from attnscope.models.hf.dispatch import DeviceMap
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 
@@ -71,7 +71,7 @@ def load(
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
-        from attnscope.models.huggingface import wrap
+        from attnscope.models.hf.model import wrap
 
         if (engine, device, dtype) not in (("auto", "cpu", "float32"), ("hf", "cpu", "float32")):
             raise UsageError("a model in memory stays as it is", "move or cast it yourself, and leave out the options")
@@ -101,7 +101,7 @@ def load(
         from attnscope.models.native import load_native
 
         return load_native(source, device=device, dtype=dtype)
-    from attnscope.models.hf_loading import load_huggingface
+    from attnscope.models.hf.loading import load_huggingface
 
     return load_huggingface(
         source,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention import Probe
     from attnscope.core.probes import Place
-    from attnscope.models.hf_weights import Slice
+    from attnscope.models.hf.weights import Slice
     from attnscope.models.rerun import Outputs, Rerun
     from attnscope.records.pictures import Picture
     from attnscope.records.sounds import Sound

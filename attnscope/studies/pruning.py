@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention import AttentionCall, Probe
     from attnscope.core.probes import Place
-    from attnscope.models.hf_weights import Slice
+    from attnscope.models.hf.weights import Slice
     from attnscope.models.rerun import Outputs
 
 PRUNE_SCHEMA = "attnscope.prune/1"

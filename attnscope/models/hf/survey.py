@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from attnscope.core.attention import Kind, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_check import (
+from attnscope.models.hf.check import (
     Maps,
     Outcome,
     compare,
@@ -27,8 +27,8 @@ from attnscope.models.hf_check import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf_examples import LENGTHS, Example, examples, long_example, max_tokens
-from attnscope.models.hf_layers import (
+from attnscope.models.hf.examples import LENGTHS, Example, examples, long_example, max_tokens
+from attnscope.models.hf.layers import (
     Unclear,
     configured_counts,
     configured_kv_heads,
@@ -40,8 +40,8 @@ from attnscope.models.hf_layers import (
     notes_on_gaps,
     number_layers,
 )
-from attnscope.models.hf_reach import beyond, length_at_load, longest, reaches
-from attnscope.models.hf_seam import Place, Plan, Seen, perform, rehearse, switched
+from attnscope.models.hf.reach import beyond, length_at_load, longest, reaches
+from attnscope.models.hf.seam import Place, Plan, Seen, perform, rehearse, switched
 
 
 @dataclass(frozen=True, eq=False)

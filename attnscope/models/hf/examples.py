@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.dispatch import input_device
+from attnscope.models.hf.dispatch import input_device
 
 LENGTHS = (9, 6)
 """Tokens of the two texts that are padded together; the second is also run alone."""

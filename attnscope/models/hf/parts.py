@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
-from attnscope.models.hf_examples import accepts
+from attnscope.models.hf.examples import accepts
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from attnscope.core.attention import Kind
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_examples import Example, setting
-from attnscope.models.hf_seam import Seen
+from attnscope.models.hf.examples import Example, setting
+from attnscope.models.hf.seam import Seen
 from attnscope.records import spans
 
 

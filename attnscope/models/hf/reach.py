@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from attnscope.models.hf_examples import max_tokens
+from attnscope.models.hf.examples import max_tokens
 
 SHORTEST = 37
 """Tokens of the second text of a self-check, at the least."""

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from attnscope.core.attention import Kind, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_examples import Example, examples
-from attnscope.models.hf_seam import Plan, perform, switched
+from attnscope.models.hf.examples import Example, examples
+from attnscope.models.hf.seam import Plan, perform, switched
 
 Maps = dict[Kind, list[Tensor]]
 
@@ -136,7 +136,7 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
 
 
 def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
-    """Whether a model hands our light masks (`hf_seam.Light`) on as they are: tried on two texts padded together.
+    """Whether a model hands our light masks (`hf.seam.Light`) on as they are: tried on two texts padded together.
 
     Args:
         model: The model.

@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.hf_senses import holds_processor, tokens_before
+from attnscope.models.hf.senses import holds_processor, tokens_before
 from attnscope.models.model import HeardSound, SeenPicture
 from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_check import check_rows, run_eager, tolerance
-from attnscope.models.hf_reach import full_up_to
+from attnscope.models.hf.check import check_rows, run_eager, tolerance
+from attnscope.models.hf.reach import full_up_to
 from attnscope.models.model import Batch
 
 

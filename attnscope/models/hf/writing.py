@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_examples import standing_arguments
-from attnscope.models.hf_parts import quiet
-from attnscope.models.hf_seam import switched
+from attnscope.models.hf.examples import standing_arguments
+from attnscope.models.hf.parts import quiet
+from attnscope.models.hf.seam import switched
 from attnscope.models.model import ModelInfo
 
 

@@ -16,9 +16,9 @@ from transformers.models.auto import modeling_auto
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Gate, Place
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_check import hidden_states, tolerance
-from attnscope.models.hf_examples import standing_arguments
-from attnscope.models.hf_seam import Plan, perform
+from attnscope.models.hf.check import hidden_states, tolerance
+from attnscope.models.hf.examples import standing_arguments
+from attnscope.models.hf.seam import Plan, perform
 from attnscope.models.model import Loss
 from attnscope.models.rerun import Outputs, Rerun
 from attnscope.models.tape import blocks_of

@@ -21,15 +21,15 @@ from transformers.models.auto import modeling_auto
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, file_sha256, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
-from attnscope.models.dispatch import DeviceMap, loading_options, where_it_lies
-from attnscope.models.hf_adapters import NONE, merge, require_peft
-from attnscope.models.hf_examples import accepts
-from attnscope.models.hf_files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
-from attnscope.models.hf_hearing import hears, listens, open_feature_extractor, sees_sound
-from attnscope.models.hf_parts import base_of, picture_tower, quiet, reads_text, sees_pictures, text_tower
-from attnscope.models.hf_senses import WordlessTokenizer, holds_processor, open_image_processor, show_all_patches
-from attnscope.models.hf_tokenizer import HuggingFaceTokenizer
-from attnscope.models.huggingface import HuggingFaceModel, assemble, wordless
+from attnscope.models.hf.adapters import NONE, merge, require_peft
+from attnscope.models.hf.dispatch import DeviceMap, loading_options, where_it_lies
+from attnscope.models.hf.examples import accepts
+from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
+from attnscope.models.hf.hearing import hears, listens, open_feature_extractor, sees_sound
+from attnscope.models.hf.model import HuggingFaceModel, assemble, wordless
+from attnscope.models.hf.parts import base_of, picture_tower, quiet, reads_text, sees_pictures, text_tower
+from attnscope.models.hf.senses import WordlessTokenizer, holds_processor, open_image_processor, show_all_patches
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
 
 
 def load_huggingface(

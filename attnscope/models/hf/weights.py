@@ -17,10 +17,10 @@ from transformers.pytorch_utils import Conv1D
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
-from attnscope.models.dispatch import stored
-from attnscope.models.hf_examples import examples
-from attnscope.models.hf_seam import perform
-from attnscope.models.hf_survey import Survey
+from attnscope.models.hf.dispatch import stored
+from attnscope.models.hf.examples import examples
+from attnscope.models.hf.seam import perform
+from attnscope.models.hf.survey import Survey
 
 Role = Literal["query", "key", "value"]
 _ROLES: tuple[Role, ...] = ("query", "key", "value")

@@ -39,7 +39,7 @@ from transformers.masking_utils import (
 
 from attnscope.core.attention import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf_state import unchanged
+from attnscope.models.hf.state import unchanged
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
@@ -451,7 +451,7 @@ _switches_lock = threading.Lock()
 def switched(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
     """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
 
-    What a forward pass itself changes is put back too (see hf_state), so that no text depends on those before it.
+    What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it.
 
     Gradients still flow through whatever a probe brings along.
 

@@ -1,6 +1,6 @@
 """Hugging Face models: a transformers model in memory as a Model whose attention passes our seam.
 
-Whether its attention is seen truly, hf_survey finds out; how it comes from files, hf_loading knows.
+Whether its attention is seen truly, hf.survey finds out; how it comes from files, hf.loading knows.
 """
 
 import copy
@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Place, Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.dispatch import input_device, is_dispatched
-from attnscope.models.hf_adapters import NONE, Adapter, unwrap
-from attnscope.models.hf_check import hidden_states, takes_light_masks
-from attnscope.models.hf_eager import mixes_lengths, run_for_weights, run_one_by_one
-from attnscope.models.hf_examples import (
+from attnscope.models.hf.adapters import NONE, Adapter, unwrap
+from attnscope.models.hf.check import hidden_states, takes_light_masks
+from attnscope.models.hf.dispatch import input_device, is_dispatched
+from attnscope.models.hf.eager import mixes_lengths, run_for_weights, run_one_by_one
+from attnscope.models.hf.examples import (
     accepts,
     examples,
     max_tokens,
@@ -29,7 +29,7 @@ from attnscope.models.hf_examples import (
     standing_arguments,
     vocab_size,
 )
-from attnscope.models.hf_hearing import (
+from attnscope.models.hf.hearing import (
     frames_heard_by,
     heard_by,
     hears,
@@ -39,7 +39,7 @@ from attnscope.models.hf_hearing import (
     spectrogram_seen_by,
     written_by,
 )
-from attnscope.models.hf_outputs import (
+from attnscope.models.hf.outputs import (
     blocks_by_place,
     blocks_of_plan,
     can_resume,
@@ -47,19 +47,19 @@ from attnscope.models.hf_outputs import (
     run_with_logits,
     skipped_calls,
 )
-from attnscope.models.hf_parts import base_of, in_one_line, picture_tower, quiet, reads_text, sees_pictures, text_tower
-from attnscope.models.hf_seam import LIGHT_FROM, perform, switched
-from attnscope.models.hf_senses import (
+from attnscope.models.hf.parts import base_of, in_one_line, picture_tower, quiet, reads_text, sees_pictures, text_tower
+from attnscope.models.hf.seam import LIGHT_FROM, perform, switched
+from attnscope.models.hf.senses import (
     WordlessTokenizer,
     require_whole_grid,
     seen_by,
     sizes_seen,
     taking,
 )
-from attnscope.models.hf_survey import Survey, check_beyond, survey
-from attnscope.models.hf_tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.hf_weights import Slice, head_slices, output_projections
-from attnscope.models.hf_writing import answer, continue_text, end_ids, require_writing, start_id
+from attnscope.models.hf.survey import Survey, check_beyond, survey
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.hf.weights import Slice, head_slices, output_projections
+from attnscope.models.hf.writing import answer, continue_text, end_ids, require_writing, start_id
 from attnscope.models.model import Batch, HeardSound, Loss, ModelInfo, SeenPicture
 from attnscope.models.rerun import Outputs, Rerun
 from attnscope.records import Tokens
@@ -156,7 +156,7 @@ class HuggingFaceModel:
         return self._rerun(batch, logits=logits, blocks=blocks)
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
-        """Which of its weights are the heads' alone; see hf_weights.head_slices."""
+        """Which of its weights are the heads' alone; see hf.weights.head_slices."""
         if self._is_spread:
             raise AttnscopeError(f"the weights of {self.info.name} are spread over devices", "leave out --device-map")
         if self._found.road != "seam":
@@ -167,11 +167,11 @@ class HuggingFaceModel:
         return head_slices(self._model, self._base, self._found, heads)
 
     def blocks(self) -> dict[Place, nn.Module]:
-        """The blocks of layers, by (kind, layer); see hf_outputs.blocks_by_place."""
+        """The blocks of layers, by (kind, layer); see hf.outputs.blocks_by_place."""
         return blocks_by_place(self._base, self._found.plan) if self._found.road == "seam" else {}
 
     def output_projections(self) -> dict[Place, Tensor]:
-        """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf_weights.output_projections."""
+        """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf.weights.output_projections."""
         return output_projections(self._base, self._found)
 
     def _rerun(self, batch: Batch, *, logits: bool, blocks: Sequence[nn.Module]) -> Rerun:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from attnscope.core.attention import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.hf_examples import accepts, in_order
+from attnscope.models.hf.examples import accepts, in_order
 from attnscope.models.model import SeenPicture
 from attnscope.records import Tokens
 from attnscope.records.pictures import Picture

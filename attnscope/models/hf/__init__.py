@@ -1,0 +1,1 @@
+"""Hugging Face models: everything that knows transformers."""
