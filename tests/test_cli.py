@@ -24,7 +24,7 @@ from attnscope.models.devices import dtype_of
 from attnscope.models.model import Model
 from attnscope.records import load
 from attnscope.studies import heatmap_files
-from attnscope.views import figures
+from attnscope.views import style
 from tests.processes import LIMIT_S, python, started
 from tests.record_helpers import simple
 
@@ -155,7 +155,7 @@ def test_help_and_version_are_on_stdout(attnscope: Run) -> None:
 
 def test_options_that_are_named_twice_are_the_same_everywhere() -> None:
     assert {str(dtype_of(name)) for name in models.DTYPES} == {f"torch.{name}" for name in models.DTYPES}
-    assert figures.SCALES == ("fixed", "head", "figure")  # which the help of --scale names
+    assert style.SCALES == ("fixed", "head", "figure")  # which the help of --scale names
 
 
 # What it writes

@@ -18,18 +18,8 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
 from attnscope.views import layout, lettering
 from attnscope.views.canvas import png
-from attnscope.views.figures import (
-    SCALES,
-    BarCanvas,
-    MapCanvas,
-    Painter,
-    Scale,
-    Sheet,
-    Style,
-    draw,
-    glance,
-    sheets_of,
-)
+from attnscope.views.heatmap_figures import BarCanvas, MapCanvas, Painter, Sheet, draw, glance, sheets_of
+from attnscope.views.style import SCALES, Scale, Style
 from tests.processes import python
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
 

@@ -19,10 +19,10 @@ from attnscope.records import AttentionMap
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
 from attnscope.records.storage import schema_of
 from attnscope.views.figures import Style
-from attnscope.views.pooled_figures import draw, pooled_sheets
+from attnscope.views.heatmap_terminal import strongest_links
+from attnscope.views.pooled_figures import draw, sheets_of
 from attnscope.views.pooled_scale import log_share
 from attnscope.views.pooled_terminal import pooled_drawing
-from attnscope.views.terminal import strongest_links
 from tests.record_helpers import RUN, map_of, shares, tokens_of
 
 
@@ -147,14 +147,14 @@ def test_the_scale_is_logarithmic() -> None:
 
 def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head() -> None:
     record = pooled_record()
-    assert [sheet.stem for sheet in pooled_sheets(record)] == ["overview", "L00", "L01"]
-    assert [sheet.stem for sheet in pooled_sheets(record.only([(1, 2), (0, 0)]))] == ["L01H02", "L00H00"]
+    assert [sheet.stem for sheet in sheets_of(record)] == ["overview", "L00", "L01"]
+    assert [sheet.stem for sheet in sheets_of(record.only([(1, 2), (0, 0)]))] == ["L01H02", "L00H00"]
 
 
 @pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
 def test_figures_are_drawn_in_every_format(scale: str, tmp_path: Path) -> None:
     record = pooled_record()
-    paths = draw(record, tmp_path, ["png", "svg", "pdf"], Style(scale))  # type: ignore[arg-type]
+    paths = draw(record, tmp_path, ["png", "svg", "pdf"], style=Style(scale))  # type: ignore[arg-type]
     assert [path.name for path in paths[:4]] == ["overview.png", "overview.svg", "overview.pdf", "L00.png"]
     assert all(path.stat().st_size > 2000 for path in paths)
     single = record.only([(1, 0)]).draw(tmp_path / "one", "png", scale=scale)
@@ -184,7 +184,7 @@ def test_figures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         draw(pooled_record(), tmp_path, ["gif"])
     with pytest.raises(AttnscopeError, match="no colormap"):
-        draw(pooled_record(), tmp_path, ["png"], Style(cmap="nonsense"))
+        draw(pooled_record(), tmp_path, ["png"], style=Style(cmap="nonsense"))
     assert not list(tmp_path.iterdir())
 
 

@@ -14,8 +14,9 @@ from attnscope.models.model import Model
 from attnscope.records.rollouts import ROLLOUT_SCHEMA, Rollout
 from attnscope.records.storage import schema_of
 from attnscope.studies import rollout as study
-from attnscope.views.figures import MapCanvas, Style
+from attnscope.views.heatmap_figures import MapCanvas
 from attnscope.views.rollout_figures import _as_maps, _RolloutPainter, draw, sheets_of
+from attnscope.views.style import Style
 from tests.conftest import write_tiny
 from tests.record_helpers import RUN, shares, tokens_of
 from tests.test_cli import TIRED, Run, attnscope, elsewhere, loaded_once, require_one_line

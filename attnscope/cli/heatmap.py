@@ -152,10 +152,10 @@ def print_result(
         return
     if drawn or query is not None:
         from attnscope.records import Heatmap
+        from attnscope.views.heatmap_terminal import drawing, query_tables
         from attnscope.views.picture_terminal import picture_drawing
         from attnscope.views.plain_text import open_console
         from attnscope.views.pooled_terminal import pooled_drawing
-        from attnscope.views.terminal import drawing, query_tables
 
         console = open_console()
         if not isinstance(record, Heatmap):

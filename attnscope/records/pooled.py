@@ -272,7 +272,7 @@ class PooledHeatmap:
         """
         wanted = [formats] if isinstance(formats, str) else formats
         style = view("figures:Style")(scale, cmap)
-        paths: list[Path] = view("pooled_figures:draw")(self, Path(folder), wanted, style)
+        paths: list[Path] = view("pooled_figures:draw")(self, Path(folder), wanted, style=style)
         return paths
 
     def _repr_png_(self) -> bytes:

@@ -20,7 +20,8 @@ from attnscope.studies.heatmap import Prompt, Reading, changed, fitted, observed
 from attnscope.studies.heatmap_files import Wanted, save_data
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.texts import special_ids
-from attnscope.views.figures import FIGURE_FORMATS, Painter, sheets_of
+from attnscope.views.heatmap_figures import Painter, sheets_of
+from attnscope.views.style import FIGURE_FORMATS
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ from attnscope.studies.heatmap import (
 from attnscope.studies.inputs import LoadOptions, named_formats, require_writable
 from attnscope.studies.pooled import CELLS, POOLED_OVER, longest, pooled, require_cells
 from attnscope.text import slug
-from attnscope.views.figures import FIGURE_FORMATS, Style, draw, sheets_of
+from attnscope.views.heatmap_figures import draw, sheets_of
 from attnscope.views.process import DrawingProcess
+from attnscope.views.style import FIGURE_FORMATS, Style
 
 FILE_FORMATS = (*FIGURE_FORMATS, "npz", "json")
 DEFAULT_HOME = Path("attnscope-out")
@@ -159,7 +160,7 @@ def redraw_pooled(record: PooledHeatmap, out: Path, formats: Sequence[str], styl
     figures = [name for name in formats if name in FIGURE_FORMATS]
     # What took the time is safe before it is drawn.
     saved = save_data(record, out, formats)
-    return draw_pooled(record, out, figures, style) + saved
+    return draw_pooled(record, out, figures, style=style) + saved
 
 
 def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> Heatmap | None:

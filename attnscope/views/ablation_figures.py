@@ -14,10 +14,10 @@ from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views import layout
 from attnscope.views.ablation_summary import corpus_line, label, notes, number, order_label, predicted_line
 from attnscope.views.canvas import FAINT, INK, LINE, Box, Canvas, Page, as_shipped, png, wrapped_lines
-from attnscope.views.figures import FIGURE_FORMATS
 from attnscope.views.heads_figures import measure_page, scale_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import FIGURE_FORMATS
 
 _COLORS = {"effect": "#0072B2", "importance": "#D55E00", "sensitivity": "#D55E00", "random": "#8a8a8a"}
 _WIDTH_PX, _HEIGHT_PX = 1600, 900

@@ -25,10 +25,10 @@ from attnscope.records.comparison import (
 from attnscope.views import compare_maps, layout
 from attnscope.views.canvas import FAINT, INK, Box, Canvas, Number, Page, as_shipped, hex_of, png, wrapped_lines
 from attnscope.views.compare_summary import HIDDEN, distance, meaning, model_of, table_line, texts_line, title_of
-from attnscope.views.figures import FIGURE_FORMATS
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

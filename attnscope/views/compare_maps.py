@@ -14,8 +14,8 @@ from attnscope.records.comparison import MinimalPair, PickedHeads, head_name
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, enlarged, wrapped_lines
 from attnscope.views.compare_summary import HIDDEN, distance, distance_name, key_name, title_of
-from attnscope.views.figures import LABEL_ROOM_EM, label_color, widest_label
 from attnscope.views.heads_summary import printable
+from attnscope.views.heatmap_figures import LABEL_ROOM_EM, label_color, widest_label
 from attnscope.views.lettering import Lettering, lettering_for
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"

@@ -37,6 +37,11 @@ from attnscope.views.heads_summary import label, printable
 _MOST_PICKED = 12
 
 
+def show(found: Comparison, console: Console) -> None:
+    """Prints what a comparison found, as tables."""
+    console.print(tables(found, console))
+
+
 def tables(found: Comparison, console: Console, most: int = 10) -> RenderableType:
     """What a comparison found, as tables.
 

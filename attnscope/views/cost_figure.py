@@ -11,8 +11,8 @@ from attnscope.errors import UsageError
 from attnscope.records import write_whole
 from attnscope.records.cost import Cost, Curve
 from attnscope.views.canvas import DPI, FAINT, INK, LINE, as_shipped, png, saved
-from attnscope.views.figures import FIGURE_FORMATS
 from attnscope.views.lettering import lettering_for
+from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,6 +20,11 @@ _TITLES = {
 }
 
 
+def show(cost: Cost, console: Console) -> None:
+    """Prints costs with their formulas."""
+    console.print(table(cost, console), highlight=False)
+
+
 def table(cost: Cost, console: Console) -> RenderableType:
     """All quantities by group, then what another number of heads would change, then the notes.
 

@@ -30,10 +30,10 @@ from attnscope.views.canvas import (
     png,
     wrapped_lines,
 )
-from attnscope.views.figures import FIGURE_FORMATS
 from attnscope.views.heads_summary import Mark, label, number, printable
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -22,6 +22,7 @@ from attnscope.views import heads_summary
 from attnscope.views.ablation_summary import number as small_number
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
 from attnscope.views.inks import ink_on
+from attnscope.views.picture_heads_terminal import picture_measures
 
 _MORE = "+"
 _MOST_NAMED = 24
@@ -29,6 +30,26 @@ _OTHERWISE = "otherwise"
 _MOST_WITH_INTERVALS = 2
 _TITLE_CELLS = 22
 _NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)
+
+
+def show(findings: Findings, console: Console, *, measures: str | None = None) -> None:
+    """Prints the grid of roles and the table of heads, or of pictures and recordings what was measured.
+
+    Args:
+        findings: What to print.
+        console: Where to.
+        measures: Also these measures of every head, separated by commas.
+
+    Raises:
+        AttnscopeError: There is no such measure.
+    """
+    if findings.of_senses:
+        console.print(picture_measures(findings, console))
+    else:
+        console.print(grid(findings, console))
+        console.print(table(findings, console))
+    if measures:
+        console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
 
 
 def grid(findings: Findings, console: Console) -> RenderableType:

@@ -21,8 +21,8 @@ from attnscope.records import AttentionMap, Heatmap, write_whole
 from attnscope.records.pictures import MEAN, Picture
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, as_shipped, png
-from attnscope.views.figures import FIGURE_FORMATS, Style
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import FIGURE_FORMATS, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -10,8 +10,8 @@ import numpy as np
 from attnscope.records import AttentionMap, Heatmap, write_whole
 from attnscope.records.rollouts import METHODS, Rollout
 from attnscope.views.canvas import as_shipped, png
-from attnscope.views.figures import Style
 from attnscope.views.picture_figures import PicturePage, PictureSheet, query_of
+from attnscope.views.style import Style
 
 _NAMES = ("attention", "rollout", "flow")
 _MEANING = {

@@ -7,9 +7,9 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records import Heatmap
+from attnscope.views.heatmap_terminal import side_by_side
 from attnscope.views.picture_figures import over_patches, query_of, row_of
 from attnscope.views.plain_text import safe
-from attnscope.views.terminal import side_by_side
 
 
 def picture_drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:

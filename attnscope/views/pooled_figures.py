@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import UsageError
 from attnscope.records import write_whole
 from attnscope.records.pooled import Link, PooledHeatmap, around
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, LINE, Canvas, as_shipped, enlarged, png
-from attnscope.views.figures import FIGURE_FORMATS, Style
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.pooled_scale import DECADES, log_share
+from attnscope.views.style import FIGURE_FORMATS, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -55,8 +55,14 @@ class PooledSheet:
     heads: tuple[tuple[int, int], ...]
 
 
-def pooled_sheets(record: PooledHeatmap) -> list[PooledSheet]:
-    """The figures that a record is drawn as: an overview and a figure a layer, or one for each head that was picked."""
+def sheets_of(record: PooledHeatmap, query: str | None = None) -> list[PooledSheet]:
+    """The figures that a record is drawn as: an overview and a figure a layer, or one for each head that was picked.
+
+    Raises:
+        UsageError: There is a query.
+    """
+    if query is not None:
+        raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
     sheets: list[PooledSheet] = []
     for number, attention in enumerate(record.maps):
         mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
@@ -76,7 +82,14 @@ def pooled_sheets(record: PooledHeatmap) -> list[PooledSheet]:
 
 
 @as_shipped()
-def draw(record: PooledHeatmap, folder: Path, formats: Sequence[str], style: Style | None = None) -> list[Path]:
+def draw(
+    record: PooledHeatmap,
+    folder: str | Path,
+    formats: Sequence[str] = ("png",),
+    *,
+    style: Style | None = None,
+    query: str | None = None,
+) -> list[Path]:
     """Draws a record's figures into a folder, each file whole or not at all.
 
     Args:
@@ -84,6 +97,7 @@ def draw(record: PooledHeatmap, folder: Path, formats: Sequence[str], style: Sty
         folder: Where to; made if it is not there.
         formats: Some of "png", "svg", "pdf".
         style: How to colour it.
+        query: Refused: a cell stands for many tokens.
 
     Returns:
         The files, overview first.
@@ -91,11 +105,7 @@ def draw(record: PooledHeatmap, folder: Path, formats: Sequence[str], style: Sty
     Raises:
         AttnscopeError: An unknown format or colormap; the folder cannot be written.
     """
-    import matplotlib as mpl
-
     style = style or Style()
-    if style.cmap not in mpl.colormaps:
-        raise AttnscopeError(f"matplotlib has no colormap {style.cmap!r}", "such as Blues, viridis, magma, Greys")
     for wanted in formats:
         if wanted not in FIGURE_FORMATS:
             raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
@@ -106,9 +116,12 @@ def draw(record: PooledHeatmap, folder: Path, formats: Sequence[str], style: Sty
     written = []
     # Compressing runs beside drawing: zlib lets other threads run meanwhile.
     with ThreadPoolExecutor(2) as pool:
-        for sheet in pooled_sheets(record) if formats else ():
+        for sheet in sheets_of(record, query) if formats else ():
             for wanted in formats:
-                path, canvas = folder / f"{sheet.stem}.{wanted}", _Page(record, sheet, style, vector=wanted != "png")
+                path, canvas = (
+                    Path(folder) / f"{sheet.stem}.{wanted}",
+                    _Page(record, sheet, style, vector=wanted != "png"),
+                )
                 if wanted == "png":
                     written.append(pool.submit(compress_and_write, path, canvas.pixels()))
                 else:
@@ -119,7 +132,7 @@ def draw(record: PooledHeatmap, folder: Path, formats: Sequence[str], style: Sty
 @as_shipped()
 def glance(record: PooledHeatmap) -> bytes:
     """The first figure of a record as a PNG, for notebooks."""
-    return png(_Page(record, pooled_sheets(record)[0], Style(), vector=False).pixels())
+    return png(_Page(record, sheets_of(record)[0], Style(), vector=False).pixels())
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
+from attnscope.views.heatmap_terminal import side_by_side
 from attnscope.views.plain_text import safe
 from attnscope.views.pooled_scale import DECADES, log_share
-from attnscope.views.terminal import side_by_side
 
 _MOST_LARGE = 4
 _LARGE_WIDTH = 64

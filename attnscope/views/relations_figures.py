@@ -18,9 +18,9 @@ from attnscope.records.relations import Example, ExampleLink, Relation, Relation
 from attnscope.views import layout
 from attnscope.views import relations_summary as summary
 from attnscope.views.canvas import FAINT, INK, Box, Canvas, Page, as_shipped, png, wrapped_lines
-from attnscope.views.figures import FIGURE_FORMATS
 from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import FIGURE_FORMATS
 
 MOST_RELATIONS = 48
 """Relations on the map; those that no head expresses, and of them the rarest, are left out first."""

@@ -21,6 +21,13 @@ _WIDTHS = {
 }  # fmt: skip
 
 
+def show(found: Relations, console: Console) -> None:
+    """Prints the table of relations, and the examples if there are any."""
+    console.print(table(found, console))
+    if found.examples:
+        console.print(examples(found))
+
+
 def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
     """A row a relation: those that a head expresses first, the furthest above its baseline; then the rest.
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.rollouts import METHODS, Rollout
-from attnscope.views.figures import BarCanvas, Header, MapCanvas, Painter, Scale, Sheet, Style
+from attnscope.views.heatmap_figures import BarCanvas, Header, MapCanvas, Painter, Sheet
+from attnscope.views.style import Scale, Style
 
 _NAMES = ("mean attention", "rollout", "flow")
 _MEANING: Mapping[Scale, str] = {
@@ -24,11 +25,16 @@ def draw(
 ) -> list[Path]:
     """Draws a rollout's figures into a folder, each file whole or not at all.
 
-    An overview of all layers, a figure a layer with its tokens named, and with a query bars of its row.
+    An overview of all layers, a figure a layer with its tokens named, and with a query bars of its row. Of a picture:
+    an overview of all layers, and the last one large.
 
     Raises:
         AttnscopeError: No such token or colormap; the folder cannot be written.
     """
+    if rollout.picture is not None:
+        from attnscope.views import picture_rollout
+
+        return picture_rollout.draw(rollout, folder, formats, style=style, query=query)
     return _RolloutPainter(rollout, style or Style("figure")).draw(
         _as_maps(rollout), sheets_of(rollout, query), folder, formats
     )

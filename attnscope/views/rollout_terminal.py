@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +16,15 @@ from attnscope.records.rollouts import METHODS, Rollout
 
 _NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
 _MOST = 3
+
+
+def show(rollout: Rollout, console: Console, *, query: str | None = None) -> None:
+    """Prints where tokens came from.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    console.print(tables(rollout, query))
 
 
 def tables(rollout: Rollout, query: str | None = None) -> RenderableType:

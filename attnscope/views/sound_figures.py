@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import UsageError
 from attnscope.records import Heatmap, write_whole
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, as_shipped, enlarged, png
-from attnscope.views.figures import FIGURE_FORMATS, Style, label_color
+from attnscope.views.heatmap_figures import label_color
 from attnscope.views.lettering import lettering_for
+from attnscope.views.style import FIGURE_FORMATS, Style
 
 _WAVE = "#7b8794"
 _WAVE_PX, _HEADER_PX, _PANEL_TITLE_PX, _AXIS_PX, _GAP_PX = 44, 92, 26, 34, 26
@@ -41,8 +42,14 @@ class SoundSheet:
     small: bool = False
 
 
-def sheets_of(record: Heatmap) -> list[SoundSheet]:
-    """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked."""
+def sheets_of(record: Heatmap, query: str | None = None) -> list[SoundSheet]:
+    """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked.
+
+    Raises:
+        UsageError: There is a query.
+    """
+    if query is not None:
+        raise UsageError("over time every token has its row: there is no --query", "leave it out")
     heads = record.chosen(record.maps[0])
     if record.picked is not None or len(heads) == 1:
         stem = f"L{heads[0][0]:02d}H{heads[0][1]:02d}" if len(heads) == 1 else "picked"
@@ -81,13 +88,11 @@ def draw(
     Raises:
         AttnscopeError: An unknown format; the folder cannot be written.
     """
-    if query is not None:
-        raise AttnscopeError("over time every token and frame has its row: there is no --query", "leave it out")
     for wanted in formats:
         if wanted not in FIGURE_FORMATS:
             raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
     paths = []
-    for sheet in sheets_of(record):
+    for sheet in sheets_of(record, query):
         for wanted in formats:
             page = SoundPage(record, sheet, style or Style("head"), vector=wanted != "png")
             content = png(page.pixels()) if wanted == "png" else page.vector(wanted)

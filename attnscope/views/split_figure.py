@@ -14,9 +14,9 @@ from attnscope.errors import UsageError
 from attnscope.records import write_whole
 from attnscope.records.split import Seen, Split
 from attnscope.views.canvas import FAINT, Canvas, as_shipped, enlarged, png
-from attnscope.views.figures import DEFAULT_CMAP, FIGURE_FORMATS
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import DEFAULT_CMAP, FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

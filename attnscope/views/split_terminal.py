@@ -19,6 +19,11 @@ _MOST_HEADS_NAMED = 12
 _MOST_AT_ODDS = 4
 
 
+def show(split: Split, console: Console) -> None:
+    """Prints what the number of heads changes."""
+    console.print(summary(split, console), highlight=False)
+
+
 def summary(split: Split, console: Console) -> RenderableType:
     """Each number of heads with its weights, output and mixing, then a table that compares them.
 

@@ -24,6 +24,11 @@ _PLURAL = {
 }
 
 
+def show(trace: Trace, console: Console) -> None:
+    """Prints a trace step by step."""
+    console.print(walk(trace, console), highlight=False)
+
+
 def walk(trace: Trace, console: Console) -> RenderableType:
     """The whole trace, step by step.
 

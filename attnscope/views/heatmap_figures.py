@@ -1,0 +1,596 @@
+"""Heatmap records as figures: PNG, SVG and PDF files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
+from attnscope.views import layout
+from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, enlarged, png
+from attnscope.views.inks import is_dark
+from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import FIGURE_FORMATS, Scale, Style
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+    from matplotlib.text import Text
+
+_SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
+_BAR = "#2f6fb0"
+_MOST_BARS = 24
+LABEL_ROOM_EM = 11
+_STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
+_LONGEST_TEXT = 2000
+_MEANING: dict[Scale, str] = {
+    "fixed": "attention weight: the share of a query's attention that a key gets",
+    "figure": "attention weight: the share of a query's attention that a key gets (scale: largest of this figure)",
+    "head": "attention weight ÷ the largest weight of the same head",
+}
+_CHANGES = {
+    "hide_special": (
+        "special tokens are hidden; each row is divided by what is left of it (a row with less than 1% left is empty)"
+    ),
+    "words": "word pieces are merged: weights summed over keys, averaged over queries",
+}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One figure to draw.
+
+    Attributes:
+        stem: Its file name without the ending.
+        form: Maps with token labels ("grid"), small ones without ("overview"), or bars for one query ("bars").
+        map: Which map of the record it shows.
+        heads: The heads on it, as (layer, head), in reading order.
+        query: Place of the query that bars are for.
+        title: What the figure says it shows; empty = which heads.
+    """
+
+    stem: str
+    form: Literal["grid", "overview", "bars"]
+    map: int
+    heads: tuple[tuple[int, int], ...]
+    query: int = -1
+    title: str = ""
+
+
+def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
+    """The figures that a record is drawn as, in the order of their files.
+
+    An overview of all layers and heads, then a figure a layer. Single heads that were picked make one figure. A query
+    adds a figure of bars for each token that it names. Encoder-decoders have all that for each kind of attention.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    sheets: list[Sheet] = []
+    for number, attention in enumerate(record.maps):
+        mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
+        heads = record.chosen(attention)
+        if not heads:  # all that were picked are in other maps
+            continue
+        if record.picked is not None or len(heads) == 1:
+            stem = f"L{heads[0][0]:02d}H{heads[0][1]:02d}" if len(heads) == 1 else "picked"
+            sheets.append(Sheet(mark + stem, "grid", number, heads))
+        else:
+            sheets.append(Sheet(f"{mark}overview", "overview", number, heads))
+            sheets.extend(
+                Sheet(f"{mark}L{layer:02d}", "grid", number, tuple(h for h in heads if h[0] == layer))
+                for layer in sorted({layer for layer, _ in heads})
+            )
+        for place in attention.queries.find(query) if query is not None else ():
+            sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", number, heads, place))
+    if query is not None and not any(sheet.form == "bars" for sheet in sheets):
+        labels = " ".join(dict.fromkeys(label for m in record.maps for label in m.queries.labels))
+        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
+    return sheets
+
+
+def draw(
+    record: Heatmap,
+    folder: str | Path,
+    formats: Sequence[str] = ("png",),
+    *,
+    style: Style | None = None,
+    query: str | None = None,
+) -> list[Path]:
+    """Draws a record's figures into a folder, each file whole or not at all.
+
+    Args:
+        record: What to draw.
+        folder: Where to; made if it is not there.
+        formats: Some of "png", "svg", "pdf".
+        style: How to colour it.
+        query: Also draws bars of what this token attends to: a label, a word, or a place such as `@3`.
+
+    Returns:
+        The files, overview first.
+
+    Raises:
+        AttnscopeError: An unknown format, scale or colormap; no such token; the folder cannot be written.
+    """
+    return Painter(style or Style()).draw(record, sheets_of(record, query), Path(folder), formats)
+
+
+@as_shipped()
+def glance(record: Heatmap) -> bytes:
+    """The first figure of a record as a PNG, for notebooks."""
+    painter, sheet = Painter(Style()), sheets_of(record)[0]
+    return png(painter.canvas(record, sheet).show(record, sheet).pixels())
+
+
+class Painter:
+    """Draws records; keeps the canvases of the last one, so that its layers share their labels.
+
+    Args:
+        style: How to colour them.
+        threads: How many threads compress and write files beside drawing; 0 = all is done by the one that draws.
+    """
+
+    def __init__(self, style: Style, threads: int = 2) -> None:
+        self.style, self.threads = style, threads
+        self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
+
+    @as_shipped()
+    def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
+        """Draws sheets into a folder, in the order of the sheets and formats."""
+        for wanted in formats:
+            if wanted not in FIGURE_FORMATS:
+                raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+
+        making = self._contents(record, sheets, folder, formats)
+        if not self.threads:
+            return [_written_out(*one) for one in making]
+
+        # Compressing runs beside drawing: zlib lets other threads run meanwhile.
+        with ThreadPoolExecutor(self.threads) as pool:
+            written = [pool.submit(_written_out, *one) for one in making]
+            return [one.result() for one in written]
+
+    def _contents(
+        self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]
+    ) -> Iterator[tuple[Path, Callable[[], bytes]]]:
+        """Each file, and what gives its bytes: all that needs the canvas is done by then."""
+        used: set[int] = set()
+        for sheet in sheets:
+            canvas = self.canvas(record, sheet)
+            used.add(id(canvas))
+            for wanted in formats:
+                path = folder / f"{sheet.stem}.{wanted}"
+                if wanted == "png":
+                    yield path, partial(png, canvas.show(record, sheet).pixels())
+                else:
+                    drawn = canvas.show(record, sheet, vector=True).vector(wanted)
+                    yield path, partial(bytes, drawn)
+        # Of many texts, one after the other, only the last one's canvases are of use.
+        self._canvases = {name: canvas for name, canvas in self._canvases.items() if id(canvas) in used}
+
+    @as_shipped()
+    def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
+        """Draws what does not depend on the weights; the record need not have them yet."""
+        for sheet in sheets:
+            canvas = self.canvas(record, sheet)
+            if "png" in formats:
+                canvas.prepare()
+
+    def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
+        """The canvas for a sheet, with everything on it that does not depend on the weights.
+
+        May be called before the weights are known, to have the labels ready: only the shape of the record counts.
+        """
+        attention = record.maps[sheet.map]
+        layers = {layer for layer, _ in sheet.heads}
+        titles = tuple(
+            _head_title(attention, pair, short=len(layers) == 1 and record.picked is None) for pair in sheet.heads
+        )
+        header = _header(record, attention)
+        labels = (attention.queries.labels, attention.keys.labels)
+        name = (sheet.form, header, titles, *labels, sheet.query, record.picked is None, _looks(attention))
+        if name not in self._canvases:
+            making = BarCanvas if sheet.form == "bars" else MapCanvas
+            self._canvases[name] = making(record, sheet, titles, header, self.style)
+        return self._canvases[name]
+
+
+def _written_out(path: Path, content: Callable[[], bytes]) -> Path:
+    return write_whole(path, content())
+
+
+def _looks(attention: AttentionMap) -> tuple[object, ...]:
+    """What decides how labels and seams are drawn, besides what the labels are."""
+    return tuple(
+        part
+        for tokens in (attention.queries, attention.keys)
+        for part in (tokens.special.tobytes(), tokens.segments.tobytes(), tokens.n_given)
+    )
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands around the maps of a figure: the model, the text, and the notes at the foot."""
+
+    model: str
+    subtitle: str
+    notes: tuple[str, ...]
+
+
+def _header(record: Heatmap, attention: AttentionMap) -> Header:
+    queries = attention.queries
+    if attention.kind != "encoder" and len(record.maps) > 1:
+        parts, joint = [record.text, queries.text], "→"
+    elif written := _written(queries):
+        parts, joint = [record.text, written], "…"
+    else:
+        parts, joint = [record.text, *([] if queries.pair is None else [queries.pair])], "+"
+    # Measuring a book for the one line that it gets would take seconds.
+    text = f"”  {joint}  “".join(" ".join(part[:_LONGEST_TEXT].split()) for part in parts)
+    notes = ["rows: queries (attend) · columns: keys (are attended to)"]
+    notes += [_CHANGES[change] for change in record.changes]
+    if attention.n_kv_heads < attention.n_heads:
+        notes.append(
+            f"{attention.n_heads} query heads share {attention.n_kv_heads} key/value heads (kv); "
+            "heads with the same kv read the same keys"
+        )
+    if 0 <= attention.queries.n_given < len(attention.queries):
+        notes.append("green tokens were written by the model itself")
+    notes += [" ".join(str(note).split()) for note in record.run.get("notes", ())]
+    return Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
+
+
+def _written(tokens: Tokens) -> str:
+    """The text that the model wrote after what it was given; empty if it wrote none, or its place is not known."""
+    if not 0 < tokens.n_given < len(tokens):
+        return ""
+    start = int(tokens.offsets[tokens.n_given, 0])
+    return tokens.text[start:] if start >= 0 else ""
+
+
+def _head_title(attention: AttentionMap, pair: tuple[int, int], *, short: bool) -> str:
+    layer, head = pair
+    title = f"H{head}" if short else f"L{layer}H{head}"
+    if attention.n_kv_heads < attention.n_heads:
+        title += f" · kv {head * attention.n_kv_heads // attention.n_heads}"
+    return title
+
+
+def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
+    attention = record.maps[sheet.map]
+    model = str(record.run.get("model", "model"))
+    if sheet.title:
+        return f"{model} · {sheet.title}"
+    kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+    layers = sorted({layer for layer, _ in sheet.heads})
+    if sheet.form == "bars":
+        label = attention.queries.labels[sheet.query]
+        what = f"what “{label}” (token {sheet.query}) attends to"
+    elif sheet.form == "overview":
+        what = f"{len(layers)} layers, {len({h for _, h in sheet.heads})} heads"
+    elif len(sheet.heads) == 1:
+        what = f"layer {sheet.heads[0][0]}, head {sheet.heads[0][1]}"
+    elif len(layers) == 1:
+        what = f"layer {layers[0]}"
+    else:
+        what = f"{len(sheet.heads)} heads"
+    return f"{model} · {kind}{what}"
+
+
+def label_color(tokens: Tokens, place: int) -> str:
+    """In which colour a token's label is: special tokens and what the model wrote have their own."""
+    if 0 <= tokens.n_given <= place:
+        return _WRITTEN
+    return _SPECIAL if tokens.special[place] else INK
+
+
+class _Page(Canvas):
+    """A canvas with a title, the text, and a footer of notes."""
+
+    def __init__(self, width: int, height: int, lettering: Lettering, header: Header, zoom: float = 1.0) -> None:
+        super().__init__(width, height, lettering)
+        self.zoom = zoom
+        left, room = layout.MARGIN_PX, width - 2 * layout.MARGIN_PX
+        size = layout.SUBTITLE_PX * zoom
+        self._title = self.write(
+            left, left + 4 * zoom, "", layout.TITLE_PX * zoom, moving=True, weight="bold", ha="left"
+        )
+        subtitle = lettering.fit(header.subtitle, size, room)
+        self.write(left, left + 34 * zoom, subtitle, size, ha="left", color=FAINT)
+
+    def title(self, record: Heatmap, sheet: Sheet) -> None:
+        """Says what the figure shows."""
+        room = self.width_px - 2 * layout.MARGIN_PX
+        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX * self.zoom * 1.1, room))
+
+    def footer(self, y: int, lines: Sequence[str]) -> None:
+        """Puts the notes at the foot."""
+        size, step = layout.CAPTION_PX * self.zoom, layout.LINE_PX * self.zoom
+        for number, line in enumerate(lines):
+            self.write(layout.MARGIN_PX, y + number * step, line, size, ha="left", color=FAINT)
+
+
+class MapCanvas(_Page):
+    """Maps of heads: with token labels, or many small ones without."""
+
+    meaning: Mapping[Scale, str] = _MEANING
+
+    layers_across: bool = False
+    """Whether small maps have a column a layer and a row a head, not the other way round."""
+
+    @staticmethod
+    def head_name(head: int) -> str:
+        """What stands beside the small maps of a head."""
+        return f"H{head}"
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
+        import matplotlib as mpl
+
+        attention = record.maps[sheet.map]
+        queries, keys = attention.queries, attention.keys
+        lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels])
+        self.style, self.pool = style, 1
+        notes = [*header.notes, *([lettering.note] if lettering.note else [])]
+        layers = sorted({layer for layer, _ in sheet.heads})
+        heads = sorted({head for _, head in sheet.heads})
+        names = [f"L{layer}" for layer in layers], [self.head_name(head) for head in heads]
+        rows, columns = names[::-1] if self.layers_across else names
+        if sheet.form == "overview":
+            self.pool = layout.pool_factor(max(len(queries), len(keys)), len(columns))
+            if self.pool > 1:
+                notes.append(layout.pool_note(self.pool))
+            shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
+            left = max(52, *(math.ceil(lettering.width_px(row, layout.PANEL_TITLE_PX * 1.1)) + 20 for row in rows))
+            grid = layout.overview_grid(len(rows), len(columns), shape, notes, lettering.width_px, left)
+            at = [(layers.index(layer), heads.index(head)) for layer, head in sheet.heads]
+            places = [
+                head * len(columns) + layer if self.layers_across else layer * len(columns) + head for layer, head in at
+            ]
+        else:
+            widest = (widest_label(lettering, queries.labels), widest_label(lettering, keys.labels))
+            tokens = (len(queries), len(keys))
+            self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, notes, lettering.width_px)
+            if len(sheet.heads) == 1 and grid.numbers_fit:
+                notes.append("cells without a number: less than 0.005")
+                grid = layout.labelled_grid(1, shape, widest, notes, lettering.width_px)
+            places = list(range(len(sheet.heads)))
+        super().__init__(grid.width_px, grid.height_px, lettering, header, grid.zoom)
+        self.grid, zoom = grid, grid.zoom
+        self._label: Callable[[tuple[int, int]], list[Text]] | None = None
+        self._others: list[Text] | None = None
+        self.corners = [grid.corners[place] for place in places]
+        self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
+        cmap = mpl.colormaps[style.cmap]
+        self._dark = [is_dark(*cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
+        self.maps = [self.image((x, y, *self.map_px), cmap) for x, y in self.corners]
+        self.frames([(x, y, *self.map_px) for x, y in self.corners])
+        if sheet.form == "overview":
+            self._margins(rows, columns)
+        else:
+            for (x, y), title in zip(self.corners, titles, strict=True):
+                self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
+            self._label = partial(self._token_labels, queries, keys)
+            self._label(self.corners[0])
+            left, below = (math.ceil(width(grid.label_px)) + 2 * _STRIP_PX for width in widest)
+            self._copy_labels(left, below)
+        self._seams(queries, keys)
+        self._colour_bar(cmap)
+        self.footer(grid.footer_y, grid.footer)
+        single = sheet.form == "grid" and len(sheet.heads) == 1 and grid.numbers_fit
+        self._numbers = self._number_cells(shape) if single else None
+        self._tops = [
+            self.write(
+                x + self.map_px[0], y - 12 * zoom, "", layout.CAPTION_PX * zoom, ha="right", color=FAINT, moving=True
+            )
+            for x, y in self.corners
+            if sheet.form == "grid" and style.scale == "head"
+        ]
+
+    def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> MapCanvas:
+        """Puts the weights of a sheet on the canvas."""
+        attention = record.maps[sheet.map]
+        if vector and self._label is not None and self._others is None:
+            self._others = [text for corner in self.corners[1:] for text in self._label(corner)]
+        for text in self._others or ():
+            text.set_visible(vector)  # in pixels they are copies
+        self.title(record, sheet)
+        values = [_pooled(attention.of(*pair), self.pool) for pair in sheet.heads]
+        tops = [float(v.max(initial=0.0)) for v in values]
+        if self.style.scale == "fixed":
+            limits = [1.0] * len(values)
+        elif self.style.scale == "figure":
+            limits = [max(tops) or 1.0] * len(values)
+            self._tick(limits[0])
+        else:
+            limits = [top or 1.0 for top in tops]
+        for picture, value, limit in zip(self.maps, values, limits, strict=True):
+            picture.set_data(enlarged(value) if vector else value)
+            picture.set_clim(0, limit)
+        for text, top in zip(self._tops, tops, strict=False):
+            text.set_text(f"max {top:.2f}")
+        if self._numbers is not None:
+            for text, weight in zip(self._numbers, values[0].ravel(), strict=True):
+                share = min(1.0, float(weight) / limits[0])
+                text.set_text(f"{weight:.2f}" if weight >= 0.005 else "")
+                text.set_color("white" if self._dark[round(share * 255)] else INK)
+        return self
+
+    def _margins(self, rows: Sequence[str], columns: Sequence[str]) -> None:
+        width, height = self.map_px
+        size = layout.PANEL_TITLE_PX * min(self.zoom, 1.4)
+        for row, name in enumerate(rows):
+            x, y = self.grid.corners[row * len(columns)]
+            self.write(x - 10, y + height / 2, name, size, ha="right", weight="bold")
+        size = min(size, width / 2.2)
+        for column, name in enumerate(columns):
+            x, y = self.grid.corners[column]
+            self.write(x + width / 2, y - 14 * self.zoom, name, size, ha="center", weight="bold")
+
+    def _token_labels(self, queries: Tokens, keys: Tokens, corner: tuple[int, int]) -> list[Text]:
+        """Writes the labels of one map."""
+        grid, size, (x, y) = self.grid, self.grid.label_px, corner
+        room = LABEL_ROOM_EM * size + 0.5
+        written = []
+        for tokens, by_row in ((queries, True), (keys, False)):
+            for place in range(0, len(tokens), grid.label_step * self.pool):
+                label = self.lettering.fit(tokens.labels[place], size, room)
+                color = label_color(tokens, place)
+                middle = (place // self.pool + 0.5) * grid.cell_px
+                if by_row:
+                    text = self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
+                else:
+                    below = y + self.map_px[1] + 5
+                    text = self.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
+                written.append(text)
+        return written
+
+    def _copy_labels(self, left: int, below: int) -> None:
+        """Lets the labels of the first map stand at all others too: text is what takes the time.
+
+        Args:
+            left: Width of the strip at the left of a map that has its labels.
+            below: Height of the strip below it.
+        """
+        (width, height), (x, y) = self.map_px, self.corners[0]
+        beside = (-left, -_STRIP_PX, left - 2, height + 2 * _STRIP_PX)
+        under = (-_STRIP_PX, height + 2, width + 2 * _STRIP_PX, below)
+        for dx, dy, wide, tall in (beside, under):
+            self.copy((x + dx, y + dy, wide, tall), [(x + dx, y + dy) for x, y in self.corners[1:]])
+
+    def _seams(self, queries: Tokens, keys: Tokens) -> None:
+        """Lines where the second text of a pair, or what the model wrote, begins."""
+        cell, (width, height) = self.grid.cell_px / self.pool, self.map_px
+        lines: list[list[tuple[float, float]]] = []
+        for x, y in self.corners:
+            lines += [[(x, y + at * cell), (x + width, y + at * cell)] for at in _seam_places(queries)]
+            lines += [[(x + at * cell, y), (x + at * cell, y + height)] for at in _seam_places(keys)]
+        if lines:
+            self.lines(lines, color="#d1495b", moving=True)
+
+    def _number_cells(self, shape: tuple[int, int]) -> list[Text]:
+        (x, y), cell = self.corners[0], self.grid.cell_px
+        size = min(14.0, cell * 0.36)
+        return [
+            self.write(x + (k + 0.5) * cell, y + (q + 0.5) * cell, "", size, ha="center", moving=True)
+            for q in range(shape[0])
+            for k in range(shape[1])
+        ]
+
+    def _colour_bar(self, cmap: Colormap) -> None:
+        x, y, width, height = self.grid.bar
+        self.image(self.grid.bar, cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
+        self.frames([self.grid.bar])
+        size = layout.CAPTION_PX * self.zoom
+        meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
+        self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
+        below = y + height + 12 * self.zoom
+        self._ticks = [self.write(x, below, "", size, ha="center", moving=True) for _ in range(7)]
+        self._tick(1.0)
+
+    def _tick(self, top: float) -> None:
+        x, _, width, _ = self.grid.bar
+        values = layout.nice_ticks(top)
+        for number, text in enumerate(self._ticks):
+            text.set_text(f"{values[number]:g}" if number < len(values) else "")
+            text.set_x(x + width * (values[number] / top if number < len(values) else 0))
+
+
+class BarCanvas(_Page):
+    """What one query attends to: bars over keys, a panel a head."""
+
+    meaning = "bars: the share of the query's attention that each key gets; a full panel is 1"
+
+    def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
+        del style  # bars have one colour and always reach from 0 to 1
+        attention = record.maps[sheet.map]
+        keys = attention.keys
+        lettering = lettering_for([header.model, header.subtitle, *keys.labels, *attention.queries.labels])
+        self.n_bars = min(_MOST_BARS, len(keys))
+        layers = {layer for layer, _ in sheet.heads}
+        columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0
+        if record.picked is not None or not columns:
+            columns = layout.columns_for(len(sheet.heads))
+        notes = [self.meaning, *header.notes[1:]]
+        if self.n_bars < len(keys):
+            notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
+        notes += [lettering.note] if lettering.note else []
+        widest = widest_label(lettering, keys.labels)
+        self.bars = layout.bar_grid(len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px)
+        super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
+        tall = self.n_bars * self.bars.bar_px
+        size = min(layout.PANEL_TITLE_PX, self.bars.panel_px / 4)
+        for (x, y), title in zip(self.bars.corners, titles, strict=True):
+            self.write(x, y - 11, title, size, ha="left", weight="bold")
+        self.lines([[(x, y - 2), (x, y + tall)] for x, y in self.bars.corners])
+        rim = self.bars.panel_px
+        self.lines([[(x + rim, y - 2), (x + rim, y + tall)] for x, y in self.bars.corners], linestyles="dotted")
+        self.footer(self.bars.footer_y, self.bars.footer)
+        self._bars = self.boxes(color=_BAR)
+        middles = [(number + 0.5) * self.bars.bar_px for number in range(self.n_bars)]
+        size = self.bars.label_px
+        self._labels = [
+            [self.write(x - 6, y + m, "", size, moving=True, ha="right", va="center_baseline") for m in middles]
+            for x, y in (self.bars.corners[first] for first in self.bars.first_of_row)
+        ]
+        self._weights = [
+            self.write(x, y + m, "", size * 0.9, moving=True, va="center_baseline")
+            for x, y in (self.bars.corners if self.bars.numbers_fit else ())
+            for m in middles
+        ]
+
+    def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> BarCanvas:
+        """Puts the weights of a sheet's query on the canvas."""
+        del vector  # bars are shapes in every format
+        attention, bars = record.maps[sheet.map], self.bars
+        self.title(record, sheet)
+        rows = np.stack([attention.of(*pair)[sheet.query] for pair in sheet.heads])
+        shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
+        for texts in self._labels:
+            for text, place in zip(texts, shown, strict=True):
+                room = LABEL_ROOM_EM * bars.label_px
+                text.set_text(self.lettering.fit(attention.keys.labels[place], bars.label_px, room))
+                text.set_color(label_color(attention.keys, int(place)))
+        thick = bars.bar_px * 0.74
+        boxes = [
+            (x, y + (number + 0.5) * bars.bar_px - thick / 2, bars.panel_px * float(weight), thick)
+            for (x, y), row in zip(bars.corners, rows[:, shown], strict=True)
+            for number, weight in enumerate(row)
+        ]
+        self.place_boxes(self._bars, np.array(boxes, np.float64))
+        for text, (x, _, width, _), weight in zip(self._weights, boxes, rows[:, shown].ravel(), strict=False):
+            inside = weight > 0.85
+            text.set_x(x + width + (-6 if inside else 6))
+            text.set_horizontalalignment("right" if inside else "left")
+            text.set_color("white" if inside else FAINT)
+            text.set_text(f"{weight:.2f}" if weight >= 0.005 else "")
+        return self
+
+
+def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
+    """Gives the width of the widest label at a font size; labels are cut at a bound, so no more than that."""
+    at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in set(labels))
+    return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size
+
+
+def _pooled(weights: NDArray[np.float32], factor: int) -> NDArray[np.float32]:
+    """The largest weight of each block of factor x factor cells."""
+    if factor == 1:
+        return weights
+    for axis in (0, 1):
+        starts = np.arange(0, weights.shape[axis], factor)
+        weights = np.maximum.reduceat(weights, starts, axis=axis)
+    return weights
+
+
+def _seam_places(tokens: Tokens) -> list[int]:
+    """Before which tokens another text begins, or what the model wrote."""
+    places = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
+    return [*places, *([tokens.n_given] if 0 < tokens.n_given < len(tokens) else [])]
