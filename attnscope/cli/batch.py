@@ -7,57 +7,50 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.groups import (
+    Changed,
+    Drawing,
+    Heads,
+    Loading,
+    Model,
+    Printing,
+    Reading,
+    Running,
+    Texts,
+    Tokens,
+    Where,
+    command,
+)
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch
 
 
+@command(
+    omit=("text", "file", "pair", "target", "out"),
+    chat="Put each text into the model's chat template.",
+    query="Also show what this token attends to, in the texts that have it.",
+    formats=Changed("Several of png, svg, pdf, npz, json.", default="png"),
+    scale=Changed(default="fixed"),
+    workers="Workers that draw, each with its own model.  [default: one a core, as memory allows]",
+)
 def batch(
+    *,
     files: Annotated[
         list[str], typer.Argument(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; `-` reads stdin.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in.")],
-    split: options.Split = "line",
-    field: options.Field = "text",
-    chat: Annotated[bool, typer.Option("--chat", help="Put each text into the model's chat template.")] = False,
-    generate: Annotated[
-        int, typer.Option(min=0, max=10000, help="Let a decoder write that many tokens, and show them too.")
-    ] = 0,
-    model: options.Model = "minilm",
-    layers: options.Layers = None,
-    heads: options.Heads = None,
-    pick: options.Pick = None,
-    query: Annotated[
-        str | None, typer.Option(help="Also show what this token attends to, in the texts that have it.")
-    ] = None,
-    words: options.Words = False,
-    hide_special: options.HideSpecial = False,
-    formats: Annotated[str, typer.Option("-f", "--format", help="Several of png, svg, pdf, npz, json.")] = "png",
-    scale: options.Scale = "fixed",
-    cmap: options.Cmap = "Blues",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Workers that draw, each with its own model.  [default: one a core, as memory allows]",
-            show_default=False,
-        ),
-    ] = None,
-    threads: Annotated[
-        int, typer.Option(help="Threads that each of them computes with; more than 1 for large models.")
-    ] = 1,
-    executor: options.Executor = "local",
-    ray_address: options.RayAddress = None,
-    force: Annotated[bool, typer.Option("--force", help="Draw again what is done already.")] = False,
-    adapter: options.Adapter = None,
-    engine: options.Engine = "auto",
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    device_map: options.DeviceMap = None,
-    no_check: options.NoCheck = False,
-    allow_pickle: options.AllowPickle = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    texts: Texts,
+    reading: Reading,
+    model: Model = "minilm",
+    which: Heads,
+    tokens: Tokens,
+    where: Where,
+    drawing: Drawing,
+    running: Running,
+    force: Annotated[bool, "Draw again what is done already."] = False,
+    loading: Loading,
+    printing: Printing,
 ) -> None:
     """Draw every text of a file as `heatmap` draws one, with a manifest and an index.html of all.
 
@@ -70,20 +63,18 @@ def batch(
     from attnscope.studies.batch import BatchOptions
     from attnscope.studies.batch import batch as draw
     from attnscope.studies.heatmap_files import FILE_FORMATS
-    from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats
-    from attnscope.views.figures import Style
+    from attnscope.studies.inputs import named_formats
 
+    choice = which.choice()
     how = BatchOptions(
-        options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick),
-        named_formats(formats, FILE_FORMATS), Style(scale, cmap),  # type: ignore[arg-type]  # Style refuses others
-        query, words, hide_special, chat, generate, workers, threads, force,
-        LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter),
-        executor, ray_address,  # type: ignore[arg-type]  # Workers refuse others
+        choice.layers, choice.heads, choice.pick, named_formats(where.formats or "", FILE_FORMATS), drawing.style(),
+        tokens.query, tokens.words, tokens.hide_special, reading.chat, reading.generate, running.workers,
+        1 if running.threads is None else running.threads, force, loading.options(),
+        running.executor, running.ray_address,  # type: ignore[arg-type]  # Workers refuse others
     )  # fmt: skip
-    texts = TextsWanted(None, tuple(files), split, field).corpus()
-    with options.progress(quiet) as report:
-        result = draw(model, texts, out, how, report)
-    print_batch(result, out, json, quiet)
+    with options.progress(printing.quiet) as report:
+        result = draw(model, texts.wanted(files).corpus(), out, how, report)
+    print_batch(result, out, printing.json, printing.quiet)
     fail_if_not_whole(result)
 
 

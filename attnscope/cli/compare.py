@@ -8,59 +8,35 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.groups import Heads, Loading, Model, Printing, Texts, Where, command
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.records.comparison import Comparison
 
 
+@command(pick="Put single heads side by side instead, such as L3H1,L5H11.")
 def compare(
-    text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None,
+    *,
+    texts: Texts,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    file: options.Files = None,
-    split: options.Split = "line",
-    field: options.Field = "text",
-    pick: Annotated[
-        str | None, typer.Option("--pick", help="Put single heads side by side instead, such as L3H1,L5H11.")
-    ] = None,
     other_text: Annotated[
         str | None, typer.Option("--with", help="A second text that differs in little: which heads change most?")
     ] = None,
     other_model: Annotated[
         str | None, typer.Option("--with-model", help="A second model or checkpoint with the same tokens.")
     ] = None,
-    query: Annotated[
-        str | None, typer.Option(help="With --with: rank heads at this token, a word, or a place such as @3.")
-    ] = None,
+    query: Annotated[str | None, "With --with: rank heads at this token, a word, or a place such as @3."] = None,
     measures: Annotated[
         str, typer.Option("--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or both.")
     ] = "hellinger",
-    hide_special: Annotated[
-        bool, typer.Option("--hide-special", help="Show what is left without special tokens, rows renormalised.")
-    ] = False,
-    heads_record: Annotated[
-        Path | None, typer.Option(help="A heads.npz of the same model: colours the map by role too.")
-    ] = None,
-    model: options.Model = "minilm",
-    layers: options.Layers = None,
-    heads: options.Heads = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
-    formats: Annotated[
-        str | None,
-        typer.Option(
-            "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
-        ),
-    ] = None,
-    adapter: options.Adapter = None,
-    engine: options.Engine = "auto",
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    device_map: options.DeviceMap = None,
-    no_check: options.NoCheck = False,
-    allow_pickle: options.AllowPickle = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    hide_special: Annotated[bool, "Show what is left without special tokens, rows renormalised."] = False,
+    heads_record: Annotated[Path | None, "A heads.npz of the same model: colours the map by role too."] = None,
+    model: Model = "minilm",
+    which: Heads,
+    where: Where,
+    loading: Loading,
+    printing: Printing,
 ) -> None:
     """Compare heads: with each other, side by side, on a minimal pair, or between two models.
 
@@ -75,24 +51,19 @@ def compare(
     if more:
         raise UsageError(
             "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
-            _minimal_pair(text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
+            _minimal_pair(texts.text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
         )
     from attnscope.records.comparison import HeadComparison, ModelComparison
     from attnscope.studies.compare_files import CompareOrder, study
-    from attnscope.studies.heatmap import Choice
-    from attnscope.studies.inputs import LoadOptions, TextsWanted
 
     order = CompareOrder(
-        texts=TextsWanted(text, tuple(file or ()), split, field),
-        choice=Choice(options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick)),
-        other_text=other_text, other_model=other_model, query=query, measures=measures, hide_special=hide_special,
-        heads_record=heads_record, out=out, formats=formats,
+        texts=texts.wanted(), choice=which.choice(), other_text=other_text, other_model=other_model, query=query,
+        measures=measures, hide_special=hide_special, heads_record=heads_record, **vars(where),
     )  # fmt: skip
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
-    with options.progress(quiet) as report:
-        found, paths = study(model, order, loading, report)
-    options.say(found.run.get("notes", ()), quiet)
-    print_comparison(found, paths, json)
+    with options.progress(printing.quiet) as report:
+        found, paths = study(model, order, loading.options(), report)
+    options.say(found.run.get("notes", ()), printing.quiet)
+    print_comparison(found, paths, printing.json)
     if isinstance(found, HeadComparison | ModelComparison):
         options.fail_if_not_whole(found.corpus, found.run)
 

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.groups import Printing, Where, command
 
 if TYPE_CHECKING:
     from attnscope.records.cost import Cost
 
 
+@command(
+    omit=("quiet",),
+    out="A folder for cost.json and figures.  [default with --plot: attnscope-out]",
+    formats="Files: several of json, png, svg, pdf.  [default: json,png]",
+)
 def cost(
+    *,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -30,16 +37,10 @@ def cost(
     d_head: Annotated[int | None, typer.Option(min=1, help="Width of a head.  [default: d_model / n_heads]")] = None,
     d_ff: Annotated[int | None, typer.Option(min=1, help="Width of the feed-forward.  [default: 4 * d_model]")] = None,
     vocab: Annotated[int | None, typer.Option(min=1, help="Tokens in the vocabulary.")] = None,
-    dtype: Annotated[str, typer.Option(help="Precision of the scores: float32, float16, bfloat16, int8.")] = "float16",
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the costs against the length of the text.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="A folder for cost.json and figures.  [default with --plot: attnscope-out]"),
-    ] = None,
-    formats: Annotated[
-        str | None, typer.Option("-f", "--format", help="Files: several of json, png, svg, pdf.  [default: json,png]")
-    ] = None,
-    json: options.Json = False,
+    dtype: Annotated[str, "Precision of the scores: float32, float16, bfloat16, int8."] = "float16",
+    plot: Annotated[bool, "Draw the costs against the length of the text."] = False,
+    where: Where,
+    printing: Printing,
 ) -> None:
     """Count what attention costs: parameters, multiply-adds, memory of scores and KV cache, with formulas.
 
@@ -55,8 +56,8 @@ def cost(
         "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, "n_kv_heads": n_kv_heads, "d_head": d_head,
         "d_ff": d_ff, "vocab_size": vocab,
     }  # fmt: skip
-    record, paths = counted(CostOrder(model, tokens, dtype, sizes, plot, out, formats))
-    print_cost(record, paths, json)
+    record, paths = counted(CostOrder(model, tokens, dtype, sizes, plot, **vars(where)))
+    print_cost(record, paths, printing.json)
 
 
 def print_cost(record: "Cost", paths: list[Path], json: bool) -> None:

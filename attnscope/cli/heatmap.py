@@ -3,86 +3,58 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from attnscope.cli import options
+from attnscope.cli.groups import (
+    Changed,
+    Drawing,
+    Heads,
+    Image,
+    Loading,
+    Model,
+    OneText,
+    Printing,
+    Reading,
+    Tokens,
+    Where,
+    command,
+)
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
     from attnscope.records.pooled import PooledHeatmap
 
 
+@command(
+    out="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]",
+    formats=Changed("Several of png, svg, pdf (figures), npz, json (data), text (in the terminal).", default="png"),
+    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    "[default: fixed; head for pictures and sound]",
+)
 def heatmap(
-    text: Annotated[str | None, typer.Argument(help="The text; `-` reads it from stdin.", show_default=False)] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from a file (UTF-8).")] = None,
-    image: options.Image = None,
+    *,
+    one: OneText,
+    image: Image = None,
     audio: Annotated[
         Path | None,
-        typer.Option(
-            help="A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
-            "itself writes); or wav2vec 2.0 and other encoders over time.",
-            show_default=False,
-        ),
+        "A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
+        "itself writes); or wav2vec 2.0 and other encoders over time.",
     ] = None,
-    pair: Annotated[str | None, typer.Option(help="A second text, for models that read pairs.")] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="What an encoder-decoder is to write.  [default: its own greedy output]", show_default=False),
-    ] = None,
-    generate: Annotated[
-        int, typer.Option(min=0, max=10000, help="Let a decoder write that many tokens, and show them too.")
-    ] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the text into the model's chat template.")] = False,
-    model: options.Model = "minilm",
-    layers: options.Layers = None,
-    heads: options.Heads = None,
-    pick: options.Pick = None,
-    query: options.Query = None,
-    words: options.Words = False,
-    hide_special: options.HideSpecial = False,
+    reading: Reading,
+    model: Model = "minilm",
+    which: Heads,
+    tokens: Tokens,
     pooled: Annotated[
         int | None,
-        typer.Option(
-            help="Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
-            "[default: 256 for more than 400 tokens]",
-            show_default=False,
-        ),
+        "Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
+        "[default: 256 for more than 400 tokens]",
     ] = None,
-    pool: Annotated[
-        str, typer.Option(help="What a pooled cell shows: mean (mass per query) or max (largest weight).")
-    ] = "mean",
-    rows: Annotated[
-        str | None, typer.Option(help="Only these queries, exactly, such as 1000:1064.", show_default=False)
-    ] = None,
-    cols: Annotated[
-        str | None, typer.Option(help="Only these keys, exactly, such as 0:64.", show_default=False)
-    ] = None,
-    out: options.Out = None,
-    formats: Annotated[
-        str,
-        typer.Option(
-            "-f", "--format", help="Several of png, svg, pdf (figures), npz, json (data), text (in the terminal)."
-        ),
-    ] = "png",
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            help="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
-            "[default: fixed; head for pictures and sound]",
-            show_default=False,
-        ),
-    ] = None,
-    cmap: options.Cmap = "Blues",
-    adapter: options.Adapter = None,
-    engine: options.Engine = "auto",
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    device_map: options.DeviceMap = None,
-    no_check: options.NoCheck = False,
-    allow_pickle: options.AllowPickle = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    pool: Annotated[str, "What a pooled cell shows: mean (mass per query) or max (largest weight)."] = "mean",
+    rows: Annotated[str | None, "Only these queries, exactly, such as 1000:1064."] = None,
+    cols: Annotated[str | None, "Only these keys, exactly, such as 0:64."] = None,
+    where: Where,
+    drawing: Drawing,
+    loading: Loading,
+    printing: Printing,
 ) -> None:
     """Draw what every head attends to on a text.
 
@@ -101,46 +73,34 @@ def heatmap(
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it."`
     """
     from attnscope.errors import UsageError
-    from attnscope.studies.heatmap import Choice, Cut, Prompt
+    from attnscope.studies.heatmap import Cut
     from attnscope.studies.heatmap_files import Wanted, formats_from, write_heatmap
-    from attnscope.studies.inputs import LoadOptions, others_in
+    from attnscope.studies.inputs import others_in
     from attnscope.studies.picture_files import write_picture
     from attnscope.studies.sound_files import write_sound
-    from attnscope.text import read_text
-    from attnscope.views.figures import Style
 
-    named = formats_from(formats)
-    if named == ("text",) and out is not None:
+    named = formats_from(where.formats or "")
+    if named == ("text",) and where.out is not None:
         raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
-    if "text" in named and json:
+    if "text" in named and printing.json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
     wanted = Wanted(
-        choice=Choice(options.numbers_from(layers), options.numbers_from(heads), options.heads_from(pick)),
-        formats=tuple(name for name in named if name != "text"),
-        out=out,
-        style=Style(scale or ("fixed" if image is None and audio is None else "head"), cmap),  # type: ignore[arg-type]  # Style refuses it
-        query=query,
-        words=words,
-        hide_special=hide_special,
-        cut=Cut(options.span_from("--rows", rows), options.span_from("--cols", cols)),
-        pooled=pooled,
-        pool=pool,
-    )
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
+        choice=which.choice(), formats=tuple(name for name in named if name != "text"), out=where.out,
+        style=drawing.style("fixed" if image is None and audio is None else "head"), **vars(tokens),
+        cut=Cut(options.span_from("--rows", rows), options.span_from("--cols", cols)), pooled=pooled, pool=pool,
+    )  # fmt: skip
+    load = loading.options()
     record: Heatmap | PooledHeatmap
     if image is not None:
-        options.refuse_beside("--image", TEXT=text, file=file, pair=pair, target=target, generate=generate, chat=chat)
-        options.refuse_beside("--image", audio=audio)
-        record, paths = write_picture(model, image, wanted, loading)
+        options.refuse_beside("--image", one, reading, audio=audio)
+        record, paths = write_picture(model, image, wanted, load)
     elif audio is not None:
-        options.refuse_beside("--audio", pair=pair, target=target, generate=generate, chat=chat)
-        transcript = None if text is None and file is None else read_text(text, file)
-        record, paths = write_sound(model, audio, transcript, wanted, loading)
+        options.refuse_beside("--audio", reading)
+        record, paths = write_sound(model, audio, one.read() if one.given else None, wanted, load)
     else:
-        prompt = Prompt(read_text(text, file), pair, target, chat, generate)
-        record, paths = write_heatmap(model, prompt, wanted, loading)
-    options.say([*record.run["notes"], *others_in(out, paths)], quiet)
-    print_result(record, paths, "text" in named, query, json)
+        record, paths = write_heatmap(model, reading.prompt(one.read()), wanted, load)
+    options.say([*record.run["notes"], *others_in(where.out, paths)], printing.quiet)
+    print_result(record, paths, "text" in named, tokens.query, printing.json)
 
 
 def print_result(

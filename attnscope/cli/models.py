@@ -5,14 +5,16 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.groups import Loading, Printing, command
 
 
-def models(json: options.Json = False) -> None:
+@command(omit=("quiet",))
+def models(printing: Printing) -> None:
     """List the models that can be named, and whether they are on this machine."""
     from attnscope.models.catalog import known
 
     entries = known()
-    if json:
+    if printing.json:
         from json import dumps
 
         listed = [
@@ -31,22 +33,23 @@ def models(json: options.Json = False) -> None:
     print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
 
+@command(omit=("device", "dtype", "device_map", "no_check", "quiet"))
 def info(
+    *,
     model: Annotated[str, typer.Argument(help="A known name, a folder, or a Hub id.")] = "minilm",
-    adapter: options.Adapter = None,
-    engine: options.Engine = "auto",
-    allow_pickle: options.AllowPickle = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json: options.Json = False,
+    loading: Loading,
+    printing: Printing,
 ) -> None:
     """Say what a model is: layers, heads, engine, limit, tokenizer, parameters."""
     from attnscope.models import describe
 
+    load = loading.options()
     about, tokenizer = describe(
-        model, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, adapter=adapter
-    )
+        model, engine=load.engine, allow_pickle=load.allow_pickle, trust_remote_code=load.trust_remote_code,
+        adapter=load.adapter,
+    )  # fmt: skip
     described = about.as_json() | {"tokenizer": tokenizer.name}
-    if json:
+    if printing.json:
         from json import dumps
 
         options.print_json(dumps({"schema": "attnscope.info/1", **described}, ensure_ascii=False))

@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,15 +86,16 @@ def span_from(option: str, given: str | None) -> tuple[int, int | None] | None:
     return int(match[1] or 0), int(match[2]) if match[2] else None
 
 
-def refuse_beside(option: str, **others: object) -> None:
-    """Refuses what cannot be given together with an option.
+def refuse_beside(option: str, *groups: object, **others: object) -> None:
+    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed.
 
     Raises:
         UsageError: Something is given.
     """
-    for name, given in others.items():
+    changed = {f.name: getattr(g, f.name) != f.default for g in groups for f in fields(g)}  # type: ignore[arg-type]
+    for name, given in {**others, **changed}.items():
         if given:
-            named = name if name.isupper() else f"--{name.replace('_', '-')}"
+            named = "TEXT" if name == "text" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{named} cannot be given beside {option}", "leave out one of them")
 
 
@@ -216,106 +217,11 @@ def print_document(document: Mapping[str, Any], paths: Iterable[Path], *, allow_
     print_json(dumps(whole, ensure_ascii=False, allow_nan=allow_nan))
 
 
-Files = Annotated[
-    list[str] | None,
-    typer.Option(help="Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."),
-]
-Split = Annotated[str, typer.Option(help="What of a text file is one text: line, paragraph or file.")]
-Field = Annotated[str, typer.Option(help="The field of jsonl, csv or parquet that holds the text.")]
-Model = Annotated[
-    str, typer.Option("-m", "--model", help="A known name (see `attnscope models`), a folder, or a Hub id.")
-]
-Engine = Annotated[
-    str,
-    typer.Option(
-        help="native: attnscope's own attention, for BERT-family weights; hf: transformers; auto: native where it can."
-    ),
-]
-Image = Annotated[
-    Path | None,
-    typer.Option(
-        help="A photo, for vision transformers: attention is laid over it. --query is then CLS, REG0, a patch as "
-        "ROW,COLUMN, or mean (over all patches).",
-        show_default=False,
-    ),
-]
-Layers = Annotated[str | None, typer.Option("-L", "--layers", help="Layers, such as 0,3-5.  [default: all]")]
-Heads = Annotated[
-    str | None, typer.Option("-H", "--heads", help="Heads of those layers, such as 1,8-10.  [default: all]")
-]
 Pick = Annotated[str | None, typer.Option("--pick", help="Single heads, such as L3H1,L5H11, in one figure.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", help="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]"),
-]
-RecordFormats = Annotated[
-    str | None,
-    typer.Option(
-        "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
-    ),
-]
-Kind = Annotated[
-    str | None, typer.Option(help="Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]")
-]
-Scale = Annotated[
-    str,
-    typer.Option(
-        help="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure)."
-    ),
-]
-Cmap = Annotated[str, typer.Option(help="A matplotlib colormap, such as viridis or Greys.")]
 Query = Annotated[
     str | None,
     typer.Option(help="Also show what this token attends to: a token, a word, or a place such as @3."),
 ]
-Words = Annotated[bool, typer.Option("--words", help="Merge word pieces: sum over keys, mean over queries.")]
-HideSpecial = Annotated[bool, typer.Option("--hide-special", help="Leave special tokens out and renormalise each row.")]
+Cmap = Annotated[str, typer.Option(help="A matplotlib colormap, such as viridis or Greys.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of paths.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")]
-Device = Annotated[
-    str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu.")
-]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        "--device-map", help="auto: spread a model that is too large over all devices (needs the extra accelerate)."
-    ),
-]
-Dtype = Annotated[
-    str, typer.Option(help="Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better.")
-]
-NoCheck = Annotated[
-    bool, typer.Option("--no-check", help="Skip comparing a Hugging Face model with its own eager attention.")
-]
-AllowPickle = Annotated[
-    bool, typer.Option("--allow-pickle", help="Load weights that are pickles; those can run any code on your machine.")
-]
-Executor = Annotated[
-    str,
-    typer.Option(help="Where workers live: local, on this machine; ray, on those of a Ray cluster (extra [ray])."),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(help="Of the cluster, such as 10.0.0.1:6379.  [default: as Ray finds it, else one is started here]"),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        help="Workers that share the texts, each with its own model.  [default: this process; of Ray as many as fit]",
-        show_default=False,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(help="Threads that each worker computes with; more than 1 for large models.  [default: 1]"),
-]
-Adapter = Annotated[
-    Path | None,
-    typer.Option(
-        help="The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft).",
-        show_default=False,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-]

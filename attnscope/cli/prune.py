@@ -1,37 +1,32 @@
 """`attnscope prune`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from attnscope.cli import options
+from attnscope.cli.groups import Heads, Kind, Loading, Model, Printing, Texts, Where, command
 
 if TYPE_CHECKING:
     from attnscope.studies.pruning import Pruned
 
 
+@command(
+    omit=("layers", "heads", "formats", "adapter", "engine", "allow_pickle"),
+    text="A text to measure the change on; `-` reads stdin.",
+    pick="The heads to prune, such as L3H1,L5H11.",
+    out="The folder to write; a new one.",
+)
 def prune(
-    text: Annotated[
-        str | None, typer.Argument(help="A text to measure the change on; `-` reads stdin.", show_default=False)
-    ] = None,
-    pick: Annotated[str | None, typer.Option("--pick", help="The heads to prune, such as L3H1,L5H11.")] = None,
-    kind: options.Kind = None,
-    model: options.Model = "minilm",
-    file: options.Files = None,
-    split: options.Split = "line",
-    field: options.Field = "text",
+    *,
+    which: Heads,
+    kind: Kind = None,
+    model: Model = "minilm",
+    texts: Texts,
     target: Annotated[
-        str | None, typer.Option(help="What an encoder-decoder is to write.  [default: its own answer to each text]")
+        str | None, "What an encoder-decoder is to write.  [default: its own answer to each text]"
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The folder to write; a new one.")] = None,
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    device_map: options.DeviceMap = None,
-    no_check: options.NoCheck = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    where: Where,
+    loading: Loading,
+    printing: Printing,
 ) -> None:
     """Write a model without some heads, as a folder that transformers loads.
 
@@ -42,17 +37,15 @@ def prune(
     - `attnscope prune --pick L3H1,L5H11 -o minilm-pruned`
     """
     from attnscope.errors import UsageError
-    from attnscope.studies.inputs import LoadOptions, TextsWanted
     from attnscope.studies.pruning import PruneOrder, prune
 
-    if out is None:
+    if where.out is None:
         raise UsageError("there is no folder to write", "name a new one with --out")
-    texts = TextsWanted(text, tuple(file or ()), split, field)
-    order = PruneOrder(options.heads_from(pick), out, kind, texts if texts.given else None, target)
-    loading = LoadOptions("hf", device, dtype, not no_check, trust_remote_code=trust_remote_code, device_map=device_map)
-    pruned = prune(model, order, loading)
-    options.say(pruned.effect.run.get("notes", ()), quiet)
-    print_pruned(pruned, json)
+    wanted = texts.wanted()
+    order = PruneOrder(which.choice().pick, where.out, kind, wanted if wanted.given else None, target)
+    pruned = prune(model, order, loading.options(engine="hf"))
+    options.say(pruned.effect.run.get("notes", ()), printing.quiet)
+    print_pruned(pruned, printing.json)
     options.fail_if_not_whole(pruned.effect.corpus, pruned.effect.run)
 
 

@@ -6,47 +6,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.groups import Loading, Model, Printing, Running, Where, command
 
 if TYPE_CHECKING:
     from attnscope.records.relations import Relations
 
 
+@command()
 def relations(
+    *,
     files: Annotated[
         list[str],
         typer.Argument(
             help="Annotated files or patterns: .conllu, .jsonl with links, .py; also .gz and .zst; - is stdin."
         ),
     ],
-    kind: Annotated[
-        str, typer.Option(help="How the files are annotated: conllu, jsonl, python; auto: by their names.")
-    ] = "auto",
+    kind: Annotated[str, "How the files are annotated: conllu, jsonl, python; auto: by their names."] = "auto",
     unit: Annotated[
-        str, typer.Option(help="What of CoNLL-U is one text: sentence, or document (coreference across sentences).")
+        str, "What of CoNLL-U is one text: sentence, or document (coreference across sentences)."
     ] = "sentence",
-    only: Annotated[str | None, typer.Option(help="These relations alone, such as nsubj,obj.  [default: all]")] = None,
-    model: options.Model = "minilm",
-    chunk: Annotated[int | None, typer.Option(help="Cut long texts into chunks of so many tokens.")] = None,
-    stride: Annotated[int | None, typer.Option(help="How many tokens further the next chunk begins.")] = None,
+    only: Annotated[str | None, "These relations alone, such as nsubj,obj.  [default: all]"] = None,
+    model: Model = "minilm",
+    chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
+    stride: Annotated[int | None, "How many tokens further the next chunk begins."] = None,
     examples: Annotated[
         int, typer.Option(min=0, max=100, help="Show so many texts of each relation that a head expresses.")
     ] = 0,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
-    formats: options.RecordFormats = None,
-    executor: options.Executor = "local",
-    workers: options.Workers = None,
-    threads: options.Threads = None,
-    ray_address: options.RayAddress = None,
-    adapter: options.Adapter = None,
-    engine: options.Engine = "auto",
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    device_map: options.DeviceMap = None,
-    no_check: options.NoCheck = False,
-    allow_pickle: options.AllowPickle = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    where: Where,
+    running: Running,
+    loading: Loading,
+    printing: Printing,
 ) -> None:
     """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
 
@@ -56,17 +45,15 @@ def relations(
 
     - `attnscope relations sample_texts/library.py --chunk 40`
     """
-    from attnscope.studies.inputs import LoadOptions
     from attnscope.studies.relation_files import RelationsOrder, study
-    from attnscope.studies.workers import workers_from
 
-    order = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples, out, formats)
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
-    shared = workers_from(model, loading, executor=executor, n=workers, threads=threads, address=ray_address)
-    with options.progress(quiet) as report:
-        found, paths = study(model, order, loading, report, shared)
-    options.say(found.run.get("notes", ()), quiet)
-    print_relations(found, paths, json)
+    order = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples, **vars(where))
+    load = loading.options()
+    shared = running.share(model, load)
+    with options.progress(printing.quiet) as report:
+        found, paths = study(model, order, load, report, shared)
+    options.say(found.run.get("notes", ()), printing.quiet)
+    print_relations(found, paths, printing.json)
     options.fail_if_not_whole(found.corpus, found.run)
 
 

@@ -6,17 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.groups import Drawing, Image, Loading, Model, OneText, Printing, Tokens, Where, command
 
 if TYPE_CHECKING:
     from attnscope.records.rollouts import Rollout
 
 
+@command(
+    omit=("words", "hide_special"),
+    formats="Several of png, svg, pdf, npz, json.  [default: npz,png]",
+    scale="What the darkest colour means: 1 (fixed), each map's largest (head), the figure's (figure).  "
+    "[default: figure; head for pictures]",
+)
 def rollout(
-    text: Annotated[str | None, typer.Argument(help="The text; `-` reads it from stdin.", show_default=False)] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from a file (UTF-8).")] = None,
-    image: options.Image = None,
-    model: options.Model = "minilm",
-    query: options.Query = None,
+    *,
+    one: OneText,
+    image: Image = None,
+    model: Model = "minilm",
+    tokens: Tokens,
     residual: Annotated[
         float, typer.Option(min=0, max=1, help="The share of the identity in each layer, for the residual connection.")
     ] = 0.5,
@@ -24,29 +31,10 @@ def rollout(
         bool | None,
         typer.Option("--flow/--no-flow", help="Find the flow.  [default: if it takes a minute at most]"),
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None,
-    formats: Annotated[
-        str | None, typer.Option("-f", "--format", help="Several of png, svg, pdf, npz, json.  [default: npz,png]")
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            help="What the darkest colour means: 1 (fixed), each map's largest (head), the figure's (figure).  "
-            "[default: figure; head for pictures]",
-            show_default=False,
-        ),
-    ] = None,
-    cmap: options.Cmap = "Blues",
-    adapter: options.Adapter = None,
-    engine: options.Engine = "auto",
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    device_map: options.DeviceMap = None,
-    no_check: options.NoCheck = False,
-    allow_pickle: options.AllowPickle = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    where: Where,
+    drawing: Drawing,
+    loading: Loading,
+    printing: Printing,
 ) -> None:
     """How much of each input token is left in a place after several layers: attention rollout and attention flow.
 
@@ -59,28 +47,21 @@ def rollout(
     - `attnscope rollout --image photo.jpg -m ./dinov2-small -o out`
     """
     from attnscope.errors import UsageError
-    from attnscope.studies.inputs import LoadOptions
     from attnscope.studies.rollout_files import RolloutFiles, formats_from, write_picture_rollout, write_rollout
-    from attnscope.text import read_text
-    from attnscope.views.figures import Style
 
-    if out is None and formats is not None:
+    if where.out is None and where.formats is not None:
         raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-    usual = "figure" if image is None else "head"
-    style = Style(scale or usual, cmap)  # type: ignore[arg-type]  # as in heatmap
-    files = RolloutFiles(out, formats_from(formats), style, query)
-    loading = LoadOptions(engine, device, dtype, not no_check, allow_pickle, trust_remote_code, device_map, adapter)
+    style = drawing.style("figure" if image is None else "head")
+    files, load = RolloutFiles(where.out, formats_from(where.formats), style, tokens.query), loading.options()
     if image is not None:
-        options.refuse_beside("--image", TEXT=text, file=file, flow=flow)
-        found, paths = write_picture_rollout(model, image, files, loading, residual=residual)
-        options.say(found.run["notes"], quiet)
-        print_rollout(found, paths, query, json)
-        return
-    given = read_text(text, file)
-    with options.counting(quiet, "flow") as report:
-        found, paths = write_rollout(model, given, files, loading, residual=residual, flow=flow, report=report)
-    options.say(found.run["notes"], quiet)
-    print_rollout(found, paths, query, json)
+        options.refuse_beside("--image", one, flow=flow)
+        found, paths = write_picture_rollout(model, image, files, load, residual=residual)
+    else:
+        given = one.read()
+        with options.counting(printing.quiet, "flow") as report:
+            found, paths = write_rollout(model, given, files, load, residual=residual, flow=flow, report=report)
+    options.say(found.run["notes"], printing.quiet)
+    print_rollout(found, paths, tokens.query, printing.json)
 
 
 def print_rollout(found: "Rollout", paths: list[Path], query: str | None, json: bool) -> None:

@@ -1,0 +1,297 @@
+"""Groups of options that travel together, and the decorator that expands them into the signature of a command.
+
+A group is a frozen dataclass whose fields are annotated as typer's parameters are. It builds what a study is asked
+with when it is called, so that the command line starts without studies, numpy or torch.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+import typer
+
+from attnscope.cli import options
+
+if TYPE_CHECKING:
+    from attnscope.studies.heatmap import Choice, Prompt
+    from attnscope.studies.inputs import LoadOptions, TextsWanted
+    from attnscope.studies.workers import Workers
+    from attnscope.views.figures import Style
+
+
+# The decorator --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What one command says differently of an option of a group: its help, its default."""
+
+    help: str | None = None
+    default: Any = ...
+
+
+def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[Callable[..., None]], Any]:
+    """Makes a function whose parameters are options, and groups of them, a command of typer.
+
+    A parameter whose type is a group becomes the group's fields, in their order and place; the function gets the
+    group. A parameter of its own may be annotated with its help alone, `Annotated[int, "How many."]`: that is an
+    option; a bool is a flag without a `--no-` form.
+
+    Args:
+        omit: Options of groups that the command does not have; their fields keep their defaults.
+        changed: Options of groups of which the command says something else; a string is the help.
+
+    Raises:
+        TypeError: An option to omit or to change is in none of the groups.
+    """
+
+    def expand(function: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[type, list[str]]] = {}
+        known: set[str] = set()
+        for own in inspect.signature(function).parameters.values():
+            if not dataclasses.is_dataclass(own.annotation):
+                parameters.append(_parameter(own.name, own.annotation, own.default))
+                continue
+            group: Any = own.annotation
+            known |= {field.name for field in dataclasses.fields(group)}
+            kept = [field for field in dataclasses.fields(group) if field.name not in omit]
+            groups[own.name] = group, [field.name for field in kept]
+            parameters += [_parameter(field.name, field.type, field.default, changed.get(field.name)) for field in kept]
+        unknown = {*omit, *changed} - known
+        if unknown:
+            raise TypeError(f"{function.__name__} has no group with {', '.join(sorted(unknown))}")
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            for name, (group, names) in groups.items():
+                given[name] = group(**{field: given.pop(field) for field in names})
+            function(**given)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return expand
+
+
+def _parameter(name: str, annotation: Any, default: Any, change: str | Changed | None = None) -> inspect.Parameter:
+    """A parameter as typer takes it."""
+    if get_origin(annotation) is Annotated:
+        kind, (about, *_) = get_args(annotation)[0], get_args(annotation)[1:]
+        if isinstance(about, str):
+            about = typer.Option(*[f"--{name.replace('_', '-')}"] * (kind is bool), help=about)
+        if change is not None:
+            change = Changed(change) if isinstance(change, str) else change
+            about, default = copy(about), default if change.default is ... else change.default
+            about.help = change.help or about.help
+        annotation = Annotated[kind, about]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+# Which model, and how it runs -----------------------------------------------------------------------------------
+
+Model = Annotated[
+    str, typer.Option("-m", "--model", help="A known name (see `attnscope models`), a folder, or a Hub id.")
+]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded."""
+
+    adapter: Annotated[
+        Path | None, "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft)."
+    ] = None
+    engine: Annotated[
+        str,
+        "native: attnscope's own attention, for BERT-family weights; hf: transformers; auto: native where it can.",
+    ] = "auto"
+    device: Annotated[
+        str, "Where the model runs: cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu."
+    ] = "cpu"
+    dtype: Annotated[
+        str, "Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better."
+    ] = "float32"
+    device_map: Annotated[
+        str | None, "auto: spread a model that is too large over all devices (needs the extra accelerate)."
+    ] = None
+    no_check: Annotated[bool, "Skip comparing a Hugging Face model with its own eager attention."] = False
+    allow_pickle: Annotated[bool, "Load weights that are pickles; those can run any code on your machine."] = False
+    trust_remote_code: Annotated[bool, "Run Python code that comes with the model."] = False
+
+    def options(self, **other: str) -> "LoadOptions":
+        """The options of loading, with what a command knows better."""
+        from attnscope.studies.inputs import LoadOptions
+
+        given = {**vars(self), **other}
+        return LoadOptions(check=not given.pop("no_check"), **given)
+
+
+@dataclass(frozen=True)
+class Running:
+    """Which workers share the texts."""
+
+    executor: Annotated[
+        str, "Where workers live: local, on this machine; ray, on those of a Ray cluster (extra [ray])."
+    ] = "local"
+    workers: Annotated[
+        int | None,
+        "Workers that share the texts, each with its own model.  [default: this process; of Ray as many as fit]",
+    ] = None
+    threads: Annotated[
+        int | None, "Threads that each worker computes with; more than 1 for large models.  [default: 1]"
+    ] = None
+    ray_address: Annotated[
+        str | None, "Of the cluster, such as 10.0.0.1:6379.  [default: as Ray finds it, else one is started here]"
+    ] = None
+
+    def share(self, model: str, loading: "LoadOptions") -> "Workers | None":
+        """The workers of a study; None = it runs in this process."""
+        from attnscope.studies.workers import workers_from
+
+        return workers_from(
+            model, loading, executor=self.executor, n=self.workers, threads=self.threads, address=self.ray_address
+        )
+
+
+# Which texts ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OneText:
+    """A text as it is given, or in a file."""
+
+    text: Annotated[str | None, typer.Argument(help="The text; `-` reads it from stdin.", show_default=False)] = None
+    file: Annotated[Path | None, "Read the text from a file (UTF-8)."] = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is one."""
+        return self.text is not None or self.file is not None
+
+    def read(self) -> str:
+        """The text."""
+        from attnscope.text import read_text
+
+        return read_text(self.text, self.file)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A text, or the files that hold texts."""
+
+    text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
+    file: Annotated[
+        list[str] | None, "Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."
+    ] = None
+    split: Annotated[str, "What of a text file is one text: line, paragraph or file."] = "line"
+    field: Annotated[str, "The field of jsonl, csv or parquet that holds the text."] = "text"
+
+    def wanted(self, files: Sequence[str] = ()) -> "TextsWanted":
+        """The texts that are asked for; a command that takes files as arguments hands them over."""
+        from attnscope.studies.inputs import TextsWanted
+
+        return TextsWanted(self.text, tuple(files or self.file or ()), self.split, self.field)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model is to read a text."""
+
+    pair: Annotated[str | None, "A second text, for models that read pairs."] = None
+    target: Annotated[str | None, "What an encoder-decoder is to write.  [default: its own greedy output]"] = None
+    generate: Annotated[
+        int, typer.Option(min=0, max=10000, help="Let a decoder write that many tokens, and show them too.")
+    ] = 0
+    chat: Annotated[bool, "Put the text into the model's chat template."] = False
+
+    def prompt(self, text: str) -> "Prompt":
+        """A text, to be read so."""
+        from attnscope.studies.heatmap import Prompt
+
+        return Prompt(text, **vars(self))
+
+
+Image = Annotated[
+    Path | None,
+    "A photo, for vision transformers: attention is laid over it. --query is then CLS, REG0, a patch as ROW,COLUMN, "
+    "or mean (over all patches).",
+]
+
+
+# Which heads and tokens, how drawn, and where to ----------------------------------------------------------------
+
+Kind = Annotated[str | None, "Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]"]
+
+Layer = Annotated[int | None, typer.Option("-L", "--layer", min=0, help="The layer, counted from 0.")]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads."""
+
+    layers: Annotated[str | None, typer.Option("-L", "--layers", help="Layers, such as 0,3-5.  [default: all]")] = None
+    heads: Annotated[
+        str | None, typer.Option("-H", "--heads", help="Heads of those layers, such as 1,8-10.  [default: all]")
+    ] = None
+    pick: Annotated[str | None, "Single heads, such as L3H1,L5H11, in one figure."] = None
+
+    def choice(self) -> "Choice":
+        """The heads that are asked for."""
+        from attnscope.studies.heatmap import Choice
+
+        numbers = options.numbers_from
+        return Choice(numbers(self.layers), numbers(self.heads), options.heads_from(self.pick))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How tokens are shown."""
+
+    query: Annotated[str | None, "Also show what this token attends to: a token, a word, or a place such as @3."] = None
+    words: Annotated[bool, "Merge word pieces: sum over keys, mean over queries."] = False
+    hide_special: Annotated[bool, "Leave special tokens out and renormalise each row."] = False
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How figures are coloured."""
+
+    scale: Annotated[
+        str | None,
+        "What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).",
+    ] = None
+    cmap: Annotated[str, "A matplotlib colormap, such as viridis or Greys."] = "Blues"
+
+    def style(self, usual: str = "fixed") -> "Style":
+        """The style, with the scale that is usual where none is given."""
+        from attnscope.views.figures import Style
+
+        return Style(usual if self.scale is None else self.scale, self.cmap)  # type: ignore[arg-type]  # it refuses others
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where files are written, and which."""
+
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Printing:
+    """What is said on stdout and stderr."""
+
+    json: Annotated[bool, "Print one JSON document instead of paths."] = False
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")] = False
