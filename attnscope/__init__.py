@@ -51,16 +51,14 @@ if TYPE_CHECKING:
     from attnscope.studies.compare_texts import compare_heads, compare_texts
     from attnscope.studies.cost import cost
     from attnscope.studies.heads import HeadsOptions, heads
-    from attnscope.studies.heatmap import heatmap
+    from attnscope.studies.heatmap import heatmap, picture_heatmap, sound_heatmap
     from attnscope.studies.page import page
     from attnscope.studies.picture_heads import picture_heads
-    from attnscope.studies.pictures import picture_heatmap
     from attnscope.studies.pooled import pooled_heatmap
     from attnscope.studies.pruning import PruneOrder, prune
     from attnscope.studies.relations import RelationsOptions, relations
     from attnscope.studies.rollout import picture_rollout, rollout
     from attnscope.studies.sound_heads import sound_heads
-    from attnscope.studies.sounds import sound_heatmap
     from attnscope.studies.split import SplitOptions, split, split_example
     from attnscope.studies.trace import trace, trace_example
     from attnscope.studies.workers import Workers
@@ -115,13 +113,13 @@ _PUBLIC = {
     "page": "attnscope.studies.page:page",
     "picture_heads": "attnscope.studies.picture_heads:picture_heads",
     "sound_heads": "attnscope.studies.sound_heads:sound_heads",
-    "picture_heatmap": "attnscope.studies.pictures:picture_heatmap",
+    "picture_heatmap": "attnscope.studies.heatmap:picture_heatmap",
     "picture_rollout": "attnscope.studies.rollout:picture_rollout",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
     "prune": "attnscope.studies.pruning:prune",
     "relations": "attnscope.studies.relations:relations",
     "rollout": "attnscope.studies.rollout:rollout",
-    "sound_heatmap": "attnscope.studies.sounds:sound_heatmap",
+    "sound_heatmap": "attnscope.studies.heatmap:sound_heatmap",
     "split": "attnscope.studies.split:split",
     "split_example": "attnscope.studies.split:split_example",
     "trace": "attnscope.studies.trace:trace",

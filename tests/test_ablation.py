@@ -19,7 +19,7 @@ from attnscope.models.model import Batch
 from attnscope.studies import ablation_reading, ablation_sweep
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.ablation_reading import Reader
-from attnscope.studies.heatmap import Choice
+from attnscope.studies.choice import Choice
 from attnscope.views.ablation_summary import notes
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
 

@@ -24,9 +24,10 @@ from attnscope.records.batches import DrawnText, FailedText
 from attnscope.studies import batch as study
 from attnscope.studies import worker_process
 from attnscope.studies.batch_folder import BatchFolder, clear, folder_name
-from attnscope.studies.heatmap import Choice, Prompt
+from attnscope.studies.choice import Choice
 from attnscope.studies.heatmap_files import Wanted, write_heatmap
 from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.reading import Prompt
 from attnscope.studies.worker_process import ProcessWorker
 from attnscope.studies.workers import TRIES
 from attnscope.views.gallery import page

@@ -12,9 +12,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.comparison import Comparison, head_name, load
 from attnscope.records.storage import schema_of
 from attnscope.studies import compare as study
+from attnscope.studies.choice import Choice
 from attnscope.studies.compare import CompareOptions, compare, compare_models
 from attnscope.studies.compare_texts import align, compare_heads, compare_texts
-from attnscope.studies.heatmap import Choice
 from attnscope.views.compare_summary import texts_line
 from tests.conftest import write_tiny
 from tests.record_helpers import tokens_of

@@ -202,6 +202,6 @@ def test_hostile_records_are_drawn(tmp_path: Path) -> None:
 
 
 def _one_head() -> object:
-    from attnscope.studies.heatmap import Choice
+    from attnscope.studies.choice import Choice
 
     return Choice(layers=(0,), heads=(0,))

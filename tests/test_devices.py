@@ -17,8 +17,9 @@ from attnscope import models
 from attnscope.core import precision
 from attnscope.errors import AttnscopeError
 from attnscope.models import devices
-from attnscope.studies.heatmap import Choice, Prompt
+from attnscope.studies.choice import Choice
 from attnscope.studies.page import page_text
+from attnscope.studies.reading import Prompt
 from tests.ablation_helpers import save_tiny
 from tests.pretend_device import NAME, pretending
 from tests.processes import python

@@ -1,5 +1,6 @@
 """The study: what a model attends to on a text, from the real weights and from Python."""
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records import Heatmap
 from attnscope.studies import heatmap as study
-from attnscope.studies.heatmap import Choice, fingerprint, fitted
+from attnscope.studies.choice import Choice
+from attnscope.studies.provenance import fingerprint
+from attnscope.studies.reading import truncate
 from tests import rounding
 from tests.record_helpers import simple, tokens_of
 
@@ -150,7 +153,7 @@ def test_cutting_keeps_what_it_says(first: int, second: int, limit: int) -> None
     special = (0, first + 1, n - 1) if second else (0, n - 1)
     tokens = tokens_of([f"t{i}" for i in range(n)], special)
     tokens = replace(tokens, segments=(np.arange(n) > first + 1).astype(np.int32))
-    cut, said = fitted(tokens, limit)
+    cut, said = truncate(tokens, limit)
     assert len(cut) == min(n, limit)
     assert bool(said) == (n > limit)
     assert cut.special.sum() == len(special)
@@ -176,20 +179,20 @@ def test_cutting_keeps_what_it_says(first: int, second: int, limit: int) -> None
 
 def test_a_limit_that_special_tokens_fill_is_an_error() -> None:
     with pytest.raises(AttnscopeError, match="which its special tokens fill alone"):
-        fitted(tokens_of(["[CLS]", "a", "[SEP]"], (0, 2)), 2)
+        truncate(tokens_of(["[CLS]", "a", "[SEP]"], (0, 2)), 2)
 
 
 def test_a_text_of_special_tokens_only_is_no_text() -> None:
     with pytest.raises(AttnscopeError, match="all special"):
-        fitted(tokens_of(["[CLS]", "[SEP]"], (0, 1)), None)
+        truncate(tokens_of(["[CLS]", "[SEP]"], (0, 1)), None)
 
 
 def test_maps_that_no_machine_could_hold_are_refused_before_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}[name])
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}[name])
     with pytest.raises(AttnscopeError, match="on 60 tokens need 0 GiB, this machine has 0 GiB") as caught:
         study._require_memory(simple(60))
     assert "--pick" in caught.value.hint
-    monkeypatch.setattr(study.os, "sysconf", lambda name: 2**20)
+    monkeypatch.setattr(os, "sysconf", lambda name: 2**20)
     study._require_memory(simple(60))
 
 

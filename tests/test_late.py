@@ -16,6 +16,7 @@ from attnscope.records.findings import load as load_findings
 from attnscope.studies import ablation, ablation_sweep, heads_files
 from attnscope.studies import compare as comparing
 from attnscope.studies import heads as studying
+from attnscope.studies.choice import Choice
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
 
@@ -45,7 +46,7 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_pa
         picked = [(head["layer"], head["head"]) for head in labelled if head["kind"] == kind]
         if not picked:
             continue
-        options = AblateOptions(choice=attnscope.studies.heatmap.Choice(pick=tuple(picked)), kind=kind)
+        options = AblateOptions(choice=Choice(pick=tuple(picked)), kind=kind)
         alone = ablate(model, (tmp_path / "t.txt").read_text().splitlines(), options)
         effects = {(one.layer, one.head): one.effects for one in alone.heads}
         for head in labelled:

@@ -193,7 +193,7 @@ def test_causal_models_stay_causal() -> None:
     ("family", "says"), [("llama", "grouped queries"), ("gemma2", "grouped"), ("t5", "single heads")]
 )
 def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) -> None:
-    from attnscope.studies.heatmap import Prompt
+    from attnscope.studies.reading import Prompt
 
     prompt = Prompt("5 3 9", target="4 7" if family == "t5" else None)
     with pytest.raises(AttnscopeError, match=says):

@@ -17,7 +17,7 @@ from attnscope.models.model import Model
 from attnscope.models.plain import load_plain
 from attnscope.records.trace import Trace, load
 from attnscope.studies import trace as study
-from attnscope.studies.heatmap import Prompt
+from attnscope.studies.reading import Prompt
 from attnscope.studies.trace import trace, trace_example, trace_plain
 from tests.core_helpers import WORKED
 from tests.processes import python

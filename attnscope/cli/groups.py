@@ -18,8 +18,9 @@ import typer
 from attnscope.cli import options
 
 if TYPE_CHECKING:
-    from attnscope.studies.heatmap import Choice, Prompt
+    from attnscope.studies.choice import Choice
     from attnscope.studies.inputs import LoadOptions, TextsWanted
+    from attnscope.studies.reading import Prompt
     from attnscope.studies.workers import Workers
     from attnscope.views.figures import Style
 
@@ -213,7 +214,7 @@ class Reading:
 
     def prompt(self, text: str) -> "Prompt":
         """A text, to be read so."""
-        from attnscope.studies.heatmap import Prompt
+        from attnscope.studies.reading import Prompt
 
         return Prompt(text, **vars(self))
 
@@ -244,7 +245,7 @@ class Heads:
 
     def choice(self) -> "Choice":
         """The heads that are asked for."""
-        from attnscope.studies.heatmap import Choice
+        from attnscope.studies.choice import Choice
 
         numbers = options.numbers_from
         return Choice(numbers(self.layers), numbers(self.heads), options.heads_from(self.pick))

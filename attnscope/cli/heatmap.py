@@ -73,7 +73,7 @@ def heatmap(
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it."`
     """
     from attnscope.errors import UsageError
-    from attnscope.studies.heatmap import Cut
+    from attnscope.studies.choice import Cut
     from attnscope.studies.heatmap_files import Wanted, formats_from, write_heatmap
     from attnscope.studies.inputs import others_in
     from attnscope.studies.picture_files import write_picture

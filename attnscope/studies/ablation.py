@@ -29,9 +29,10 @@ from attnscope.studies.ablation_sweep import (
     measured,
     rerunnable,
 )
-from attnscope.studies.heatmap import Choice, run_of
+from attnscope.studies.choice import Choice
 from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.late import failure
+from attnscope.studies.provenance import run_of
 from attnscope.studies.texts import Report, Texts, problems_of, scaled, sha256_of, texts_of
 
 if TYPE_CHECKING:

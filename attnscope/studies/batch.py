@@ -18,9 +18,11 @@ from attnscope.models.catalog import hashes, verify
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.studies.batch_folder import BatchFolder, folder_name
 from attnscope.studies.batch_worker import Done, Setup, Task
-from attnscope.studies.heatmap import Choice, versions
+from attnscope.studies.choice import Choice
 from attnscope.studies.heatmap_files import Wanted
 from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.memory import physical_bytes
+from attnscope.studies.provenance import versions
 from attnscope.studies.texts import Progress, Report
 from attnscope.studies.workers import Executor, Lost, Where, Workers, carried_out
 from attnscope.views.figures import Style
@@ -253,9 +255,8 @@ def _workers(options: BatchOptions, n_texts: int, source: models.Source) -> Work
 
 def _n_workers(n_texts: int, source: models.Source) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system
+    memory = physical_bytes()
+    if memory is None:
         return min(cores, n_texts)
     weights = sum(path.stat().st_size for path in source.folder.glob("*") if path.is_file()) if source.folder else 0
     return max(1, min(cores, n_texts, int(memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights))))

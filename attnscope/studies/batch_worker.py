@@ -16,9 +16,10 @@ from attnscope.models.model import Model
 from attnscope.records.batches import DrawnText
 from attnscope.records.storage import write_whole
 from attnscope.studies.batch_folder import ENTRY, clear, require_own
-from attnscope.studies.heatmap import Prompt, Reading, changed, fitted, observed, outline, read
+from attnscope.studies.heatmap import apply_changes, outline, run_model
 from attnscope.studies.heatmap_files import Wanted, save_data
 from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.reading import Prompt, Reading, read, truncate
 from attnscope.studies.texts import special_ids
 from attnscope.views.heatmap_figures import Painter, sheets_of
 from attnscope.views.style import FIGURE_FORMATS
@@ -112,8 +113,8 @@ class _Drawer:
     def _draw(self, task: Task) -> int:
         wanted, info = self._wanted, self._model.info
         reading = self._read(task)
-        record = observed(self._model, outline(info, reading, self._chosen, task.text or ""), reading)
-        record = changed(record, hide_special=wanted.hide_special, words=wanted.words)
+        record = run_model(self._model, outline(info, reading, self._chosen), reading)
+        record = apply_changes(record, hide_special=wanted.hide_special, words=wanted.words)
         notes = list(record.run["notes"])
         query = wanted.query
         if query is not None and not any(m.queries.find(query) for m in record.maps):
@@ -148,8 +149,8 @@ class _Drawer:
             )
         if self._special_ids is None:
             self._special_ids = special_ids(self._model)
-        tokens, cut = fitted(tokens_of_ids(task.ids, self._special_ids), self._model.info.max_tokens)
-        return Reading(tokens, None, (cut,) if cut else ())
+        tokens, cut = truncate(tokens_of_ids(task.ids, self._special_ids), self._model.info.max_tokens)
+        return Reading("", tokens, None, (cut,) if cut else ())
 
 
 def _reason(error: Exception) -> str:

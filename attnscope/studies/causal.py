@@ -10,7 +10,7 @@ from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.records.findings import Findings
 from attnscope.studies.ablation import AblateOptions, ablate
-from attnscope.studies.heatmap import Choice
+from attnscope.studies.choice import Choice
 from attnscope.studies.texts import Report, scaled, texts_of
 
 FIRST_TEXTS = 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,11 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.comparison import Arrangement, HeadComparison, HeadPlace, ModelComparison, PairTable
 from attnscope.records.findings import Findings
 from attnscope.records.maps import divided_by_rest
-from attnscope.studies.heatmap import Choice, run_of
+from attnscope.studies.choice import Choice
 from attnscope.studies.late import failure
-from attnscope.studies.memory import Room, give_memory_back, halves, padded_size
+from attnscope.studies.memory import Room, give_memory_back, halves, padded_size, physical_bytes
 from attnscope.studies.overflow import LeftOut, Place
+from attnscope.studies.provenance import run_of
 from attnscope.studies.texts import (
     Progress,
     Report,
@@ -588,11 +588,8 @@ def _require_same_tokens(model: Model, other: Model, ours: Sequence[Chunk], thei
 def _require_memory(n_pairs: int, shape: tuple[int, int]) -> None:
     """Refuses pairs whose sums could not be held, before the models run for minutes."""
     needed = n_pairs * _BYTES_A_PAIR
-    try:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation itself will tell
-        return
-    if needed * 2 > available:
+    available = physical_bytes()
+    if available is not None and needed * 2 > available:
         raise AttnscopeError(
             f"all pairs of {shape[0]} and {shape[1]} heads need {needed / 2**30:.0f} GiB, this machine has "
             f"{available / 2**30:.0f} GiB",

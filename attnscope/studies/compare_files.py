@@ -10,9 +10,9 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records import findings
 from attnscope.records.comparison import Comparison
+from attnscope.studies.choice import Choice
 from attnscope.studies.compare import CompareOptions, compare, compare_models, require_measures
 from attnscope.studies.compare_texts import compare_heads, compare_texts
-from attnscope.studies.heatmap import Choice
 from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
 from attnscope.studies.interrupted import settle
 from attnscope.studies.texts import Report

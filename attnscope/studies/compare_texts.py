@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Model
 from attnscope.records import Heatmap, Tokens
 from attnscope.records.comparison import HeadPlace, MinimalPair, PairTable, PickedHeads, head_name
 from attnscope.records.maps import divided_by_rest
+from attnscope.studies.choice import Choice
 from attnscope.studies.compare import MEASURES, require_measures, require_one_kind, sums_of_rows
-from attnscope.studies.heatmap import Choice, Prompt, Reading, observed, outline, read, run_of
+from attnscope.studies.heatmap import apply_changes, outline, run_model
+from attnscope.studies.provenance import run_of
+from attnscope.studies.reading import Prompt, Reading, batch_of, read
 
 if TYPE_CHECKING:
     from attnscope.core.distance import Measure
@@ -46,7 +49,7 @@ def compare_heads(
         raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
     require_one_kind(model)
     reading = read(model, Prompt(text))
-    record = observed(model, outline(model.info, reading, Choice(pick=chosen).within(model.info), text), reading)
+    record = run_model(model, outline(model.info, reading, Choice(pick=chosen).within(model.info)), reading)
     attention = record.maps[0]
     for place in chosen:
         if not attention.exists(*place):
@@ -105,9 +108,9 @@ def compare_texts(
     readings = [read(model, Prompt(one)) for one in (text, other)]
     everything = Choice().within(model.info)
     records: list[Heatmap] = []
-    for reading, one in zip(readings, (text, other), strict=True):
-        record = observed(model, outline(model.info, reading, everything, one), reading)
-        records.append(record.hide_special() if hide_special else record)
+    for reading in readings:
+        record = run_model(model, outline(model.info, reading, everything), reading)
+        records.append(apply_changes(record, hide_special=hide_special))
     first, second = (record.maps[0] for record in records)
     heads = tuple((layer, head) for layer in first.layers for head in first.heads if first.exists(layer, head))
     weights, others = (np.stack([one.of(*place) for place in heads]) for one in (first, second))
@@ -187,12 +190,8 @@ def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tupl
     if model.info.road == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
     probe = Calls([layer for layer, _ in chosen])
-    ids, segments = (
-        torch.from_numpy(numbers.astype(np.int64))[None].to(model.info.device)
-        for numbers in (reading.tokens.ids, reading.tokens.segments)
-    )
     with torch.no_grad():
-        model.run(Batch(ids, segments=segments), probe)
+        model.run(batch_of(reading, model.info.device), probe)
         (by_layer,) = probe.calls.values()
         call = single_head([(by_layer[layer], head) for layer, head in chosen])
         if isinstance(call, str):

@@ -36,11 +36,11 @@ from attnscope.models.model import Batch, Embeds, Layered, Model, Projects, Trai
 from attnscope.records import Tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.block_sums import BlockSums, Hits, undisturbed
-from attnscope.studies.heatmap import run_of
 from attnscope.studies.late import failure
 from attnscope.studies.memory import Room, give_memory_back, halves, halving_note, padded_size, sparing
 from attnscope.studies.merging import concluded, sums_of
 from attnscope.studies.overflow import LeftOut
+from attnscope.studies.provenance import run_of
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN, RULES, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits
 from attnscope.studies.texts import (

@@ -1,29 +1,24 @@
-"""What does every head attend to on this text? A model and a text in, a Heatmap out."""
+"""What does every head attend to? A model and a text, photo or recording in, a Heatmap out."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attnscope import __version__
-from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Batch, ChatTokenizer, Model, ModelInfo, Sees, Writer
-from attnscope.records import AttentionMap, Heatmap, Tokens, spans
-from attnscope.records.pictures import Picture
-from attnscope.records.pooled import PooledHeatmap
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Model, ModelInfo, Sees
+from attnscope.records import AttentionMap, Heatmap, spans
+from attnscope.senses.photos import read_photo
+from attnscope.senses.recordings import read_recording
+from attnscope.studies.choice import Choice, Chosen, Cut, Span, choice_from, span_from
+from attnscope.studies.memory import physical_bytes
 from attnscope.studies.overflow import refusal
-from attnscope.text import require_text
+from attnscope.studies.provenance import run_of
+from attnscope.studies.reading import Given, Prompt, PromptOptions, Reading, Speech, batch_of, read, reader_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,147 +27,10 @@ if TYPE_CHECKING:
     from attnscope.core.probes import Weights
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which heads are asked for.
-
-    Attributes:
-        layers: Numbers of layers; None = all.
-        heads: Numbers of heads, in each of those layers; None = all.
-        pick: Single heads as (layer, head), instead of the other two.
-    """
-
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    pick: tuple[tuple[int, int], ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.pick is not None and (self.layers is not None or self.heads is not None):
-            raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
-
-    def within(self, info: ModelInfo) -> Chosen:
-        """The heads that are meant of a model.
-
-        Raises:
-            AttnscopeError: The model has no such layer or head; says how many there are.
-        """
-        n_layers, n_heads = max(info.n_layers), max(info.n_heads)
-        layers = tuple(layer for layer, _ in self.pick) if self.pick is not None else self.layers
-        heads = tuple(head for _, head in self.pick) if self.pick is not None else self.heads
-        for what, asked, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
-            beyond = [number for number in asked or () if not 0 <= number < n]
-            if beyond:
-                raise AttnscopeError(
-                    f"there is no {what} {beyond[0]}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
-                )
-            if asked is not None and not asked:
-                raise UsageError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
-        return Chosen(
-            tuple(sorted(set(range(n_layers) if layers is None else layers))),
-            tuple(sorted(set(range(n_heads) if heads is None else heads))),
-            None if self.pick is None else tuple(dict.fromkeys(self.pick)),
-        )
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The heads of a model that are kept: a block of layers x heads, and which of it are shown (None = all)."""
-
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    picked: tuple[tuple[int, int], ...] | None
-
-
-Span = tuple[int, int | None]
-"""Numbers from a first one up to, but without, another (None = the end): as a Python slice."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Which part of a map is asked for.
-
-    Attributes:
-        rows: Which queries; None = all.
-        cols: Which keys; None = all.
-    """
-
-    rows: Span | None = None
-    cols: Span | None = None
-
-    def __post_init__(self) -> None:
-        for name, span in (("rows", self.rows), ("cols", self.cols)):
-            if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
-                stop = "" if span[1] is None else span[1]
-                raise UsageError(
-                    f"{name} {span[0]}:{stop} hold no token", "from:to goes up and counts from 0, such as 1000:1064"
-                )
-
-    def __bool__(self) -> bool:
-        return self.rows is not None or self.cols is not None
-
-    def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
-        """The queries and keys that are meant of a map.
-
-        Raises:
-            UsageError: It has no such tokens; says how many there are.
-        """
-        found = []
-        for name, span, n in (("rows", self.rows, n_queries), ("cols", self.cols, n_keys)):
-            start, stop = span or (0, None)
-            stop = n if stop is None else stop
-            if stop > n or start >= n:
-                raise UsageError(f"{name} {start}:{stop} reach beyond the text's {n} tokens", f"they are 0:{n} at most")
-            found.append(slice(start, stop))
-        return found[0], found[1]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A text, and how a model is to read it.
-
-    Attributes:
-        text: The text.
-        pair: A second text, for models that read pairs.
-        target: What the decoder of an encoder-decoder is to write; None = its own greedy output.
-        chat: Whether the text is put into the model's chat template, as the user's message.
-        generate: How many tokens a decoder is to write after the text.
-    """
-
-    text: str
-    pair: str | None = None
-    target: str | None = None
-    chat: bool = False
-    generate: int = 0
-
-    def __post_init__(self) -> None:
-        named = (("the text", self.text), ("the second text", self.pair), ("the target", self.target))
-        for name, text in named:
-            if text is not None:
-                require_text(text, name)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a model reads: tokens, those of its decoder where it has an encoder too, and notes on them.
-
-    Of what is no text also what the model's forward gets, and the picture that the tokens are patches of.
-    """
-
-    tokens: Tokens
-    target: Tokens | None = None
-    notes: tuple[str, ...] = ()
-    inputs: Mapping[str, Any] | None = None
-    picture: Picture | None = None
-
-
 def heatmap(
     model: Model,
     text: str,
     *,
-    pair: str | None = None,
-    target: str | None = None,
-    chat: bool = False,
-    generate: int = 0,
     layers: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
@@ -180,16 +38,13 @@ def heatmap(
     words: bool = False,
     rows: Span | slice | None = None,
     cols: Span | slice | None = None,
+    **prompt: Unpack[PromptOptions],
 ) -> Heatmap:
     """Runs a model on a text and keeps the attention weights of the chosen heads.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         text: What to run it on.
-        pair: A second text, for models that read pairs.
-        target: What the decoder of an encoder-decoder is to write; None = its own greedy output.
-        chat: Puts the text into the model's chat template, as the user's message.
-        generate: Lets a decoder write that many tokens after the text, and shows what it attended to as it wrote.
         layers: Numbers of the layers to keep; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
@@ -198,6 +53,10 @@ def heatmap(
         rows: Keeps these queries alone, as (first, last + 1) or a slice: in memory of their number, whatever the text's
             length.
         cols: Keeps these keys alone, likewise. Weights stay what they are in the whole map.
+        prompt: How the text is read. `pair`: a second text, for models that read pairs. `target`: what the decoder of
+            an encoder-decoder is to write; None = its own greedy output. `chat`: puts the text into the model's chat
+            template, as the user's message. `generate`: lets a decoder write that many tokens after the text, and
+            shows what it attended to as it wrote.
 
     Returns:
         The record; `weights` is (layer, head, query, key). For long texts see `pooled_heatmap`.
@@ -209,102 +68,106 @@ def heatmap(
     Warns:
         UserWarning: What was read is not just what was given: a text was cut, or a target was written by the model.
     """
-    require_call(model, text, pick)
-    chosen = choice_from(layers, heads, pick).within(model.info)
-    reading = read(model, Prompt(text, pair, target, chat, generate))
-    for note in reading.notes:
-        warnings.warn(note, stacklevel=2)
-    cut = Cut(_span(rows), _span(cols))
-    record = observed(model, outline(model.info, reading, chosen, text, cut), reading)
-    return changed(record, hide_special=hide_special, words=words)
+    record = _record_of(
+        model, Prompt(text, **prompt), choice_from(layers, heads, pick), Cut(span_from(rows), span_from(cols))
+    )
+    return apply_changes(record, hide_special=hide_special, words=words)
 
 
-def read(model: Model, prompt: Prompt) -> Reading:
-    """Tokenises a prompt as a model reads it; texts over its limit are cut, which a note says.
+def picture_heatmap(
+    model: Model,
+    image: Any,
+    *,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+    pick: Sequence[tuple[int, int]] | None = None,
+    hide_special: bool = False,
+) -> Heatmap:
+    """Runs a vision model on a photo and keeps the attention weights of the chosen heads.
+
+    Tokens are the patches, "row,column" from the upper left, and what stands before them: "CLS", "REG0" …
+
+        record = attnscope.picture_heatmap(model, "photo.png")
+        record.draw("figures", scale="head", query="3,5")  # what that patch attends to, laid over the picture
+        record.picture.pixels                              # what the model saw
+
+    Args:
+        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …
+        image: A path, an image of Pillow, or an array (height, width, 3) of uint8.
+        layers: As of `heatmap`; so are heads and pick.
+        heads: See there.
+        pick: See there.
+        hide_special: Leaves out what is no patch, and divides each row by what is left of it.
+
+    Returns:
+        The record, with the picture as the model saw it; `weights` is (layer, head, query, key).
 
     Raises:
-        AttnscopeError: The text is empty, or the prompt asks for what the model cannot do.
+        AttnscopeError: The image is none, the model sees no pictures, a layer or head that it does not have.
+
+    Warns:
+        UserWarning: Something was done to the photo that is not plain: it was turned, or is the first of several.
     """
-    limit = model.info.max_tokens
-    if prompt.chat:
-        if not isinstance(model.tokenizer, ChatTokenizer):
-            raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
-        if prompt.pair is not None:
-            raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
-        tokens, cut = fitted(model.tokenizer.chat(prompt.text), limit)
-    else:
-        tokens, cut = fitted(model.tokenizer.encode(prompt.text, prompt.pair), limit)
-    notes: tuple[str, ...] = (cut,) if cut else ()
-    if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
-        target, note = _target(model, tokens, prompt)
-        return Reading(tokens, target, (*notes, note) if note else notes)
-    if prompt.target is not None:
-        raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
-    if prompt.generate:
-        if not isinstance(model, Writer):
-            raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
-        tokens = model.generate_tokens(tokens, prompt.generate)
-        written = len(tokens) - tokens.n_given
-        if written < prompt.generate:
-            notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
-    return Reading(tokens, None, notes)
+    record = _record_of(model, read_photo(image), choice_from(layers, heads, pick))
+    return apply_changes(record, hide_special=hide_special)
 
 
-def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
-    """What the decoder beside an encoder reads, and a note on it."""
-    if prompt.generate:
-        raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
-    if not isinstance(model, Writer):
-        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
-    if prompt.target is not None:
-        return fitted(model.encode_target(prompt.target), model.info.max_tokens)
-    target = model.greedy_target(tokens)
-    answer = target.text if target.text.strip() else "nothing"
-    return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
+def sound_heatmap(
+    model: Model,
+    audio: Any,
+    text: str | None = None,
+    *,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+    pick: Sequence[tuple[int, int]] | None = None,
+) -> Heatmap:
+    """Runs a speech model on a recording and keeps what it attends to: tokens (queries) by frames in time (keys).
+
+        record = attnscope.sound_heatmap(attnscope.load("./whisper-tiny"), "speech.wav", "the transcript")
+        record.sound.seconds_per_frame  # 0.02 for Whisper
+        record.draw("figures", scale="head")
+
+    Of an encoder without decoder, such as wav2vec 2.0, it keeps the self-attention: frames by frames. Of Whisper only
+    frames with sound are kept, not the silence that the model's window is filled up with; so a row sums to less
+    than 1 by what goes there.
+
+    Args:
+        model: A loaded model that listens as Whisper does, or an encoder of sound: wav2vec 2.0, HuBERT, WavLM …
+        audio: A path to a WAV file, or (samples, rate).
+        text: The transcript that its decoder is to write; None = its own greedy output. Encoders have none.
+        layers: Numbers of the layers to keep, of Whisper its decoder's; None = all.
+        heads: As of `heatmap`; so is pick.
+        pick: See there.
+
+    Raises:
+        AttnscopeError: The recording is none, or the model does not hear.
+
+    Warns:
+        UserWarning: The recording was resampled or cut, or the text was written by the model.
+    """
+    return _record_of(model, Speech(read_recording(audio), text), choice_from(layers, heads, pick))
 
 
-def changed(record: Heatmap, *, hide_special: bool, words: bool) -> Heatmap:
+def _record_of(model: Model, given: Given, choice: Choice, cut: Cut | None = None) -> Heatmap:
+    """Runs a model on what it is given; warns of what is not read as it was given."""
+    model = reader_of(model, given)
+    chosen = choice.within(model.info)
+    reading = read(model, given)
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=3)
+    return run_model(model, outline(model.info, reading, chosen, cut), reading)
+
+
+def apply_changes(record: Heatmap, *, hide_special: bool = False, words: bool = False) -> Heatmap:
     """The record with special tokens hidden, then word pieces merged, as asked for."""
     record = record.hide_special() if hide_special else record
     return record.merge_words() if words else record
 
 
-def fitted(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
-    """The tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
-
-    The first tokens stay, and all special ones; of a pair, the longer text is cut first.
-
-    Raises:
-        AttnscopeError: There are no tokens but special ones.
-    """
-    ordinary = np.flatnonzero(~tokens.special)
-    if not len(ordinary):
-        raise AttnscopeError("there is no text: its tokens are all special ones", "give a text with words in it")
-    if limit is None or len(tokens) <= limit:
-        return tokens, ""
-    room = limit - int(tokens.special.sum())
-    if room < 1:
-        raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
-    parts = [ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1)]
-    shares = [len(part) for part in parts]
-    shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
-    kept = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
-    places = np.sort(np.concatenate([*kept, np.flatnonzero(tokens.special)]))
-    shown = (
-        " and ".join(
-            f"the first {len(k)} of {n} tokens of the {which} text"
-            for k, n, which in zip(kept, shares, ("first", "second"), strict=False)
-        )
-        if shares[1]
-        else f"the first {room} of {len(ordinary)} tokens of the text"
-    )
-    return tokens.take(places), (
-        f"the text has {len(tokens)} tokens, the model takes {limit}: {shown} are shown, the rest is left out"
-    )
-
-
-def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str, cut: Cut | None = None) -> Heatmap:
+def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None = None) -> Heatmap:
     """The record as it will be, without weights: enough to draw everything but the maps.
+
+    Of what a decoder hears these are the maps across, on the frames that have sound.
 
     Raises:
         AttnscopeError: A part is asked for that the text does not have, or of several maps.
@@ -315,15 +178,17 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str, cut: C
             "leave out --rows and --cols",
         )
     maps, notes = [], list(reading.notes)
+    heard = reading.sound if reading.target is not None else None
     for number, kind in enumerate(info.kinds):
         layers = tuple(layer for layer in chosen.layers if layer < info.n_layers[number])
         heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
-        if not layers or not heads:
+        if not layers or not heads or (heard is not None and kind != "cross"):
             continue
-        # A decoder beside an encoder reads the target; alone it reads the text.
-        queries = reading.tokens if kind == "encoder" or reading.target is None else reading.target
-        keys = reading.target if kind == "decoder" and reading.target is not None else reading.tokens
+        queries, keys = reading.sides(kind)
         part = None
+        if heard is not None:
+            part = (0, 0, len(queries), len(keys))
+            keys = keys.take(np.arange(len(heard.envelope)))
         if cut:
             rows, cols = cut.within(len(queries), len(keys))
             part = (rows.start, cols.start, len(queries), len(keys))
@@ -347,24 +212,18 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, text: str, cut: C
                 part=part,
             )
         )
-    return Heatmap(text, tuple(maps), run_of(info, notes), picked=chosen.picked, picture=reading.picture)
+    if heard is not None and not maps:
+        raise AttnscopeError(
+            f"{info.name} has no cross-attention in the layers and heads that are chosen",
+            f"its decoder has {info.n_layers[-1]} layers of {info.n_heads[-1]} heads",
+        )
+    return Heatmap(
+        reading.text, tuple(maps), run_of(info, notes), picked=chosen.picked, picture=reading.picture,
+        sound=reading.sound,
+    )  # fmt: skip
 
 
-def batch_of(reading: Reading, device: str) -> Batch:
-    """What is read as a model takes it, a batch of one text."""
-    import torch
-
-    def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return torch.as_tensor(numbers.astype(np.int64), device=device)[None]
-
-    return Batch(
-        ids=row(reading.tokens.ids),
-        segments=row(reading.tokens.segments),
-        target_ids=None if reading.target is None else row(reading.target.ids),
-    )
-
-
-def observed(
+def run_model(
     model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
 ) -> Heatmap:
     """The outlined record with the weights that the model has on what it reads.
@@ -381,22 +240,27 @@ def observed(
     _require_memory(record)
     from attnscope.core.probes import Part, Weights
 
-    whole = all(len(m.heads) == m.n_heads for m in record.maps)
-    layers = sorted({layer for m in record.maps for layer in m.layers})
-    # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
-    heads = None if whole or len(record.maps) > 1 else record.maps[0].heads
+    layers, heads = chosen_of(record)
     kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     part = _slices_of(record.maps[0])
     if part is not None and model.info.road == "seam":
         probe: Part | Weights = Part(*part, layers, heads, kinds)
     else:
         probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
-    run_on(model, reading, probe)
+    run_probe(model, reading, probe)
     maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads, model.info) for m in record.maps]
     return replace(record, maps=tuple(maps))
 
 
-def run_on(model: Model, reading: Reading, probe: Probe) -> None:
+def chosen_of(record: Heatmap) -> tuple[list[int], tuple[int, ...] | None]:
+    """The layers and heads that a probe is to keep for a record; None = all heads."""
+    first = record.maps[0]
+    # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
+    all_heads = len(record.maps) > 1 or len(first.heads) == first.n_heads
+    return sorted({layer for m in record.maps for layer in m.layers}), None if all_heads else first.heads
+
+
+def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
     """Runs a model on what it reads, with the probe at the seam."""
     import torch
 
@@ -419,11 +283,7 @@ def _filled(
     attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Sequence[int] | None, info: ModelInfo
 ) -> AttentionMap:
     """The map with its weights; without layers that have no attention, and with NaN for heads that a layer lacks."""
-    layers = tuple(layer for layer in attention.layers if layer in by_layer)
-    if not layers:
-        raise AttnscopeError(
-            f"no attention in layers {spans(attention.layers)}: this model has none there", "choose other layers"
-        )
+    layers = layers_found(attention, by_layer)
     shape = (len(layers), len(attention.heads), len(attention.queries), len(attention.keys))
     filled = np.full(shape, np.nan, np.float32)
     for place, layer in enumerate(layers):
@@ -440,97 +300,28 @@ def _filled(
     return replace(attention, layers=layers, weights=filled)
 
 
-def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """What made a record, as plain JSON values."""
-    return {
-        "model": info.name,
-        "source": info.source,
-        "sha256": info.sha256,
-        "architecture": info.architecture,
-        "engine": info.engine,
-        "road": info.road,
-        "dtype": info.dtype,
-        "device": info.device,
-        "checked": info.checked,
-        "n_parameters": info.n_parameters,
-        "seed": None,
-        "versions": dict(versions()),
-        "notes": [*info.notes, *notes],
-        **({"adapter": info.adapter, "adapter_sha256": info.adapter_sha256} if info.adapter else {}),
-    }
+def layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple[int, ...]:
+    """Those of a map's layers that have attention.
 
-
-@cache
-def versions() -> tuple[tuple[str, str], ...]:
-    """The versions that numbers depend on, by name."""
-    return (
-        ("attnscope", __version__),
-        ("python", platform.python_version()),
-        *((name, version(name)) for name in ("torch", "transformers", "tokenizers", "numpy")),
-    )
-
-
-def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
-    """Eight hex digits of a record's text, model and choices, and of further options: the same for the same figures."""
-    first = record.maps[0]
-    told = [
-        record.text,
-        [list(m.queries.ids.tolist()) for m in record.maps],
-        [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
-        [[m.kind, m.layers, m.heads] for m in record.maps],
-        record.picked,
-        record.changes if isinstance(record, Heatmap) else record.pool,
-        first.keys.pair,
-        sorted(options.items()),
-    ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+    Raises:
+        AttnscopeError: None has.
+    """
+    layers = tuple(layer for layer in attention.layers if layer in by_layer)
+    if not layers:
+        raise AttnscopeError(
+            f"no attention in layers {spans(attention.layers)}: this model has none there", "choose other layers"
+        )
+    return layers
 
 
 def _require_memory(record: Heatmap) -> None:
     """Refuses maps that could not be held, before the model runs for minutes."""
     needed = sum(4 * len(m.layers) * len(m.heads) * len(m.queries) * len(m.keys) for m in record.maps)
-    try:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation itself will tell
-        return
-    if needed * 2 > available:
+    available = physical_bytes()
+    if available is not None and needed * 2 > available:
         first = record.maps[0]
         raise AttnscopeError(
             f"the maps of layers {spans(first.layers)} and heads {spans(first.heads)} on {len(first.keys)} tokens "
             f"need {needed / 2**30:.0f} GiB, this machine has {available / 2**30:.0f} GiB",
             "choose fewer layers and heads (-L, -H, --pick), a part (--rows, --cols), or --pooled 256",
         )
-
-
-def _span(given: Span | slice | None) -> Span | None:
-    if isinstance(given, slice):
-        if given.step not in (None, 1):
-            raise UsageError("rows and cols are taken one after another", "leave out the step")
-        return given.start or 0, given.stop
-    return None if given is None else (int(given[0]), None if given[1] is None else int(given[1]))
-
-
-def choice_from(
-    layers: int | Sequence[int] | None, heads: int | Sequence[int] | None, pick: Sequence[tuple[int, int]] | None
-) -> Choice:
-    """The choice that a Python user names, of layers and heads one or several."""
-    return Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick))
-
-
-def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    return (given,) if isinstance(given, int) else tuple(int(number) for number in given)
-
-
-def require_call(model: object, text: object, pick: object) -> None:
-    """Refuses what a Python user is likely to hand over by mistake, before it fails somewhere deep down."""
-    if isinstance(model, str):
-        raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
-    if not isinstance(text, str):
-        raise AttnscopeError(f"a text is one string, not {type(text).__name__}", "call heatmap once for each text")
-    if pick is None:
-        return
-    pairs = tuple(pick) if isinstance(pick, Iterable) and not isinstance(pick, str) else (pick,)
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise AttnscopeError(f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1), (5, 11)]")

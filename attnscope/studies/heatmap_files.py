@@ -13,20 +13,12 @@ from attnscope.models.catalog import read_config
 from attnscope.models.layouts import native_info
 from attnscope.records import Heatmap
 from attnscope.records.pooled import PooledHeatmap
-from attnscope.studies.heatmap import (
-    Choice,
-    Cut,
-    Prompt,
-    Reading,
-    changed,
-    fingerprint,
-    fitted,
-    observed,
-    outline,
-    read,
-)
+from attnscope.studies.choice import Choice, Cut
+from attnscope.studies.heatmap import apply_changes, outline, run_model
 from attnscope.studies.inputs import LoadOptions, named_formats, require_writable
-from attnscope.studies.pooled import CELLS, POOLED_OVER, longest, pooled, require_cells
+from attnscope.studies.pooled import CELLS, POOLED_OVER, longest, pool_maps, require_cells
+from attnscope.studies.provenance import fingerprint
+from attnscope.studies.reading import Prompt, Reading, read, truncate
 from attnscope.text import slug
 from attnscope.views.heatmap_figures import draw, sheets_of
 from attnscope.views.process import DrawingProcess
@@ -114,10 +106,10 @@ def write_heatmap(
         model = loading.load(source)
         chosen, reading = wanted.choice.within(model.info), read(model, prompt)
         if cells := wanted.cells(longest(reading), model.info.road):
-            long = pooled(model, reading, chosen, prompt.text, cells, wanted.pool)
+            long = pool_maps(model, reading, chosen, cells, wanted.pool)
             return long, _write_pooled(long, wanted)
-        record = observed(model, outline(model.info, reading, chosen, prompt.text, wanted.cut), reading)
-        record = changed(record, hide_special=wanted.hide_special, words=wanted.words)
+        record = run_model(model, outline(model.info, reading, chosen, wanted.cut), reading)
+        record = apply_changes(record, hide_special=wanted.hide_special, words=wanted.words)
         sheets_of(record, wanted.query)  # an unknown query is said before anything is written
         return record, _write(record, wanted, drawing)
 
@@ -172,12 +164,12 @@ def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: Lo
     if tokenizer is None or prompt != Prompt(prompt.text, prompt.pair):
         return None
     info = native_info(source, read_config(source), sha256="")
-    tokens, cut = fitted(tokenizer.encode(prompt.text, prompt.pair), info.max_tokens)
+    tokens, cut = truncate(tokenizer.encode(prompt.text, prompt.pair), info.max_tokens)
     if wanted.cells(len(tokens)):
         return None
-    reading = Reading(tokens, None, (cut,) if cut else ())
-    record = outline(info, reading, wanted.choice.within(info), prompt.text, wanted.cut)
-    return changed(record, hide_special=wanted.hide_special, words=wanted.words)
+    reading = Reading(prompt.text, tokens, None, (cut,) if cut else ())
+    record = outline(info, reading, wanted.choice.within(info), wanted.cut)
+    return apply_changes(record, hide_special=wanted.hide_special, words=wanted.words)
 
 
 def _write(record: Heatmap, wanted: Wanted, drawing: DrawingProcess | None) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import cache
@@ -165,3 +166,11 @@ def make_room() -> None:
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
     give_memory_back()
+
+
+def physical_bytes() -> int | None:
+    """The machine's memory; None where it is not known."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation itself will tell
+        return None

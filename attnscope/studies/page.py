@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,12 @@ from attnscope.records import AttentionMap, Heatmap, load
 from attnscope.records.findings import Findings
 from attnscope.records.findings import load as load_findings
 from attnscope.records.storage import file_of, is_stream, require_replaceable, write_stream, write_whole
-from attnscope.studies.heatmap import Choice, Prompt, fingerprint, observed, outline, read
+from attnscope.studies.choice import Choice
+from attnscope.studies.heatmap import outline, run_model
 from attnscope.studies.heatmap_files import DEFAULT_HOME
 from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.provenance import fingerprint
+from attnscope.studies.reading import Given, Prompt, PromptOptions, read, reader_of
 from attnscope.text import read_text, slug
 from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
 
@@ -167,14 +170,16 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions) -> WrittenPa
     return WrittenPage(path, len(content), tuple(one.record for one in shown))
 
 
-def page(model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **options: Any) -> Page:
+def page(
+    model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **prompt: Unpack[PromptOptions]
+) -> Page:
     """Runs a model on texts and makes one page of them, with the full-width head of each layer to compare with.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         texts: One text or several.
         findings: What `attnscope.heads` found about the model's heads: names their roles.
-        options: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
+        prompt: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
 
     Returns:
         The page: `save(path)` writes it, a notebook shows it.
@@ -184,22 +189,23 @@ def page(model: Model, texts: str | Sequence[str], *, findings: Findings | None 
     """
     shown = []
     for text in [texts] if isinstance(texts, str) else texts:
-        shown.append(page_text(model, Prompt(text, **options), Choice()))
+        shown.append(page_text(model, Prompt(text, **prompt), Choice()))
         require_room(shown)
         if findings is not None:
             _require_same_model(findings, shown[-1].record)
     return page_of(shown, findings=findings)
 
 
-def page_text(model: Model, prompt: Prompt, choice: Choice) -> PageText:
-    """Runs a model on a prompt and keeps what a page shows of it.
+def page_text(model: Model, given: Given, choice: Choice) -> PageText:
+    """Runs a model on what it is given and keeps what a page shows of it.
 
     Raises:
         AttnscopeError: As `attnscope.heatmap`.
     """
     from attnscope.core.full_width import WeightsBesideFullWidth
 
-    reading, chosen = read(model, prompt), choice.within(model.info)
+    model = reader_of(model, given)
+    reading, chosen = read(model, given), choice.within(model.info)
     full: Mapping[Any, Mapping[int, Tensor]] = {}
 
     def probe(**wanted: Any) -> WeightsBesideFullWidth:
@@ -208,7 +214,7 @@ def page_text(model: Model, prompt: Prompt, choice: Choice) -> PageText:
         full = made.full
         return made
 
-    record = observed(model, outline(model.info, reading, chosen, prompt.text), reading, probe)
+    record = run_model(model, outline(model.info, reading, chosen), reading, probe)
     return PageText(record, {m.kind: _by_layer(m, full.get(m.kind, {})) for m in record.maps})
 
 

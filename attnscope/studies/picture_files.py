@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnscope.errors import UsageError
-from attnscope.models.model import eyes_of
 from attnscope.records import Heatmap
 from attnscope.senses.photos import read_photo
-from attnscope.studies.heatmap import observed, outline
+from attnscope.studies.heatmap import apply_changes, outline, run_model
 from attnscope.studies.heatmap_files import DEFAULT_HOME, Wanted, folder_name, save_data
 from attnscope.studies.inputs import LoadOptions, require_writable
-from attnscope.studies.pictures import looked_at
+from attnscope.studies.reading import read, reader_of
 from attnscope.views.figures import FIGURE_FORMATS, Style
 
 
@@ -34,12 +33,11 @@ def write_picture(spec: str, image: Path, wanted: Wanted, loading: LoadOptions) 
     if wanted.formats:
         require_writable(wanted.out or DEFAULT_HOME)
     photo = read_photo(image)  # before the model takes its time
-    model = eyes_of(loading.load(spec))
-    chosen, reading = wanted.choice.within(model.info), looked_at(model, photo)
-    record = outline(model.info, reading, chosen, reading.tokens.text)
+    model = reader_of(loading.load(spec), photo)
+    chosen, reading = wanted.choice.within(model.info), read(model, photo)
+    record = outline(model.info, reading, chosen)
     sheets_of(record, wanted.query)  # an unknown query is said before the model runs
-    record = observed(model, record, reading)
-    record = record.hide_special() if wanted.hide_special else record
+    record = apply_changes(run_model(model, record, reading), hide_special=wanted.hide_special)
     folder = wanted.out or DEFAULT_HOME / folder_name(record, wanted)
     return record, redraw(record, folder, wanted.formats, wanted.style, wanted.query)
 

@@ -18,9 +18,10 @@ from attnscope.records.findings import PICTURES, Estimate, Findings, Head
 from attnscope.records.storage import finite
 from attnscope.senses.photos import Photo, read_photo
 from attnscope.studies.block_sums import undisturbed
-from attnscope.studies.heatmap import Reading, run_of, run_on
+from attnscope.studies.heatmap import run_probe
 from attnscope.studies.overflow import require_finite
-from attnscope.studies.pictures import looked_at
+from attnscope.studies.provenance import run_of
+from attnscope.studies.reading import Reading, read
 from attnscope.studies.texts import Progress, Report
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
     model = eyes_of(model)
     given = listed(images, "picture")
     # What is wrong with the model is wrong with every picture.
-    looked_at(model, _BLANK)
+    read(model, read_photo(_BLANK))
     done = _Done()
     complete = True
     try:
@@ -120,7 +121,7 @@ class _Done:
         """Runs the model on a picture, and adds its measures; or lists it where it cannot be read."""
         try:
             photo = read_photo(image)
-            reading = looked_at(model, photo)
+            reading = read(model, photo)
             probe = _measured(model, reading)
         except AttnscopeError as error:
             reason = error.message.replace(f"{name} ", "", 1)
@@ -162,7 +163,7 @@ def _measured(model: Model, reading: Reading) -> PictureSums:
     assert picture is not None
     n_before = len(reading.tokens) - math.prod(picture.grid)
     probe = PictureSums(picture_facts(picture.pixels, picture.grid, reading.tokens.labels[:n_before]))
-    run_on(model, reading, probe)
+    run_probe(model, reading, probe)
     by_layer = {layer: sums.sum[None] for layer, sums in probe.sums.items()}
     require_finite({"encoder": by_layer}, model.info, picture.source)
     return probe

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, ModelInfo
-from attnscope.records import AttentionMap, Tokens, spans
+from attnscope.records import AttentionMap, Tokens
 from attnscope.records.pooled import POOLS, PooledHeatmap, PooledMap
-from attnscope.studies.heatmap import Chosen, Prompt, Reading, choice_from, outline, read, require_call, run_on
+from attnscope.studies.choice import Chosen, choice_from
+from attnscope.studies.heatmap import chosen_of, layers_found, outline, run_probe
 from attnscope.studies.overflow import refusal
+from attnscope.studies.reading import Prompt, PromptOptions, Reading, read, reader_of
 
 if TYPE_CHECKING:
     from attnscope.core.attention import Kind
@@ -39,13 +41,10 @@ def pooled_heatmap(
     *,
     cells: int = CELLS,
     pool: str = "mean",
-    pair: str | None = None,
-    target: str | None = None,
-    chat: bool = False,
-    generate: int = 0,
     layers: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
+    **prompt: Unpack[PromptOptions],
 ) -> PooledHeatmap:
     """Runs a model on a long text and keeps pooled maps, marginals and the strongest far links of the chosen heads.
 
@@ -58,13 +57,10 @@ def pooled_heatmap(
         cells: Rows and columns of cells, at most, 8 to 1024; a cell holds as many tokens as that takes.
         pool: What a cell shows. "mean": the share of attention that the queries of its row give to the keys of its
             column, summed over the keys and averaged over the queries. "max": the largest single weight in it.
-        pair: As of `heatmap`; so are target, chat, generate, layers, heads and pick.
-        target: See there.
-        chat: See there.
-        generate: See there.
-        layers: See there.
+        layers: As of `heatmap`; so are heads, pick and prompt.
         heads: See there.
         pick: See there.
+        prompt: See there.
 
     Returns:
         The record; `maps[0].cells` is (layer, head, row, column).
@@ -76,13 +72,14 @@ def pooled_heatmap(
     Warns:
         UserWarning: What was read is not just what was given: a text was cut, or a target was written by the model.
     """
-    require_call(model, text, pick)
+    given = Prompt(text, **prompt)
     require_cells(cells, pool)
+    model = reader_of(model, given)
     chosen = choice_from(layers, heads, pick).within(model.info)
-    reading = read(model, Prompt(text, pair, target, chat, generate))
+    reading = read(model, given)
     for note in reading.notes:
         warnings.warn(note, stacklevel=2)
-    return pooled(model, reading, chosen, text, cells, pool)
+    return pool_maps(model, reading, chosen, cells, pool)
 
 
 def require_cells(cells: int, pool: str) -> None:
@@ -99,7 +96,7 @@ def require_cells(cells: int, pool: str) -> None:
         raise UsageError(f"there is no pool {pool!r}", f"choose one of {', '.join(POOLS)}")
 
 
-def pooled(model: Model, reading: Reading, chosen: Chosen, text: str, cells: int, pool: str) -> PooledHeatmap:
+def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: str) -> PooledHeatmap:
     """As `pooled_heatmap`, of what was read already.
 
     Raises:
@@ -110,23 +107,17 @@ def pooled(model: Model, reading: Reading, chosen: Chosen, text: str, cells: int
             f"{model.info.name} does not pass its attention through the seam: only its whole maps can be seen",
             "--pooled 0, on fewer tokens",
         )
-    whole = outline(model.info, reading, chosen, text)
+    whole = outline(model.info, reading, chosen)
     from attnscope.core.probes import Pooled
 
     grids = {cast("Kind", m.kind): _grid(m, cells, cast("Pool", pool)) for m in whole.maps}
-    one_kind = len(whole.maps) == 1 and len(whole.maps[0].heads) < whole.maps[0].n_heads
-    probe = Pooled(
-        grids,
-        sorted({layer for m in whole.maps for layer in m.layers}),
-        # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
-        whole.maps[0].heads if one_kind else None,
-    )
-    run_on(model, reading, probe)
+    probe = Pooled(grids, *chosen_of(whole))
+    run_probe(model, reading, probe)
     maps = [
         _filled(m, grids[cast("Kind", m.kind)], probe.found.get(cast("Kind", m.kind), {}), probe.heads, model.info)
         for m in whole.maps
     ]
-    return PooledHeatmap(text, tuple(maps), whole.run, pool, whole.picked)
+    return PooledHeatmap(whole.text, tuple(maps), whole.run, pool, whole.picked)
 
 
 def _grid(attention: AttentionMap, cells: int, pool: Pool) -> Grid:
@@ -157,11 +148,7 @@ def _filled(
     info: ModelInfo,
 ) -> PooledMap:
     """The map with what the probe found; without layers that have no attention, NaN for heads that a layer lacks."""
-    layers = tuple(layer for layer in attention.layers if layer in by_layer)
-    if not layers:
-        raise AttnscopeError(
-            f"no attention in layers {spans(attention.layers)}: this model has none there", "choose other layers"
-        )
+    layers = layers_found(attention, by_layer)
     found: dict[str, NDArray[Any]] = {}
     for place, layer in enumerate(layers):
         for name, part in vars(by_layer[layer]).items():

@@ -22,7 +22,7 @@ from attnscope.records.ablation import Ablation
 from attnscope.records.storage import finite, plain
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.ablation_sweep import rerunnable
-from attnscope.studies.heatmap import Choice
+from attnscope.studies.choice import Choice
 from attnscope.studies.inputs import LoadOptions, TextsWanted, require_writable
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Writer, example_tokens
 from attnscope.records import Tokens
 from attnscope.records.relations import LEAST_MASS, Relation, Relations
-from attnscope.studies.heatmap import run_of
 from attnscope.studies.memory import halving_note
+from attnscope.studies.provenance import run_of
 from attnscope.studies.relation_evidence import (
     FEWEST_LINKS,
     FEWEST_TEXTS,

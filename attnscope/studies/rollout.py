@@ -10,11 +10,13 @@ import numpy as np
 
 from attnscope.core import flow as core
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Model, eyes_of
+from attnscope.models.model import Model
 from attnscope.records import Heatmap
 from attnscope.records.rollouts import Rollout
-from attnscope.studies.heatmap import Choice, Prompt, Reading, fitted, observed, outline, read
-from attnscope.studies.pictures import looked_at
+from attnscope.senses.photos import read_photo
+from attnscope.studies.choice import Choice
+from attnscope.studies.heatmap import outline, run_model
+from attnscope.studies.reading import Given, Prompt, Reading, read, reader_of, truncate
 
 MOST_FLOWS = 60_000
 """So many maximum flows are found unasked; they take about a minute."""
@@ -48,7 +50,7 @@ def rollout(
         AttnscopeError: An empty text, no such token, or a model with layers that have no attention.
     """
     _require_share(residual)
-    return _rolled(_whole_maps(model, text), residual=residual, query=query, flow=flow, report=report)
+    return _roll_out(_whole_maps(model, Prompt(text)), residual=residual, query=query, flow=flow, report=report)
 
 
 def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollout:
@@ -65,11 +67,7 @@ def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollo
         AttnscopeError: The image is none, or the model sees no pictures.
     """
     _require_share(residual)
-    model = eyes_of(model)
-    reading = looked_at(model, image)
-    record = outline(model.info, reading, Choice().within(model.info), reading.tokens.text)
-    record = _of_all_layers(model, observed(model, record, reading))
-    return _rolled(record, residual=residual, query=None, flow=False, report=None)
+    return _roll_out(_whole_maps(model, read_photo(image)), residual=residual, query=None, flow=False, report=None)
 
 
 def _require_share(residual: float) -> None:
@@ -77,7 +75,7 @@ def _require_share(residual: float) -> None:
         raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
 
 
-def _rolled(
+def _roll_out(
     record: Heatmap, *, residual: float, query: str | None, flow: bool | None, report: Report | None
 ) -> Rollout:
     """Rollout and flow from the maps of all layers and heads."""
@@ -109,26 +107,24 @@ def _rolled(
     return made
 
 
-def _whole_maps(model: Model, text: str) -> Heatmap:
-    """The maps of all layers and heads of the model's first stack."""
-    prompt, two_stacks = Prompt(text), "encoder" in model.info.kinds and "decoder" in model.info.kinds
-    if two_stacks:
+def _whole_maps(model: Model, given: Given) -> Heatmap:
+    """The maps of all layers and heads of the model's first stack.
+
+    Raises:
+        AttnscopeError: A layer has no attention.
+    """
+    model = reader_of(model, given)
+    if isinstance(given, Prompt) and "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         # What a decoder reads changes nothing in the encoder, so it may read the same.
-        tokens, cut = fitted(model.tokenizer.encode(prompt.text), model.info.max_tokens)
-        reading = Reading(tokens, tokens, (cut,) if cut else ())
+        tokens, cut = truncate(model.tokenizer.encode(given.text), model.info.max_tokens)
+        reading = Reading(given.text, tokens, tokens, (cut,) if cut else ())
+        record = outline(model.info, reading, Choice().within(model.info))
+        note = "rollout and flow are the encoder's: neither is defined through a decoder that reads it"
+        record = replace(record, maps=record.maps[:1], run={**record.run, "notes": [*record.run["notes"], note]})
     else:
-        reading = read(model, prompt)
-    record = outline(model.info, reading, Choice().within(model.info), text)
-    notes = list(record.run["notes"])
-    if two_stacks:
-        notes.append("rollout and flow are the encoder's: neither is defined through a decoder that reads it")
-        record = replace(record, maps=record.maps[:1])
-    record = _of_all_layers(model, observed(model, record, reading))
-    return replace(record, run={**record.run, "notes": notes})
-
-
-def _of_all_layers(model: Model, record: Heatmap) -> Heatmap:
-    """The record, if all of the model's layers have attention."""
+        reading = read(model, given)
+        record = outline(model.info, reading, Choice().within(model.info))
+    record = run_model(model, record, reading)
     attention = record.maps[0]
     if len(attention.layers) < attention.n_layers:
         raise AttnscopeError(

@@ -9,9 +9,10 @@ from attnscope.errors import UsageError
 from attnscope.records import Heatmap
 from attnscope.senses.recordings import read_recording
 from attnscope.studies import picture_files
+from attnscope.studies.heatmap import outline, run_model
 from attnscope.studies.heatmap_files import DEFAULT_HOME, Wanted, folder_name, save_data
 from attnscope.studies.inputs import LoadOptions, require_writable
-from attnscope.studies.sounds import listened
+from attnscope.studies.reading import Speech, read
 from attnscope.views.figures import FIGURE_FORMATS, Style
 
 
@@ -35,7 +36,9 @@ def write_sound(
     if wanted.formats:
         require_writable(wanted.out or DEFAULT_HOME)
     recording = read_recording(audio)  # before the model takes its time
-    record = listened(loading.load(spec), recording, text, wanted.choice)
+    model = loading.load(spec)
+    chosen, reading = wanted.choice.within(model.info), read(model, Speech(recording, text))
+    record = run_model(model, outline(model.info, reading, chosen), reading)
     folder = wanted.out or DEFAULT_HOME / folder_name(record, wanted)
     return record, redraw(record, folder, wanted.formats, wanted.style, None)
 

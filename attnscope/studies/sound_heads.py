@@ -14,10 +14,11 @@ from attnscope.models.model import Model
 from attnscope.records.findings import RECORDINGS, Findings
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.block_sums import undisturbed
-from attnscope.studies.heatmap import run_of, run_on
+from attnscope.studies.heatmap import run_probe
 from attnscope.studies.picture_heads import described, heads_of, listed, sums_of, told
+from attnscope.studies.provenance import run_of
+from attnscope.studies.reading import Speech, read
 from attnscope.studies.relation_sums import only
-from attnscope.studies.sounds import heard_with
 from attnscope.studies.texts import Progress, Report
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class _Done:
         except AttnscopeError as error:
             self.problems.append({"source": name, "line": None, "reason": error.message.replace(f"{name} ", "", 1)})
             return
-        reading, sound = heard_with(model, recording, text)
+        reading = read(model, Speech(recording, text))
+        sound = reading.sound
         if reading.target is None or sound is None:
             raise AttnscopeError(
                 f"{model.info.name} has no decoder, so there is no cross-attention to measure",
@@ -123,7 +125,7 @@ class _Done:
             self.problems.append({"source": name, "line": None, "reason": "there is no token in what is written"})
             return
         probe = SoundSums(SoundFacts(asks, len(sound.envelope), sound.seconds_per_frame))
-        run_on(model, reading, only("cross", probe))
+        run_probe(model, reading, only("cross", probe))
         wrong = [layer for layer, sums in probe.sums.items() if not np.isfinite(sums).all()]
         if wrong:
             reason = f"attention is not finite (NaN) in layer {wrong[0]} in {model.info.dtype}: not studied"

@@ -17,7 +17,8 @@ from attnscope.core import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.split import Drop, Seen, Split
-from attnscope.studies.heatmap import Prompt, read, run_of
+from attnscope.studies.provenance import run_of
+from attnscope.studies.reading import Prompt, read
 
 Array = NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from attnscope.errors import UsageError
 from attnscope.records.split import Split
-from attnscope.studies.heatmap import Prompt
 from attnscope.studies.inputs import LoadOptions, named_formats, require_writable
+from attnscope.studies.reading import Prompt
 from attnscope.studies.split import SplitOptions, split, split_example
 from attnscope.text import read_text
 from attnscope.views.figures import FIGURE_FORMATS

@@ -18,8 +18,10 @@ from attnscope.core.stepwise import Inputs, Line
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.trace import Band, Check, Step, Trace
-from attnscope.studies.heatmap import Choice, Prompt, Reading, batch_of, read, run_of
+from attnscope.studies.choice import Choice
 from attnscope.studies.overflow import require_finite
+from attnscope.studies.provenance import run_of
+from attnscope.studies.reading import Prompt, Reading, batch_of, read
 
 if TYPE_CHECKING:
     from attnscope.models.around import Surroundings
@@ -459,10 +461,7 @@ def _tokens_of(model: Model, kind: str, reading: Reading) -> tuple[Tokens, Token
     """Which tokens attend, and which are attended to."""
     if kind not in model.info.kinds:
         raise AttnscopeError(f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}")
-    target = reading.target
-    queries = reading.tokens if kind == "encoder" or target is None else target
-    keys = target if kind == "decoder" and target is not None else reading.tokens
-    return queries, keys
+    return reading.sides(kind)
 
 
 def _query_of(token: str | int | None, queries: Tokens) -> int | None:

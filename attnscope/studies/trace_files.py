@@ -9,8 +9,8 @@ from attnscope.errors import UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import supports
 from attnscope.records.trace import Trace
-from attnscope.studies.heatmap import Prompt
 from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.reading import Prompt
 from attnscope.studies.trace import trace, trace_example, trace_plain
 from attnscope.text import read_text
 

@@ -20,8 +20,8 @@ from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Model
 from attnscope.models.catalog import BUILT_IN, KNOWN, hashes, know
-from attnscope.studies.heatmap import versions
 from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.provenance import versions
 
 TRIES = 3
 """So many workers may be lost over a task before it is given up."""

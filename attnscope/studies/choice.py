@@ -1,0 +1,137 @@
+"""Which layers, heads, queries and keys are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import ModelInfo
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which heads are asked for.
+
+    Attributes:
+        layers: Numbers of layers; None = all.
+        heads: Numbers of heads, in each of those layers; None = all.
+        pick: Single heads as (layer, head), instead of the other two.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    pick: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.pick is not None and (self.layers is not None or self.heads is not None):
+            raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
+
+    def within(self, info: ModelInfo) -> Chosen:
+        """The heads that are meant of a model.
+
+        Raises:
+            AttnscopeError: The model has no such layer or head; says how many there are.
+        """
+        n_layers, n_heads = max(info.n_layers), max(info.n_heads)
+        layers = tuple(layer for layer, _ in self.pick) if self.pick is not None else self.layers
+        heads = tuple(head for _, head in self.pick) if self.pick is not None else self.heads
+        for what, asked, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
+            beyond = [number for number in asked or () if not 0 <= number < n]
+            if beyond:
+                raise AttnscopeError(
+                    f"there is no {what} {beyond[0]}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
+                )
+            if asked is not None and not asked:
+                raise UsageError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
+        return Chosen(
+            tuple(sorted(set(range(n_layers) if layers is None else layers))),
+            tuple(sorted(set(range(n_heads) if heads is None else heads))),
+            None if self.pick is None else tuple(dict.fromkeys(self.pick)),
+        )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The heads of a model that are kept: a block of layers x heads, and which of it are shown (None = all)."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    picked: tuple[tuple[int, int], ...] | None
+
+
+Span = tuple[int, int | None]
+"""Numbers from a first one up to, but without, another (None = the end): as a Python slice."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which part of a map is asked for.
+
+    Attributes:
+        rows: Which queries; None = all.
+        cols: Which keys; None = all.
+    """
+
+    rows: Span | None = None
+    cols: Span | None = None
+
+    def __post_init__(self) -> None:
+        for name, span in (("rows", self.rows), ("cols", self.cols)):
+            if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
+                stop = "" if span[1] is None else span[1]
+                raise UsageError(
+                    f"{name} {span[0]}:{stop} hold no token", "from:to goes up and counts from 0, such as 1000:1064"
+                )
+
+    def __bool__(self) -> bool:
+        return self.rows is not None or self.cols is not None
+
+    def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
+        """The queries and keys that are meant of a map.
+
+        Raises:
+            UsageError: It has no such tokens; says how many there are.
+        """
+        found = []
+        for name, span, n in (("rows", self.rows, n_queries), ("cols", self.cols, n_keys)):
+            start, stop = span or (0, None)
+            stop = n if stop is None else stop
+            if stop > n or start >= n:
+                raise UsageError(f"{name} {start}:{stop} reach beyond the text's {n} tokens", f"they are 0:{n} at most")
+            found.append(slice(start, stop))
+        return found[0], found[1]
+
+
+def choice_from(
+    layers: int | Sequence[int] | None, heads: int | Sequence[int] | None, pick: Sequence[tuple[int, int]] | None
+) -> Choice:
+    """The choice that a Python user names, of layers and heads one or several.
+
+    Raises:
+        AttnscopeError: What is to be picked are no pairs.
+    """
+    if pick is not None:
+        pairs = tuple(pick) if isinstance(pick, Iterable) and not isinstance(pick, str) else (pick,)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise AttnscopeError(f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1), (5, 11)]")
+    return Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick))
+
+
+def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    return (given,) if isinstance(given, int) else tuple(int(number) for number in given)
+
+
+def span_from(given: Span | slice | None) -> Span | None:
+    """A span as Python users give it.
+
+    Raises:
+        UsageError: It has a step.
+    """
+    if isinstance(given, slice):
+        if given.step not in (None, 1):
+            raise UsageError("rows and cols are taken one after another", "leave out the step")
+        return given.start or 0, given.stop
+    return None if given is None else (int(given[0]), None if given[1] is None else int(given[1]))

@@ -1,0 +1,262 @@
+"""What a model reads: a text, a photo or a recording becomes its input by one function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Batch, ChatTokenizer, Hears, Model, SeenPicture, Sees, Writer, eyes_of
+from attnscope.records import Tokens
+from attnscope.records.pictures import Picture
+from attnscope.records.sounds import Sound
+from attnscope.senses.photos import Photo
+from attnscope.senses.recordings import Recording
+from attnscope.text import require_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_WRITTEN = 64
+"""Tokens that a model writes at most where no transcript is given."""
+
+
+class PromptOptions(TypedDict, total=False):
+    """How a text is read, as keywords; see `Prompt`."""
+
+    pair: str | None
+    target: str | None
+    chat: bool
+    generate: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text, and how a model is to read it.
+
+    Attributes:
+        text: The text.
+        pair: A second text, for models that read pairs.
+        target: What the decoder of an encoder-decoder is to write; None = its own greedy output.
+        chat: Whether the text is put into the model's chat template, as the user's message.
+        generate: How many tokens a decoder is to write after the text.
+    """
+
+    text: str
+    pair: str | None = None
+    target: str | None = None
+    chat: bool = False
+    generate: int = 0
+
+    def __post_init__(self) -> None:
+        _require_string(self.text)
+        named = (("the text", self.text), ("the second text", self.pair), ("the target", self.target))
+        for name, text in named:
+            if text is not None:
+                require_text(text, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Speech:
+    """A recording, and its transcript.
+
+    Attributes:
+        recording: The recording.
+        transcript: What the decoder is to write; None = its own greedy output. Encoders have none.
+    """
+
+    recording: Recording
+    transcript: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.transcript is not None:
+            _require_string(self.transcript)
+
+
+def _require_string(text: object) -> None:
+    if not isinstance(text, str):
+        raise AttnscopeError(f"a text is one string, not {type(text).__name__}", "call heatmap once for each text")
+
+
+Given = Prompt | Photo | Speech
+"""What a model can be given to read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a model reads.
+
+    Attributes:
+        text: What a record of it is called.
+        tokens: What it reads: tokens of a text, patches of a photo, frames of a recording.
+        target: What its decoder reads, where it has an encoder too.
+        notes: What of it is not just what was given.
+        inputs: Of what is no text: what the model's forward gets.
+        picture: What the tokens are patches of.
+        sound: What the tokens are frames of.
+    """
+
+    text: str
+    tokens: Tokens
+    target: Tokens | None = None
+    notes: tuple[str, ...] = ()
+    inputs: Mapping[str, Any] | None = None
+    picture: Picture | None = None
+    sound: Sound | None = None
+
+    def sides(self, kind: str) -> tuple[Tokens, Tokens]:
+        """The queries and keys of a kind of attention: a decoder beside an encoder reads the target, alone the text."""
+        if self.target is None or kind == "encoder":
+            return self.tokens, self.tokens
+        return self.target, self.target if kind == "decoder" else self.tokens
+
+
+def reader_of(model: Model, given: Given) -> Model:
+    """What of a model reads: of two towers that which the input is for.
+
+    Raises:
+        AttnscopeError: It is the name of a model.
+    """
+    if isinstance(model, str):
+        raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
+    return eyes_of(model) if isinstance(given, Photo) else model
+
+
+def read(model: Model, given: Given) -> Reading:
+    """Makes what a model reads of a text, a photo or a recording; what is over its limit is cut, which a note says.
+
+    Args:
+        model: The model; of two towers the one of `reader_of`.
+        given: What it is to read.
+
+    Raises:
+        AttnscopeError: The text is empty, or the model does not read such a thing.
+    """
+    if isinstance(given, Photo):
+        return _see(model, given)
+    if isinstance(given, Speech):
+        return _hear(model, given)
+    return _read_text(model, given)
+
+
+def _read_text(model: Model, prompt: Prompt) -> Reading:
+    limit = model.info.max_tokens
+    if prompt.chat:
+        if not isinstance(model.tokenizer, ChatTokenizer):
+            raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
+        if prompt.pair is not None:
+            raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
+        tokens, cut = truncate(model.tokenizer.chat(prompt.text), limit)
+    else:
+        tokens, cut = truncate(model.tokenizer.encode(prompt.text, prompt.pair), limit)
+    notes: tuple[str, ...] = (cut,) if cut else ()
+    if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
+        target, note = _target(model, tokens, prompt)
+        return Reading(prompt.text, tokens, target, (*notes, note) if note else notes)
+    if prompt.target is not None:
+        raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+    if prompt.generate:
+        if not isinstance(model, Writer):
+            raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
+        tokens = model.generate_tokens(tokens, prompt.generate)
+        written = len(tokens) - tokens.n_given
+        if written < prompt.generate:
+            notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
+    return Reading(prompt.text, tokens, None, notes)
+
+
+def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
+    """What the decoder beside an encoder reads, and a note on it."""
+    if prompt.generate:
+        raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
+    if not isinstance(model, Writer):
+        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
+    if prompt.target is not None:
+        return truncate(model.encode_target(prompt.target), model.info.max_tokens)
+    target = model.greedy_target(tokens)
+    answer = target.text if target.text.strip() else "nothing"
+    return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
+
+
+def _see(model: Model, photo: Photo) -> Reading:
+    if not isinstance(model, Sees):
+        raise AttnscopeError(
+            f"{model.info.name} sees no pictures", "leave out --image, or name a vision transformer, such as DINOv2"
+        )
+    seen = model.see(photo)
+    return Reading(seen.tokens.text, seen.tokens, None, seen.notes, seen.inputs, seen.picture)
+
+
+def _hear(model: Model, speech: Speech) -> Reading:
+    """Frames of a recording, or patches of its spectrogram; with the transcript where there is a decoder."""
+    if not isinstance(model, Hears):
+        raise AttnscopeError(
+            f"{model.info.name} takes texts, not recordings", "leave out --audio, or name a model such as Whisper"
+        )
+    heard = model.hear(speech.recording)
+    if isinstance(heard, SeenPicture) or "decoder" not in model.info.kinds:
+        if speech.transcript is not None:
+            raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
+        picture, sound = (heard.picture, None) if isinstance(heard, SeenPicture) else (None, heard.sound)
+        return Reading(heard.tokens.text, heard.tokens, None, heard.notes, heard.inputs, picture, sound)
+    if speech.transcript is not None:
+        target, note = truncate(model.encode_target(speech.transcript), model.info.max_tokens)
+    else:
+        target = model.transcribe(heard, MOST_WRITTEN)
+        written = " ".join(target.text.split()) or "nothing"
+        note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
+    notes = (*heard.notes, note) if note else heard.notes
+    inputs = {**heard.inputs, **model.decoder_inputs(target)}
+    return Reading(target.text, heard.tokens, target, notes, inputs, sound=heard.sound)
+
+
+def truncate(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
+    """The tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
+
+    The first tokens stay, and all special ones; of a pair, the longer text is cut first.
+
+    Raises:
+        AttnscopeError: There are no tokens but special ones.
+    """
+    ordinary = np.flatnonzero(~tokens.special)
+    if not len(ordinary):
+        raise AttnscopeError("there is no text: its tokens are all special ones", "give a text with words in it")
+    if limit is None or len(tokens) <= limit:
+        return tokens, ""
+    room = limit - int(tokens.special.sum())
+    if room < 1:
+        raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
+    parts = [ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1)]
+    shares = [len(part) for part in parts]
+    shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
+    kept = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
+    places = np.sort(np.concatenate([*kept, np.flatnonzero(tokens.special)]))
+    shown = (
+        " and ".join(
+            f"the first {len(k)} of {n} tokens of the {which} text"
+            for k, n, which in zip(kept, shares, ("first", "second"), strict=False)
+        )
+        if shares[1]
+        else f"the first {room} of {len(ordinary)} tokens of the text"
+    )
+    return tokens.take(places), (
+        f"the text has {len(tokens)} tokens, the model takes {limit}: {shown} are shown, the rest is left out"
+    )
+
+
+def batch_of(reading: Reading, device: str) -> Batch:
+    """What is read as a model takes it, a batch of one text."""
+    import torch
+
+    def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        return torch.as_tensor(numbers.astype(np.int64), device=device)[None]
+
+    return Batch(
+        ids=row(reading.tokens.ids),
+        segments=row(reading.tokens.segments),
+        target_ids=None if reading.target is None else row(reading.target.ids),
+    )
