@@ -3,24 +3,25 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import options
-from attnscope.cli.groups import Heads, Kind, Loading, Model, Printing, Texts, Where, command
+import typer
+
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.ablation import Ablation
 
 
-@command(pick="Single heads, such as L3H1,L5H11: each, and all together.")
+@groups.command(pick="Single heads, such as L3H1,L5H11: each, and all together.")
 def ablate(
     *,
-    texts: Texts,
+    texts: groups.Texts,
     target: Annotated[
         str | None,
         "What an encoder-decoder is to write.  [default: its own answer to each text]",
     ] = None,
-    model: Model = "minilm",
-    which: Heads,
-    kind: Kind = None,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    kind: groups.Kind = None,
     ablation: Annotated[
         str, "What is put in a head's place: zero, mean (of its outputs), or both; none: no sweep."
     ] = "zero,mean",
@@ -32,10 +33,10 @@ def ablate(
     normalize: Annotated[str | None, "layer: divide importances by the norm of those of their layer."] = None,
     curve: Annotated[bool, "Take heads out one after another: by importance, by effect, at random."] = False,
     joint: Annotated[bool, "Pairs of the picked heads, else of the 8 without which most changes."] = False,
-    seed: Annotated[int, "Of masked tokens, random orders and directions."] = 0,
-    where: Where,
-    loading: Loading,
-    printing: Printing,
+    seed: Annotated[int, typer.Option(min=0, help="Of masked tokens, random orders and directions.")] = 0,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Say what each head does for the model: take it out, and measure what changes.
 

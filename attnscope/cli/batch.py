@@ -6,32 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import (
-    Changed,
-    Drawing,
-    Heads,
-    Loading,
-    Model,
-    Printing,
-    Reading,
-    Running,
-    Texts,
-    Tokens,
-    Where,
-    command,
-)
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch
 
 
-@command(
+@groups.command(
     omit=("text", "file", "pair", "target", "out"),
-    chat="Put each text into the model's chat template.",
     query="Also show what this token attends to, in the texts that have it.",
-    formats=Changed("Several of png, svg, pdf, npz, json.", default="png"),
-    scale=Changed(default="fixed"),
+    formats=groups.Changed("Several of png, svg, pdf, npz, json.", default="png"),
+    scale=groups.Changed(default="fixed"),
     workers="Workers that draw, each with its own model.  [default: one a core, as memory allows]",
 )
 def batch(
@@ -40,17 +25,17 @@ def batch(
         list[str], typer.Argument(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; `-` reads stdin.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in.")],
-    texts: Texts,
-    reading: Reading,
-    model: Model = "minilm",
-    which: Heads,
-    tokens: Tokens,
-    where: Where,
-    drawing: Drawing,
-    running: Running,
+    texts: groups.Texts,
+    reading: groups.Reading,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    tokens: groups.Tokens,
+    where: groups.Where,
+    drawing: groups.Drawing,
+    running: groups.Running,
     force: Annotated[bool, "Draw again what is done already."] = False,
-    loading: Loading,
-    printing: Printing,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Draw every text of a file as `heatmap` draws one, with a manifest and an index.html of all.
 

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Heads, Loading, Model, Printing, Texts, Where, command
+from attnscope.cli import groups, options
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.records.comparison import Comparison
 
 
-@command(pick="Put single heads side by side instead, such as L3H1,L5H11.")
+@groups.command(pick="Put single heads side by side instead, such as L3H1,L5H11.")
 def compare(
     *,
-    texts: Texts,
+    texts: groups.Texts,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     other_text: Annotated[
         str | None, typer.Option("--with", help="A second text that differs in little: which heads change most?")
@@ -32,11 +31,11 @@ def compare(
     ] = "hellinger",
     hide_special: Annotated[bool, "Show what is left without special tokens, rows renormalised."] = False,
     heads_record: Annotated[Path | None, "A heads.npz of the same model: colours the map by role too."] = None,
-    model: Model = "minilm",
-    which: Heads,
-    where: Where,
-    loading: Loading,
-    printing: Printing,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Compare heads: with each other, side by side, on a minimal pair, or between two models.
 

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Printing, Where, command
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.cost import Cost
 
 
-@command(
+@groups.command(
     omit=("quiet",),
     out="A folder for cost.json and figures.  [default with --plot: attnscope-out]",
     formats="Files: several of json, png, svg, pdf.  [default: json,png]",
@@ -39,8 +38,8 @@ def cost(
     vocab: Annotated[int | None, typer.Option(min=1, help="Tokens in the vocabulary.")] = None,
     dtype: Annotated[str, "Precision of the scores: float32, float16, bfloat16, int8."] = "float16",
     plot: Annotated[bool, "Draw the costs against the length of the text."] = False,
-    where: Where,
-    printing: Printing,
+    where: groups.Where,
+    printing: groups.Printing,
 ) -> None:
     """Count what attention costs: parameters, multiply-adds, memory of scores and KV cache, with formulas.
 

@@ -168,7 +168,7 @@ class Running:
 class OneText:
     """A text as it is given, or in a file."""
 
-    text: Annotated[str | None, typer.Argument(help="The text; `-` reads it from stdin.", show_default=False)] = None
+    text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
     file: Annotated[Path | None, "Read the text from a file (UTF-8)."] = None
 
     @property
@@ -210,7 +210,7 @@ class Reading:
     generate: Annotated[
         int, typer.Option(min=0, max=10000, help="Let a decoder write that many tokens, and show them too.")
     ] = 0
-    chat: Annotated[bool, "Put the text into the model's chat template."] = False
+    chat: Annotated[bool, "Put each text into the model's chat template."] = False
 
     def prompt(self, text: str) -> "Prompt":
         """A text, to be read so."""

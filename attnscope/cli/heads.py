@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Loading, Model, Printing, Running, Texts, Where, command
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.findings import Findings
 
 
-@command()
+@groups.command()
 def heads(
     *,
-    texts: Texts,
+    texts: groups.Texts,
     image: Annotated[
         list[str] | None,
         "Photos or patterns, for vision transformers: what heads do in pictures; may be given several times.",
@@ -26,7 +25,7 @@ def heads(
         "WAV files or patterns, for models such as Whisper: when heads listen; TEXT is the transcript of one.",
     ] = None,
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
-    model: Model = "minilm",
+    model: groups.Model = "minilm",
     thresholds: Annotated[
         list[str] | None, typer.Option("--threshold", help="What a role must reach, such as induction=0.3.")
     ] = None,
@@ -41,10 +40,10 @@ def heads(
     control: Annotated[str | None, "untrained: study the same architecture with random weights beside."] = None,
     causal: Annotated[bool, "Take each head that has a role out, and say what changes."] = False,
     shard: Annotated[str, "Study a part of the corpus only, such as 2/8; `merge` joins them."] = "1/1",
-    where: Where,
-    running: Running,
-    loading: Loading,
-    printing: Printing,
+    where: groups.Where,
+    running: groups.Running,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Say what each head is for: measures and roles with their evidence, over any amount of text.
 
@@ -88,13 +87,13 @@ def heads(
     options.fail_if_not_whole(findings.corpus, findings.run)
 
 
-@command(omit=("out", "quiet"))
+@groups.command(omit=("out", "quiet"))
 def merge(
     *,
     parts: Annotated[list[Path], typer.Argument(help="Records of shards (heads.npz), or the folders that hold them.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole.")],
-    where: Where,
-    printing: Printing,
+    where: groups.Where,
+    printing: groups.Printing,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
     from attnscope.studies.heads_files import merge_files

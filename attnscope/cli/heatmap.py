@@ -3,46 +3,35 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import options
-from attnscope.cli.groups import (
-    Changed,
-    Drawing,
-    Heads,
-    Image,
-    Loading,
-    Model,
-    OneText,
-    Printing,
-    Reading,
-    Tokens,
-    Where,
-    command,
-)
+from attnscope.cli import groups, options
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
     from attnscope.records.pooled import PooledHeatmap
 
 
-@command(
+@groups.command(
     out="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]",
-    formats=Changed("Several of png, svg, pdf (figures), npz, json (data), text (in the terminal).", default="png"),
+    formats=groups.Changed(
+        "Several of png, svg, pdf (figures), npz, json (data), text (in the terminal).", default="png"
+    ),
     scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
     "[default: fixed; head for pictures and sound]",
 )
 def heatmap(
     *,
-    one: OneText,
-    image: Image = None,
+    one: groups.OneText,
+    image: groups.Image = None,
     audio: Annotated[
         Path | None,
         "A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
         "itself writes); or wav2vec 2.0 and other encoders over time.",
     ] = None,
-    reading: Reading,
-    model: Model = "minilm",
-    which: Heads,
-    tokens: Tokens,
+    reading: groups.Reading,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    tokens: groups.Tokens,
     pooled: Annotated[
         int | None,
         "Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
@@ -51,10 +40,10 @@ def heatmap(
     pool: Annotated[str, "What a pooled cell shows: mean (mass per query) or max (largest weight)."] = "mean",
     rows: Annotated[str | None, "Only these queries, exactly, such as 1000:1064."] = None,
     cols: Annotated[str | None, "Only these keys, exactly, such as 0:64."] = None,
-    where: Where,
-    drawing: Drawing,
-    loading: Loading,
-    printing: Printing,
+    where: groups.Where,
+    drawing: groups.Drawing,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Draw what every head attends to on a text.
 
@@ -72,18 +61,13 @@ def heatmap(
 
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it."`
     """
-    from attnscope.errors import UsageError
     from attnscope.studies.choice import Cut
-    from attnscope.studies.heatmap_files import Wanted, formats_from, write_heatmap
+    from attnscope.studies.heatmap_files import Wanted, write_heatmap
     from attnscope.studies.inputs import others_in
     from attnscope.studies.picture_files import write_picture
     from attnscope.studies.sound_files import write_sound
 
-    named = formats_from(where.formats or "")
-    if named == ("text",) and where.out is not None:
-        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
-    if "text" in named and printing.json:
-        raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
+    named = _formats(where.formats or "", where.out, printing.json)
     wanted = Wanted(
         choice=which.choice(), formats=tuple(name for name in named if name != "text"), out=where.out,
         style=drawing.style("fixed" if image is None and audio is None else "head"), **vars(tokens),
@@ -101,6 +85,22 @@ def heatmap(
         record, paths = write_heatmap(model, reading.prompt(one.read()), wanted, load)
     options.say([*record.run["notes"], *others_in(where.out, paths)], printing.quiet)
     print_result(record, paths, "text" in named, tokens.query, printing.json)
+
+
+def _formats(given: str, out: Path | None, json: bool) -> tuple[str, ...]:
+    """The formats that are asked for.
+
+    Raises:
+        UsageError: They do not go with a folder, or with --json.
+    """
+    from attnscope.studies.heatmap_files import formats_from
+
+    named = formats_from(given)
+    if named == ("text",) and out is not None:
+        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
+    if "text" in named and json:
+        raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
+    return named
 
 
 def print_result(
@@ -131,7 +131,6 @@ def print_result(
 
 def show_saved(saved: options.Saved) -> None:
     """Shows a record of attention weights, or of pooled ones, again."""
-    from attnscope.errors import UsageError
     from attnscope.records import load, pooled
     from attnscope.records.storage import schema_of
     from attnscope.studies.heatmap_files import formats_from, redraw, redraw_pooled, require_query

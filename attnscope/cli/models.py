@@ -4,12 +4,11 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Loading, Printing, command
+from attnscope.cli import groups, options
 
 
-@command(omit=("quiet",))
-def models(printing: Printing) -> None:
+@groups.command(omit=("quiet",))
+def models(printing: groups.Printing) -> None:
     """List the models that can be named, and whether they are on this machine."""
     from attnscope.models.catalog import known
 
@@ -33,12 +32,12 @@ def models(printing: Printing) -> None:
     print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
 
-@command(omit=("device", "dtype", "device_map", "no_check", "quiet"))
+@groups.command(omit=("device", "dtype", "device_map", "no_check", "quiet"))
 def info(
     *,
     model: Annotated[str, typer.Argument(help="A known name, a folder, or a Hub id.")] = "minilm",
-    loading: Loading,
-    printing: Printing,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Say what a model is: layers, heads, engine, limit, tokenizer, parameters."""
     from attnscope.models import describe

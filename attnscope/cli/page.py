@@ -5,30 +5,16 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import (
-    Changed,
-    Drawing,
-    Heads,
-    Loading,
-    Model,
-    Printing,
-    Reading,
-    Texts,
-    Tokens,
-    Where,
-    command,
-)
+from attnscope.cli import groups, options
 
 
-@command(
+@groups.command(
     omit=("text", "query", "cmap", "formats"),
-    split=Changed(default="file"),
-    chat="Put texts into the model's chat template.",
+    split=groups.Changed(default="file"),
     pick="Single heads, such as L3H1,L5H11.",
     words="Open with word pieces merged.",
     hide_special="Open with special tokens hidden.",
-    scale=Changed(default="fixed"),
+    scale=groups.Changed(default="fixed"),
     out="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]",
 )
 def page(
@@ -36,20 +22,20 @@ def page(
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; `-` reads one from stdin.")
     ] = None,
-    several: Texts,
+    several: groups.Texts,
     record: Annotated[
         list[Path] | None,
         "Show a saved record (weights.npz, or its folder); may be given several times.",
     ] = None,
     heads_record: Annotated[Path | None, "What `attnscope heads` saved (heads.npz): names the heads' roles."] = None,
-    reading: Reading,
-    model: Model = "minilm",
-    which: Heads,
-    tokens: Tokens,
-    drawing: Drawing,
-    where: Where,
-    loading: Loading,
-    printing: Printing,
+    reading: groups.Reading,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    tokens: groups.Tokens,
+    drawing: groups.Drawing,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Write one HTML file to look into all heads with: no server, no network, nothing to install.
 

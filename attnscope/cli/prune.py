@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import options
-from attnscope.cli.groups import Heads, Kind, Loading, Model, Printing, Texts, Where, command
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.studies.pruning import Pruned
 
 
-@command(
+@groups.command(
     omit=("layers", "heads", "formats", "adapter", "engine", "allow_pickle"),
     text="A text to measure the change on; `-` reads stdin.",
     pick="The heads to prune, such as L3H1,L5H11.",
@@ -17,16 +16,16 @@ if TYPE_CHECKING:
 )
 def prune(
     *,
-    which: Heads,
-    kind: Kind = None,
-    model: Model = "minilm",
-    texts: Texts,
+    which: groups.Heads,
+    kind: groups.Kind = None,
+    model: groups.Model = "minilm",
+    texts: groups.Texts,
     target: Annotated[
         str | None, "What an encoder-decoder is to write.  [default: its own answer to each text]"
     ] = None,
-    where: Where,
-    loading: Loading,
-    printing: Printing,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Write a model without some heads, as a folder that transformers loads.
 

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Loading, Model, Printing, Running, Where, command
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.relations import Relations
 
 
-@command()
+@groups.command()
 def relations(
     *,
     files: Annotated[
@@ -26,16 +25,16 @@ def relations(
         str, "What of CoNLL-U is one text: sentence, or document (coreference across sentences)."
     ] = "sentence",
     only: Annotated[str | None, "These relations alone, such as nsubj,obj.  [default: all]"] = None,
-    model: Model = "minilm",
+    model: groups.Model = "minilm",
     chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
-    stride: Annotated[int | None, "How many tokens further the next chunk begins."] = None,
+    stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None,
     examples: Annotated[
         int, typer.Option(min=0, max=100, help="Show so many texts of each relation that a head expresses.")
     ] = 0,
-    where: Where,
-    running: Running,
-    loading: Loading,
-    printing: Printing,
+    where: groups.Where,
+    running: groups.Running,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
 

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Drawing, Image, Loading, Model, OneText, Printing, Tokens, Where, command
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.rollouts import Rollout
 
 
-@command(
+@groups.command(
     omit=("words", "hide_special"),
     formats="Several of png, svg, pdf, npz, json.  [default: npz,png]",
     scale="What the darkest colour means: 1 (fixed), each map's largest (head), the figure's (figure).  "
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 )
 def rollout(
     *,
-    one: OneText,
-    image: Image = None,
-    model: Model = "minilm",
-    tokens: Tokens,
+    one: groups.OneText,
+    image: groups.Image = None,
+    model: groups.Model = "minilm",
+    tokens: groups.Tokens,
     residual: Annotated[
         float, typer.Option(min=0, max=1, help="The share of the identity in each layer, for the residual connection.")
     ] = 0.5,
@@ -31,10 +30,10 @@ def rollout(
         bool | None,
         typer.Option("--flow/--no-flow", help="Find the flow.  [default: if it takes a minute at most]"),
     ] = None,
-    where: Where,
-    drawing: Drawing,
-    loading: Loading,
-    printing: Printing,
+    where: groups.Where,
+    drawing: groups.Drawing,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """How much of each input token is left in a place after several layers: attention rollout and attention flow.
 

@@ -5,21 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Layer, Loading, Model, OneText, Printing, Where, command
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.split import Split
 
 
-@command(
+@groups.command(
     text="A text; `-` reads stdin.  [default: the worked example]",
     out="A folder for the record and a figure.",
     formats="Files: several of json, png, svg, pdf.  [default: json,png]",
 )
 def split(
     *,
-    one: OneText,
+    one: groups.OneText,
     counts: Annotated[str, "Numbers of heads to cut into."] = "1,2,4",
     same_columns: Annotated[bool, "Give head 1 the columns of head 0: the two then compute the same."] = False,
     project: Annotated[
@@ -30,11 +29,11 @@ def split(
     drop: Annotated[
         str | None, "Let these heads put out zeros, one by one, and measure the change, such as 0,1."
     ] = None,
-    model: Model = "minilm",
-    layer: Layer = None,
-    where: Where,
-    loading: Loading,
-    printing: Printing,
+    model: groups.Model = "minilm",
+    layer: groups.Layer = None,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """See the same queries, keys and values with more and fewer heads.
 

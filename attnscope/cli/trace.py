@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.groups import Layer, Loading, Model, OneText, Printing, Where, command
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.records.trace import Trace
 
 
-@command(
+@groups.command(
     omit=("formats",),
     text="A text; `-` reads stdin.  [default: the worked example]",
     engine="auto, native, hf: what runs the model; reference: plain Python loops, which need no torch for the worked "
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
 )
 def trace(
     *,
-    one: OneText,
+    one: groups.OneText,
     target: Annotated[
         str | None,
         "What an encoder-decoder is to write.  [default: its own greedy output]",
     ] = None,
-    model: Model = "minilm",
-    layer: Layer = None,
+    model: groups.Model = "minilm",
+    layer: groups.Layer = None,
     heads: Annotated[str | None, typer.Option("-H", "--heads", help="Heads of that layer, such as 1,8-10.")] = None,
     token: Annotated[str | None, "Follow this query: a token, a word, or a place such as @3.  [default: all]"] = None,
     kind: Annotated[str | None, "Of an encoder-decoder: encoder, decoder or cross.  [default: the first]"] = None,
-    where: Where,
-    loading: Loading,
-    printing: Printing,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
 ) -> None:
     """Compute one attention step by step, with every number, its formula and its line of NumPy.
 

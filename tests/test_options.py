@@ -1,0 +1,188 @@
+"""Options: groups expanded into signatures, one meaning in all commands, and commands that parse, call and print."""
+
+import ast
+import inspect
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from attnscope import cli
+from attnscope.cli import options
+from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
+from attnscope.errors import UsageError
+
+# Groups ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fruit:
+    """A group of options."""
+
+    kind: Annotated[str, typer.Option("-k", "--kind", help="Which.")] = "apple"
+    peeled: Annotated[bool, "Without its skin."] = False
+    n: Annotated[int, "How many."] = 1
+
+
+def answer(function: Any, *given: str) -> str:
+    """What a function prints as the only command of a command line."""
+    app = typer.Typer()
+    app.command()(function)
+    result = CliRunner().invoke(app, [*given], env={"TERM": "dumb", "COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_group_stands_where_its_parameter_stands_and_comes_as_one() -> None:
+    @command()
+    def eat(*, before: Annotated[int, "First."] = 0, fruit: Fruit, after_all: Annotated[bool, "Last."] = False) -> None:
+        """Eat."""
+        print(before, fruit, after_all)
+
+    assert [*inspect.signature(eat).parameters] == ["before", "kind", "peeled", "n", "after_all"]
+    assert answer(eat) == f"0 {Fruit()} False\n"
+    assert answer(eat, "-k", "pear", "--peeled", "--n", "3", "--after-all") == f"0 {Fruit('pear', True, 3)} True\n"
+    told = answer(eat, "--help")
+    assert "--no-" not in told and all(word in told for word in ("Which.", "Without its skin.", "How many.", "Last."))
+
+
+def test_a_command_changes_and_leaves_out_options_of_its_groups_alone() -> None:
+    @command(omit=("kind",), peeled="Quite bare.", n=Changed("How many of them.", default=2))
+    def eat(*, fruit: Fruit) -> None:
+        print(fruit)
+
+    @command()
+    def other(*, fruit: Fruit) -> None:
+        print(fruit)
+
+    assert answer(eat) == f"{Fruit(n=2)}\n" and answer(other) == f"{Fruit()}\n"
+    told = answer(eat, "--help")
+    assert "Quite bare." in told and "How many of them." in told and "--kind" not in told
+    assert "Quite bare." not in answer(other, "--help")
+
+
+@pytest.mark.parametrize("wrong", [{"omit": ("colour",)}, {"colour": "Of its skin."}])
+def test_what_is_in_no_group_can_be_neither_left_out_nor_changed(wrong: dict[str, Any]) -> None:
+    def eat(*, fruit: Fruit) -> None: ...
+
+    with pytest.raises(TypeError, match="eat has no group with colour"):
+        command(**wrong)(eat)
+
+
+def test_groups_build_what_studies_are_asked_with() -> None:
+    from attnscope.studies.inputs import LoadOptions, TextsWanted
+
+    assert Loading().options() == LoadOptions()
+    given = Loading(Path("lora"), "hf", "cuda:1", "bfloat16", "auto", True, True, True)
+    assert given.options() == LoadOptions("hf", "cuda:1", "bfloat16", False, True, True, "auto", Path("lora"))
+    assert given.options(engine="auto").engine == "auto"
+    assert Texts("a", None, "file", "body").wanted() == TextsWanted("a", (), "file", "body")
+    assert Texts(file=["a", "b"]).wanted() == TextsWanted(None, ("a", "b"))
+    assert Running().share("minilm", LoadOptions()) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "others", "named"),
+    [
+        ([OneText("a")], {}, "TEXT"),
+        ([Texts(split="file"), Running()], {}, "--split"),
+        ([Texts(), Running(ray_address="10.0.0.1:6379")], {}, "--ray-address"),
+        ([Texts(), Running()], {"chunk": 5, "probe": None}, "--chunk"),
+    ],
+)
+def test_what_cannot_be_given_beside_an_option_is_named(groups: list[Any], others: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=f"^{named} cannot be given beside --image"):
+        options.refuse_beside("--image", *groups, **others)
+    options.refuse_beside("--image", *[type(group)() for group in groups], **dict.fromkeys(others))
+
+
+# All commands ---------------------------------------------------------------------------------------------------
+
+_READS = "it is read for something else"
+_WRITES = "it writes something else"
+_SHOWS = "it shows something else"
+_USUAL = "another default, which its help names"
+
+DIFFER = {
+    ("trace", "TEXT"): "there is a worked example without one",
+    ("split", "TEXT"): "there is a worked example without one",
+    ("prune", "TEXT"): _READS,
+    **dict.fromkeys(
+        [("heatmap", "--file"), ("rollout", "--file"), ("trace", "--file"), ("split", "--file")], "one text"
+    ),
+    ("heads", "--image"): "many pictures",
+    ("heads", "--audio"): "many recordings",
+    ("ablate", "--target"): "an answer to each of many texts",
+    ("prune", "--target"): "an answer to each of many texts",
+    ("trace", "--heads"): "of one layer",
+    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune")},
+    ("batch", "--query"): "not every text has it",
+    ("compare", "--query"): "it ranks heads",
+    ("page", "--words"): "the reader of a page can change it",
+    ("page", "--hide-special"): "the reader of a page can change it",
+    ("compare", "--hide-special"): "in the tables only, as the distances need every key",
+    ("batch", "--out"): "required: the same command goes on in it",
+    ("merge", "--out"): "required",
+    **{(name, "--out"): _WRITES for name in ("heatmap", "page", "prune", "show", "trace", "split", "cost")},
+    **{(name, "--format"): _WRITES for name in ("heatmap", "batch", "rollout", "show", "split", "cost")},
+    **{(name, "--scale"): _USUAL for name in ("heatmap", "rollout", "show")},
+    ("trace", "--engine"): "plain Python loops are one more",
+    ("cost", "--dtype"): "of scores that nobody computes",
+    ("relations", "FILES"): "annotated files",
+    ("page", "--split"): "a page shows a whole text",
+    ("batch", "--workers"): "as many as fit draw, without being asked for",
+    ("compare", "--heads-record"): _SHOWS,
+    ("show", "--measures"): "it shows other records too",
+    ("relations", "--kind"): "of annotations",
+    ("trace", "--kind"): "one attention alone is traced",
+    ("split", "--seed"): "of something else",
+    ("info", "MODEL"): "its own argument: every other command reads a text",
+}
+"""Options that are not told, typed or set by default as most commands do, each with its reason."""
+
+
+def told(name: str, parameter: Any) -> tuple[str, tuple[object, ...]]:
+    """How an option is called, and all that a user is told of it: its names, type, limits, default and help."""
+    callbacks: dict[str, Any] = {
+        getattr(info.callback, "__name__", ""): info.callback for info in cli.app.registered_commands
+    }
+    annotation = inspect.signature(callbacks[name]).parameters[parameter.name].annotation
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    is_argument = parameter.param_type_name == "argument"
+    called = parameter.name.upper() if is_argument else max(parameter.opts, key=len)
+    limits = parameter.min, parameter.max, parameter.nargs, parameter.required
+    return called, (*parameter.opts, *parameter.secondary_opts, str(kind), *limits, parameter.default, parameter.help)
+
+
+def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
+    found: dict[str, dict[str, tuple[object, ...]]] = defaultdict(dict)
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]  # it is a group
+    for name, one in commands.items():
+        for parameter in one.params:
+            called, what = told(name, parameter)
+            assert what[-1] or parameter.hidden, f"{name} {called} has no help"
+            found[called][name] = what
+    assert len(commands) == 16 and len(found) > 80  # else this test sees none of them
+    differ = {
+        (name, called)
+        for called, by_command in found.items()
+        for name, what in by_command.items()
+        if what != Counter(by_command.values()).most_common(1)[0][0]
+    }
+    assert differ == set(DIFFER)
+
+
+def test_commands_are_short_and_start_without_studies() -> None:
+    for info in cli.app.registered_commands:
+        written = inspect.unwrap(info.callback)  # type: ignore[arg-type]  # every command has one
+        body = ast.parse(inspect.getsource(written)).body[0].body  # type: ignore[attr-defined]  # it is a function
+        assert isinstance(body[0], ast.Expr)  # its help
+        assert (body[-1].end_lineno or 0) - body[1].lineno < 25, f"the body of {written.__name__} is too long"
+    modules = [ast.parse(path.read_text("utf-8")) for path in Path(cli.__file__).parent.glob("*.py")]
+    imported = {node.module for tree in modules for node in tree.body if isinstance(node, ast.ImportFrom)}
+    ours = {str(name) for name in imported if str(name).startswith("attnscope")}
+    assert all(name.startswith(("attnscope.cli", "attnscope.errors")) or name == "attnscope" for name in ours), ours
