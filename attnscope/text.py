@@ -243,6 +243,24 @@ def read_text(text: str | None, file: Path | None = None) -> str:
     return result
 
 
+def refuse_file_name(text: str, hint: str) -> None:
+    """Refuses a text that is the name of a file: what is in the file was meant.
+
+    Args:
+        text: What was given as a text; with or without spaces, what names no file is a text.
+        hint: How a file is given, and such a text.
+
+    Raises:
+        UsageError: There is a file of that name.
+    """
+    try:
+        is_file = Path(text).is_file()
+    except OSError:  # longer than any name
+        return
+    if is_file:
+        raise UsageError(f"the text {text!r} is the name of a file", hint)
+
+
 def require_text(text: str, name: str = "the text") -> None:
     """Refuses what is no text.
 

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import re
+import shlex
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from attnscope import cli
 from attnscope.cli import options
 from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
 from attnscope.errors import UsageError
+from tests.conftest import Run
 
 # Groups ---------------------------------------------------------------------------------------------------------
 
@@ -98,6 +101,61 @@ def test_what_cannot_be_given_beside_an_option_is_named(groups: list[Any], other
     with pytest.raises(UsageError, match=f"^{named} cannot be given beside --image"):
         options.refuse_beside("--image", *groups, **others)
     options.refuse_beside("--image", *[type(group)() for group in groups], **dict.fromkeys(others))
+
+
+# Values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command_line",
+    ["heatmap", "page", "heads", "compare", "ablate", "rollout", "trace", "split", "prune --pick L0H0 -o p"],
+)
+@pytest.mark.parametrize("name", ["notes.txt", "two words.txt"])
+def test_the_name_of_a_file_is_no_text(run: Run, tmp_path: Path, command_line: str, name: str) -> None:
+    (tmp_path / name).write_text("The cat sat.", "utf-8")
+    status, out, err = run(*command_line.split(), name)
+    told, hint = err.splitlines()
+    assert (status, out) == (2, "") and told == f"error: the text '{name}' is the name of a file"
+    assert hint.startswith(f"hint: did you mean --file {shlex.quote(name)}? ") and "| … -" in hint
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_what_names_no_file_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "-").write_text("not read", "utf-8")
+    for text in ("notes.txt", "a text", "folder", "", "\0", "\udcff", "long " * 2000, "-"):
+        assert OneText(text).text == Texts(text).text == text
+
+
+def test_python_refuses_the_name_of_a_file_too(tmp_path: Path) -> None:
+    from attnscope.studies.texts import texts_of
+
+    path = tmp_path / "notes.txt"
+    path.write_text("The cat sat.", "utf-8")
+    with pytest.raises(UsageError, match=r"is the name of a file .*attnscope\.Corpus\("):
+        texts_of(str(path))
+    assert [text.text for text in texts_of([str(path)])] == [str(path)]
+
+
+@pytest.mark.parametrize("given", ["L0H0,", ",L0H0", "L0H0,,L1H1", " , L0H0"])
+def test_a_comma_too_many_is_refused_among_heads_and_numbers(given: str) -> None:
+    for read, value in ((options.heads_from, given), (options.numbers_from, re.sub("L[01]H", "", given))):
+        with pytest.raises(UsageError, match=f"^{value!r} has a comma with nothing on one side of it"):
+            read(value)
+
+
+@pytest.mark.parametrize("given", ["", " ", ",", " , "])
+def test_no_heads_are_no_heads(given: str) -> None:
+    for read in (options.heads_from, options.numbers_from):
+        with pytest.raises(UsageError, match=r"^no (layer or )?head is given"):
+            read(given)
+
+
+@pytest.mark.parametrize("command_line", ["heatmap a", "rollout a", "page a", "batch f -o out"])
+def test_an_empty_scale_is_none(run: Run, command_line: str) -> None:
+    status, out, err = run(*command_line.split(), "--scale", "")
+    assert (status, out) == (2, "") and err.startswith("error: there is no scale ''\nhint: choose one of fixed")
 
 
 # All commands ---------------------------------------------------------------------------------------------------

@@ -171,6 +171,9 @@ class OneText:
     text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
     file: Annotated[Path | None, "Read the text from a file (UTF-8)."] = None
 
+    def __post_init__(self) -> None:
+        options.refuse_file_names(self.text)
+
     @property
     def given(self) -> bool:
         """Whether there is one."""
@@ -193,6 +196,9 @@ class Texts:
     ] = None
     split: Annotated[str, "What of a text file is one text: line, paragraph or file."] = "line"
     field: Annotated[str, "The field of jsonl, csv or parquet that holds the text."] = "text"
+
+    def __post_init__(self) -> None:
+        options.refuse_file_names(self.text)
 
     def wanted(self, files: Sequence[str] = ()) -> "TextsWanted":
         """The texts that are asked for; a command that takes files as arguments hands them over."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,7 +49,7 @@ def numbers_from(given: str | None) -> tuple[int, ...] | None:
     if given is None:
         return None
     found: list[int] = []
-    for part in (part.strip() for part in given.split(",") if part.strip()):
+    for part in _parts(given, "layer or head", "layers and heads are chosen like this: 0,3-5"):
         if not _NUMBERS.fullmatch(part):
             raise UsageError(f"{part!r} is not a number or a range", "layers and heads are chosen like this: 0,3-5")
         first, _, last = part.partition("-")
@@ -56,8 +57,6 @@ def numbers_from(given: str | None) -> tuple[int, ...] | None:
         if stop < int(first) or stop > 9999:
             raise UsageError(f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5")
         found += range(int(first), stop + 1)
-    if not found:
-        raise UsageError("no layer or head is given", "layers and heads are chosen like this: 0,3-5")
     return tuple(dict.fromkeys(found))
 
 
@@ -66,14 +65,36 @@ def heads_from(given: str | None) -> tuple[tuple[int, int], ...] | None:
     if given is None:
         return None
     found: list[tuple[int, int]] = []
-    for part in (part.strip() for part in given.split(",") if part.strip()):
+    for part in _parts(given, "head", "single heads are chosen like this: L3H1,L5H11"):
         match = _HEAD.fullmatch(part)
         if not match:
             raise UsageError(f"{part!r} is not a head", "single heads are chosen like this: L3H1,L5H11")
         found.append((int(match[1]), int(match[2])))
-    if not found:
-        raise UsageError("no head is given", "single heads are chosen like this: L3H1,L5H11")
     return tuple(dict.fromkeys(found))
+
+
+def _parts(given: str, what: str, hint: str) -> list[str]:
+    """The parts of a list, of which none may be empty: a comma too many may be a head too few."""
+    parts = [part.strip() for part in given.split(",")]
+    if not any(parts):
+        raise UsageError(f"no {what} is given", hint)
+    if not all(parts):
+        raise UsageError(f"{given!r} has a comma with nothing on one side of it", hint)
+    return parts
+
+
+def refuse_file_names(*texts: str | None) -> None:
+    """Refuses texts that are names of files.
+
+    Raises:
+        UsageError: There is such a file.
+    """
+    from attnscope.text import refuse_file_name
+
+    for text in texts:
+        if text is not None and text != "-":
+            name = shlex.quote(text)
+            refuse_file_name(text, f"did you mean --file {name}? a text like this one is piped: echo {name} | … -")
 
 
 def span_from(option: str, given: str | None) -> tuple[int, int | None] | None:

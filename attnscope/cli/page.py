@@ -47,6 +47,7 @@ def page(
     """
     from attnscope.studies.page import PageWanted, write_page
 
+    options.refuse_file_names(*(texts or ()))
     if str(where.out) == "-":
         options.refuse_beside("-o -", json=printing.json)
     wanted = PageWanted(

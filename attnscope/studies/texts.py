@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, example_tokens
+from attnscope.text import refuse_file_name
 
 Texts = Corpus | Sequence[CorpusText]
 
@@ -44,9 +45,12 @@ def texts_of(given: Corpus | str | Sequence[str] | Sequence[CorpusText]) -> Text
 
     Raises:
         AttnscopeError: There is no text.
+        UsageError: The text is the name of a file.
     """
     if isinstance(given, Corpus):
         return given
+    if isinstance(given, str):
+        refuse_file_name(given, f"read it as attnscope.Corpus({given!r}); a text like this one stands in a list")
     texts = [given] if isinstance(given, str) else given
     kept = [text for text in texts if not isinstance(text, str) or text.strip()]
     found = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
