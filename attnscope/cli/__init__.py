@@ -36,22 +36,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(heatmap)
-app.command()(batch)
-app.command()(page)
-app.command()(heads)
-app.command()(merge)
-app.command()(rollout)
-app.command()(compare)
-app.command()(relations)
-app.command()(ablate)
-app.command()(prune)
-app.command()(show)
-app.command()(trace)
-app.command()(split)
-app.command()(cost)
-app.command()(models)
-app.command()(info)
+for command in (
+    heatmap, batch, page, heads, merge, rollout, compare, relations, ablate, prune, show, trace, split, cost, models,
+    info,
+):  # fmt: skip
+    app.command()(command)
 
 
 def _print_version(asked: bool) -> None:

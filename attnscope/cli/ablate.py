@@ -41,9 +41,7 @@ def ablate(
     """Say what each head does for the model: take it out, and measure what changes.
 
     - `attnscope ablate --file sample_texts/sentences.txt`
-
     - `attnscope ablate "The cat sat." --pick L3H1,L5H5 --joint`
-
     - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance --curve -o out`
     """
     from attnscope.studies.ablation import AblateOptions

@@ -42,7 +42,6 @@ def batch(
     The same command goes on where it was stopped, and draws nothing twice.
 
     - `attnscope batch sample_texts/sentences.txt -o figures`
-
     - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`
     """
     from attnscope.studies.batch import BatchOptions

@@ -40,11 +40,8 @@ def compare(
     """Compare heads: with each other, side by side, on a minimal pair, or between two models.
 
     - `attnscope compare --file sample_texts/alice.txt --split paragraph -o out`
-
     - `attnscope compare "…" --pick L3H1,L5H11 -o out`
-
     - `attnscope compare "… it was too tired." --with "… it was too wide." --query it`
-
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
     if more:

@@ -44,9 +44,7 @@ def cost(
     """Count what attention costs: parameters, multiply-adds, memory of scores and KV cache, with formulas.
 
     - `attnscope cost bert-base`
-
     - `attnscope cost llama-2-7b --tokens 32768 --n-kv-heads 8 --plot`
-
     - `attnscope cost --d-model 768 --n-heads 12 --n-layers 12`
     """
     from attnscope.studies.cost_files import CostOrder, counted

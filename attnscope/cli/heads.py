@@ -50,15 +50,10 @@ def heads(
     The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
 
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
-
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`
-
     - `attnscope heads --file sample_texts/alice.txt --split paragraph --relations treebank.conllu`
-
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 -o out`
-
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
-
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
     from attnscope.studies.heads_files import Senses, StudyOrder, study, study_senses

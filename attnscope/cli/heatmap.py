@@ -50,15 +50,10 @@ def heatmap(
     Writes an overview of all layers and heads and a figure a layer, and prints their paths.
 
     - `attnscope heatmap "The animal didn't cross the street because it was too tired."`
-
     - `attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz`
-
     - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
-
     - `attnscope heatmap --file book.txt --pick L3H1 --rows 1000:1064 --cols 0:64`
-
     - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`
-
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it."`
     """
     from attnscope.studies.choice import Cut

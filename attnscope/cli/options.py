@@ -1,6 +1,7 @@
 """Options that mean the same in every command, and how their values are read."""
 
 import contextlib
+import functools
 import re
 import shlex
 import sys
@@ -130,30 +131,27 @@ def say(notes: Iterable[str], quiet: bool) -> None:
 @contextlib.contextmanager
 def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
     """A progress bar on stderr with tokens, tokens a second and the time left; only on a terminal."""
-    if quiet or sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from attnscope.views.plain_text import open_console
-
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     started = time.monotonic()
-    with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=None)
+    with _bar(quiet, "reading") as update:
 
         def report(done: "Done") -> None:
             rate = done.n_tokens / max(1e-9, time.monotonic() - started)
             total = None if done.share is None else 1.0
             told = f"{done.n_texts:,} {texts}, {done.n_tokens:,} {tokens}, {rate:,.0f} {tokens}/s"
-            bar.update(task, description=told, total=total, completed=done.share or 0.0)
+            update(description=told, total=total, completed=done.share or 0.0)  # type: ignore[misc]  # never None here
 
-        yield report
+        yield report if update else None
 
 
 @contextlib.contextmanager
 def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
     """A progress bar on stderr for work whose steps are counted, with the time left; only on a terminal."""
+    with _bar(quiet, what) as update:
+        yield (lambda done, of: update(completed=done, total=of)) if update else None
+
+
+@contextlib.contextmanager
+def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -163,8 +161,7 @@ def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | N
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        yield functools.partial(bar.update, bar.add_task(what, total=None))
 
 
 def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> None:

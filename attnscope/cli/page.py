@@ -40,9 +40,7 @@ def page(
     """Write one HTML file to look into all heads with: no server, no network, nothing to install.
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
-
     - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`
-
     - `attnscope page --record weights.npz`
     """
     from attnscope.studies.page import PageWanted, write_page

@@ -39,9 +39,7 @@ def relations(
     """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
 
     - `attnscope relations sample_texts/dependencies.conllu --examples 3`
-
     - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`
-
     - `attnscope relations sample_texts/library.py --chunk 40`
     """
     from attnscope.studies.relation_files import RelationsOrder, study

@@ -40,9 +40,7 @@ def rollout(
     By attention alone, heads averaged, as Abnar & Zuidema 2020 define both.
 
     - `attnscope rollout "The animal didn't cross the street because it was too tired." --query it`
-
     - `attnscope rollout "…" -o out --format npz,pdf`
-
     - `attnscope rollout --image photo.jpg -m ./dinov2-small -o out`
     """
     from attnscope.errors import UsageError

@@ -40,7 +40,6 @@ def split(
     Without a text: the worked example of `attnscope trace`.
 
     - `attnscope split --counts 1,2,4 --drop 0,1`
-
     - `attnscope split "The cat sat on the mat." -L 3 --counts 1,12,384 -o out`
     """
     from attnscope.studies.split import SplitOptions

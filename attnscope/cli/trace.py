@@ -39,7 +39,6 @@ def trace(
     Without a text: a worked example of 5 tokens, d_model 4 and 2 heads, small enough for pen and paper.
 
     - `attnscope trace --token cat`
-
     - `attnscope trace "The cat sat on the mat." -L 3 -H 1 --token cat`
     """
     from attnscope.studies.trace_files import TraceOrder, traced
