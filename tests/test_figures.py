@@ -18,7 +18,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
 from attnscope.views import layout, lettering
 from attnscope.views.canvas import png
-from attnscope.views.heatmap_figures import BarCanvas, MapCanvas, Painter, Sheet, draw, glance, sheets_of
+from attnscope.views.figures import draw, glance
+from attnscope.views.heatmap_figures import BarCanvas, MapCanvas, Painter, sheets_of
+from attnscope.views.sheets import Sheet
 from attnscope.views.style import SCALES, Scale, Style
 from tests.processes import python
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
@@ -197,7 +199,8 @@ def test_every_token_is_named_on_every_map() -> None:
     record = simple(9)
     sheet = next(sheet for sheet in sheets_of(record) if sheet.stem == "L00")
     canvas = Painter(Style()).canvas(record, sheet)
-    said = words(canvas.show(record, sheet, vector=True))
+    canvas.show(record, sheet).label_all()
+    said = words(canvas)
     for label in ("[CLS]", "t1", "t7", "[SEP]"):
         assert said.count(label) == 2 * 3
 
@@ -211,7 +214,7 @@ def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(
     sheet = next(sheet for sheet in sheets_of(record) if sheet.stem == "L01")
     fast = Painter(Style(scale)).canvas(record, sheet).show(record, sheet).pixels()
     drawn = Painter(Style(scale)).canvas(record, sheet)
-    drawn.show(record, sheet, vector=True)  # every label is there now
+    drawn.show(record, sheet).label_all()
     monkeypatch.setattr(drawn, "_copies", [])
     monkeypatch.setattr(drawn, "_boxes", {})
     np.testing.assert_array_equal(fast, drawn.pixels())

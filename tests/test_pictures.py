@@ -158,9 +158,9 @@ def test_everything_is_on_one_axes(record: attnscope.Heatmap, monkeypatch: pytes
     pages = []
     real = picture_figures.PicturePage.__init__
 
-    def kept(self: Any, *given: Any) -> None:
+    def kept(self: Any, *given: Any, **how: Any) -> None:
         pages.append(self)
-        real(self, *given)
+        real(self, *given, **how)
 
     monkeypatch.setattr(picture_figures.PicturePage, "__init__", kept)
     assert record._repr_png_().startswith(b"\x89PNG")

@@ -18,9 +18,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import AttentionMap
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
 from attnscope.records.storage import schema_of
-from attnscope.views.figures import Style
+from attnscope.views.figures import Style, draw
 from attnscope.views.heatmap_terminal import strongest_links
-from attnscope.views.pooled_figures import draw, sheets_of
+from attnscope.views.pooled_figures import sheets_of
 from attnscope.views.pooled_scale import log_share
 from attnscope.views.pooled_terminal import pooled_drawing
 from tests.record_helpers import RUN, map_of, shares, tokens_of

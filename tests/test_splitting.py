@@ -239,7 +239,7 @@ def shrunk(record: Split, n: int) -> Split:
 @pytest.mark.parametrize("n", [1, 5, 40, 400])
 def test_figures_hold_their_maps(n: int) -> None:
     record = shrunk(split_example(), n)
-    canvas = split_figure._drawn(record, vector=False)
+    canvas = split_figure.split_page(record)
     assert len(canvas.axes.images) == 1 + 2 + 1 + 4 + 1 + 1  # heads, means, and the colour bar
     pixels = canvas.pixels()
     assert pixels.shape[1] <= 1800 and pixels.min() < 128
@@ -254,7 +254,7 @@ def test_many_heads_are_drawn_in_lines_and_counted() -> None:
         split_example().of(4), n_heads=20, weights=np.full((20, 5, 5), 0.2), columns=columns
     )  # fmt: skip
     record = dataclasses.replace(split_example(), seen=(many,))
-    canvas = split_figure._drawn(record, vector=False)
+    canvas = split_figure.split_page(record)
     assert len(canvas.axes.images) == 12 + 1 + 1
     assert any("first 12 are drawn" in text.get_text() for text in canvas.axes.texts)
 

@@ -464,15 +464,8 @@ class Heatmap:
         """
         wanted = [formats] if isinstance(formats, str) else formats
         style = view("figures:Style")(scale, cmap)
-        paths: list[Path] = view(f"{self._figures}:draw")(self, Path(folder), wanted, style=style, query=query)
+        paths: list[Path] = view("figures:draw")(self, Path(folder), wanted, style=style, query=query)
         return paths
-
-    @property
-    def _figures(self) -> str:
-        """The module of views that draws it."""
-        if self.sound is not None:
-            return "sound_figures"
-        return "figures" if self.picture is None else "picture_figures"
 
     def page(self, *, findings: Findings | None = None) -> Page:
         """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.
@@ -493,7 +486,7 @@ class Heatmap:
         return held.getvalue()
 
     def _repr_png_(self) -> bytes:
-        png: bytes = view(f"{self._figures}:glance")(self)
+        png: bytes = view("figures:glance")(self)
         return png
 
     def __repr__(self) -> str:

@@ -272,11 +272,11 @@ class PooledHeatmap:
         """
         wanted = [formats] if isinstance(formats, str) else formats
         style = view("figures:Style")(scale, cmap)
-        paths: list[Path] = view("pooled_figures:draw")(self, Path(folder), wanted, style=style)
+        paths: list[Path] = view("figures:draw")(self, Path(folder), wanted, style=style)
         return paths
 
     def _repr_png_(self) -> bytes:
-        png: bytes = view("pooled_figures:glance")(self)
+        png: bytes = view("figures:glance")(self)
         return png
 
     def __repr__(self) -> str:

@@ -20,7 +20,8 @@ from attnscope.studies.pooled import CELLS, POOLED_OVER, longest, pool_maps, req
 from attnscope.studies.provenance import fingerprint
 from attnscope.studies.reading import Prompt, Reading, read, truncate
 from attnscope.text import slug
-from attnscope.views.heatmap_figures import draw, sheets_of
+from attnscope.views.figures import draw
+from attnscope.views.heatmap_figures import sheets_of
 from attnscope.views.process import DrawingProcess
 from attnscope.views.style import FIGURE_FORMATS, Style
 
@@ -147,12 +148,10 @@ def require_query(record: Heatmap, query: str | None) -> None:
 
 def redraw_pooled(record: PooledHeatmap, out: Path, formats: Sequence[str], style: Style) -> list[Path]:
     """Writes the files of a pooled record."""
-    from attnscope.views.pooled_figures import draw as draw_pooled
-
     figures = [name for name in formats if name in FIGURE_FORMATS]
     # What took the time is safe before it is drawn.
     saved = save_data(record, out, formats)
-    return draw_pooled(record, out, figures, style=style) + saved
+    return draw(record, out, figures, style=style) + saved
 
 
 def _foreseen(source: models.Source, prompt: Prompt, wanted: Wanted, loading: LoadOptions) -> Heatmap | None:

@@ -44,7 +44,7 @@ def write_picture(spec: str, image: Path, wanted: Wanted, loading: LoadOptions) 
 
 def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, query: str | None) -> list[Path]:
     """Writes the files of a record."""
-    from attnscope.views.picture_figures import draw
+    from attnscope.views.figures import draw
 
     figures = [name for name in formats if name in FIGURE_FORMATS]
     return draw(record, out, figures, style=style, query=query) + save_data(record, out, formats)

@@ -47,7 +47,7 @@ def redraw(record: Heatmap, out: Path, formats: Sequence[str], style: Style, que
     """Writes the files of a record."""
     if record.picture is not None:  # a spectrogram
         return picture_files.redraw(record, out, formats, style, query)
-    from attnscope.views.sound_figures import draw
+    from attnscope.views.figures import draw
 
     figures = [name for name in formats if name in FIGURE_FORMATS]
     return draw(record, out, figures, style=style, query=query) + save_data(record, out, formats)

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import write_whole
 from attnscope.records.ablation import Ablation, Curve, Effect
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views import layout
 from attnscope.views.ablation_summary import corpus_line, label, notes, number, order_label, predicted_line
-from attnscope.views.canvas import FAINT, INK, LINE, Box, Canvas, Page, as_shipped, png, wrapped_lines
+from attnscope.views.canvas import FAINT, INK, LINE, Box, Page, wrapped_lines, write_pages
 from attnscope.views.heads_figures import measure_page, scale_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import FIGURE_FORMATS
 
 _COLORS = {"effect": "#0072B2", "importance": "#D55E00", "sensitivity": "#D55E00", "random": "#8a8a8a"}
 _WIDTH_PX, _HEIGHT_PX = 1600, 900
@@ -30,32 +28,15 @@ def draw(found: Ablation, folder: str | Path, formats: Sequence[str] = ("png",))
     `effect-NAME` has a map of each quantity with numbers, the main one first; `curve` what is left of the model with
     fewer and fewer heads.
 
-    Args:
-        found: What to draw.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
-
-    Returns:
-        The files.
-
     Raises:
         AttnscopeError: An unknown format; no heads; the folder cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise AttnscopeError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
     if not found.heads:
         raise AttnscopeError("this ablation is of no heads", "so there is nothing to draw")
-    written = []
-    with as_shipped():
-        for stem, page in pages(found):
-            for wanted in formats:
-                content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-                written.append(write_whole(Path(folder) / f"{stem}.{wanted}", content))
-    return written
+    return write_pages(pages(found), folder, formats)
 
 
-def pages(found: Ablation) -> Iterator[tuple[str, Canvas]]:
+def pages(found: Ablation) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending."""
     lettering = lettering_for(_texts(found))
     maps = as_findings(found)
@@ -192,7 +173,7 @@ def _line(order: str, curves: Sequence[Curve], name: str, n_heads: int) -> Line:
     )
 
 
-def curve_page(found: Ablation, lettering: Lettering) -> Canvas:
+def curve_page(found: Ablation, lettering: Lettering) -> Page:
     """What is left of the model with fewer and fewer heads."""
     plot = plot_of(found)
     n_random = sum(curve.order == "random" for curve in found.curves)

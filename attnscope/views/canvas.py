@@ -10,18 +10,23 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope import __version__
+from attnscope.errors import UsageError
+from attnscope.records import write_whole
 from attnscope.views import layout
 from attnscope.views.lettering import BASE_FAMILY, Lettering
+from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -65,7 +70,76 @@ def as_shipped() -> Iterator[None]:
         yield
 
 
-class Canvas:
+class Drawing:
+    """A figure of matplotlib, as pixels and as vectors."""
+
+    def __init__(self, figure: Figure) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        self.figure = figure
+        self.agg: Any = FigureCanvasAgg(figure)
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """The figure as it stands now, (height, width, 3)."""
+        self.agg.draw()
+        return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
+
+    def vector(self, kind: str) -> bytes:
+        """The figure as it stands now as SVG or PDF, the same bytes every time."""
+        held = io.BytesIO()
+        self.figure.savefig(held, format=kind, metadata=_METADATA[kind])
+        return held.getvalue()
+
+
+def write_pages(
+    pages: Iterable[tuple[str, Drawing]], folder: str | Path, formats: Sequence[str], threads: int = 2
+) -> list[Path]:
+    """Writes figures into a folder, each file whole or not at all; the same figures give the same bytes.
+
+    Args:
+        pages: The file name of each without its ending, and the figure; it may change once the next one is asked for.
+        folder: Where to; made if it is not there.
+        formats: Some of "png", "svg", "pdf".
+        threads: How many threads compress and write beside drawing (zlib lets others run meanwhile); 0 = none.
+
+    Returns:
+        The files, in the order of the figures and of the formats.
+
+    Raises:
+        UsageError: An unknown format.
+        AttnscopeError: The folder cannot be written.
+    """
+    for wanted in formats:
+        if wanted not in FIGURE_FORMATS:
+            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+    if not formats:
+        return []
+
+    def contents() -> Iterator[tuple[Path, Callable[[], bytes]]]:
+        for stem, page in pages:
+            for wanted in formats:
+                content = partial(png, page.pixels()) if wanted == "png" else partial(bytes, page.vector(wanted))
+                yield Path(folder) / f"{stem}.{wanted}", content
+
+    with as_shipped():
+        if not threads:
+            return [_write(*one) for one in contents()]
+        with ThreadPoolExecutor(threads) as pool:
+            written = [pool.submit(_write, *one) for one in contents()]
+            return [one.result() for one in written]
+
+
+def _write(path: Path, content: Callable[[], bytes]) -> Path:
+    return write_whole(path, content())
+
+
+def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
+    """The first of some figures as a PNG, for notebooks."""
+    with as_shipped():
+        return png(next(iter(pages))[1].pixels())
+
+
+class Canvas(Drawing):
     """A figure of a fixed size whose one Axes counts pixels from the upper left corner.
 
     Args:
@@ -78,13 +152,11 @@ class Canvas:
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
+        super().__init__(Figure(figsize=(width_px / DPI, height_px / DPI), dpi=DPI, facecolor="white"))
         self.lettering = lettering
         self.width_px, self.height_px = width_px, height_px
-        self.figure = Figure(figsize=(width_px / DPI, height_px / DPI), dpi=DPI, facecolor="white")
-        self.agg: Any = FigureCanvasAgg(self.figure)
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
         self.axes.set_xlim(0, width_px)
@@ -95,6 +167,7 @@ class Canvas:
         self._boxes: dict[Artist, tuple[float, float, float, float]] = {}
         self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
         self._passing: list[Artist] = []
+        self._cells: dict[AxesImage, NDArray[np.float32]] = {}
         self._background: Any = None
 
     def write(
@@ -119,7 +192,7 @@ class Canvas:
         return placed
 
     def keep(self, placed: Artist, moving: bool = False) -> None:
-        """Takes down whether an artist, which is on the axes, is drawn anew in each figure."""
+        """Remembers whether an artist, which is on the axes, is drawn anew in each figure."""
         placed.set_animated(moving or self.passing)
         if moving or self.passing:
             self._moving.append(placed)
@@ -156,6 +229,18 @@ class Canvas:
             self._boxes[placed] = box
         return placed
 
+    def set_cells(self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)) -> None:
+        """Lets an image show values, (row, column), with sharp edges between them in every format.
+
+        Args:
+            image: The image.
+            values: What it shows.
+            limits: Which values have the first and the last colour.
+        """
+        image.set_data(values)
+        image.set_clim(*limits)
+        self._cells[image] = values
+
     def copy(self, box: tuple[int, int, int, int], to: Sequence[tuple[int, int]]) -> None:
         """In pixels, shows what stays in a box (x, y, width, height) at other places too, by their upper left corners.
 
@@ -184,6 +269,11 @@ class Canvas:
         self.lines(
             [[(x - 1, y - 1), (x + w, y - 1), (x + w, y + h), (x - 1, y + h), (x - 1, y - 1)] for x, y, w, h in boxes]
         )
+
+    def colour_bar(self, box: Box, cmap: Colormap, steps: int = 256, *, moving: bool = False) -> None:
+        """All colours of a colormap from left to right, framed."""
+        self.image(box, cmap, moving=moving).set_data(np.linspace(0, 1, steps)[None])
+        self.frames([box])
 
     def boxes(self, *, color: str) -> PolyCollection:
         """Filled rectangles that change from figure to figure; `place_boxes` says where they are."""
@@ -233,14 +323,12 @@ class Canvas:
 
     def vector(self, kind: str) -> bytes:
         """The figure as it stands now as SVG or PDF."""
-        return saved(self.figure, kind)
-
-
-def saved(figure: Figure, kind: str) -> bytes:
-    """A figure as SVG or PDF, the same bytes every time."""
-    held = io.BytesIO()
-    figure.savefig(held, format=kind, metadata=_METADATA[kind])
-    return held.getvalue()
+        for image, values in self._cells.items():
+            image.set_data(enlarged(values))
+        drawn = super().vector(kind)
+        for image, values in self._cells.items():
+            image.set_data(values)
+        return drawn
 
 
 @dataclass(frozen=True)
@@ -260,19 +348,29 @@ class Page(Canvas):
 
     drawn: tuple[Number, ...] = ()
 
-    def head(self, title: str, subtitle: str) -> None:
-        """Title and subtitle."""
-        left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
-        title = self.lettering.fit(title, layout.TITLE_PX * 1.12, room)
-        self.write(left, left + 4, title, layout.TITLE_PX, ha="left", weight="bold")
-        subtitle = self.lettering.fit(subtitle, layout.SUBTITLE_PX, room)
-        self.write(left, left + 34, subtitle, layout.SUBTITLE_PX, ha="left", color=FAINT)
+    def head(self, title: str, subtitle: str, *, zoom: float = 1.0, moving: bool = False, bold: float = 1.12) -> Text:
+        """Title and subtitle.
 
-    def foot(self, y: float, lines: Sequence[str]) -> None:
+        Args:
+            title: The title.
+            subtitle: What stands below it.
+            zoom: How much larger they are than on a page of the least width.
+            moving: Whether the title changes from figure to figure.
+            bold: How much wider than plain letters bold ones are taken to be.
+        """
+        left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
+        size, below = layout.TITLE_PX * zoom, layout.SUBTITLE_PX * zoom
+        title = self.lettering.fit(title, size * bold, room)
+        placed = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", moving=moving)
+        subtitle = self.lettering.fit(subtitle, below, room)
+        self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
+        return placed
+
+    def foot(self, y: float, lines: Sequence[str], zoom: float = 1.0) -> None:
         """Notes at the foot."""
         for place, line in enumerate(lines):
-            down = y + place * layout.LINE_PX
-            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX, ha="left", color=FAINT)
+            down = y + place * layout.LINE_PX * zoom
+            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX * zoom, ha="left", color=FAINT)
 
     def fill(self, boxes: Sequence[Box], colors: Sequence[Any], edge: str = "none") -> None:
         """Filled rectangles."""

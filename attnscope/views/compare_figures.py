@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
-from attnscope.records import write_whole
 from attnscope.records.comparison import (
     Comparison,
     HeadComparison,
@@ -23,12 +21,11 @@ from attnscope.records.comparison import (
     head_name,
 )
 from attnscope.views import compare_maps, layout
-from attnscope.views.canvas import FAINT, INK, Box, Canvas, Number, Page, as_shipped, hex_of, png, wrapped_lines
+from attnscope.views.canvas import FAINT, INK, Box, Number, Page, hex_of, wrapped_lines, write_pages
 from attnscope.views.compare_summary import HIDDEN, distance, meaning, model_of, table_line, texts_line, title_of
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -51,27 +48,13 @@ def draw(found: Comparison, folder: str | Path, formats: Sequence[str] = ("png",
     All heads: `matrix`, `map`, `layers`. Picked heads: `picked`, `differences`. A minimal pair: `change`, `maps`, and
     with a query `query-N`. Two models: `matrix`, `same-heads`.
 
-    Args:
-        found: What to draw.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
-
     Raises:
         AttnscopeError: An unknown format; the folder cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise AttnscopeError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
-    written = []
-    with as_shipped():
-        for stem, page in pages(found):
-            for wanted in formats:
-                content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-                written.append(write_whole(Path(folder) / f"{stem}.{wanted}", content))
-    return written
+    return write_pages(pages(found), folder, formats)
 
 
-def pages(found: Comparison) -> Iterator[tuple[str, Canvas]]:
+def pages(found: Comparison) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending."""
     if isinstance(found, HeadComparison):
         lettering = lettering_for([title_of(found), texts_line(found.corpus), found.roles_source])
@@ -483,8 +466,7 @@ def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_
             page.write(x, y + number * 17, line, layout.CAPTION_PX, ha="left", weight="bold")
             y += 17 if number else 0
         y += 16
-    page.image((x, y, width, height), _cmap(cmap), moving=False).set_data(np.linspace(0, 1, 256)[None])
-    page.frames([(x, y, width, height)])
+    page.colour_bar((x, y, width, height), _cmap(cmap))
     step = layout.nice_ticks(high - low)[-1] / max(1, len(layout.nice_ticks(high - low)) - 1) or high
     for tick in np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step:
         page.write(

@@ -15,7 +15,7 @@ from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, enlarged, wrapped_lines
 from attnscope.views.compare_summary import HIDDEN, distance, distance_name, key_name, title_of
 from attnscope.views.heads_summary import printable
-from attnscope.views.heatmap_figures import LABEL_ROOM_EM, label_color, widest_label
+from attnscope.views.heatmap_figures import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.views.lettering import Lettering, lettering_for
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
@@ -133,10 +133,9 @@ def panels_page(
         shown.set_clim(low, high)
         page.frames([box])
         page.write(x, y - 12, panel.title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
-        _label(page, panel, box, grid, pool)
+        write_token_labels(page, grid, (box[2], box[3]), (panel.queries, panel.keys), pool, (x, y))
     x, y, width, height = grid.bar
-    page.image((x, y, width, height), cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
-    page.frames([(x, y, width, height)])
+    page.colour_bar(grid.bar, cmap)
     steps = layout.nice_ticks(high)
     ticks = steps if limit is None else (*(-tick for tick in reversed(steps[1:])), *steps)
     for tick in ticks:
@@ -145,20 +144,6 @@ def panels_page(
     page.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left")
     page.foot(grid.footer_y, grid.footer)
     return page
-
-
-def _label(page: Page, panel: Panel, box: tuple[float, float, float, float], grid: layout.Grid, pool: int) -> None:
-    size = grid.label_px
-    room = LABEL_ROOM_EM * size + 0.5
-    for tokens, by_row in ((panel.queries, True), (panel.keys, False)):
-        for place in range(0, len(tokens), grid.label_step * pool):
-            named = page.lettering.fit(tokens.labels[place], size, room)
-            color, middle = label_color(tokens, place), (place // pool + 0.5) * grid.cell_px
-            if by_row:
-                page.write(box[0] - 5, box[1] + middle, named, size, ha="right", va="center_baseline", color=color)
-            else:
-                down = box[1] + box[3] + 5
-                page.write(box[0] + middle, down, named, size, ha="center", va="top", rotation=90, color=color)
 
 
 def _pooled(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import UsageError
-from attnscope.records import write_whole
 from attnscope.records.cost import Cost, Curve
-from attnscope.views.canvas import DPI, FAINT, INK, LINE, as_shipped, png, saved
+from attnscope.views.canvas import DPI, FAINT, INK, LINE, Drawing, as_shipped, write_pages
 from attnscope.views.lettering import lettering_for
-from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,33 +19,17 @@ _DASHES = ("solid", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1)), (0
 _TITLES = {"multiply-adds": "Multiply-adds for a text of N tokens", "bytes": "Memory for a text of N tokens"}
 
 
-@as_shipped()
-def draw(cost: Cost, folder: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw(cost: Cost, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Draws `cost.png`, `.svg` or `.pdf` into a folder.
 
     Raises:
         UsageError: An unknown format.
         AttnscopeError: The folder cannot be written.
     """
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
-    figure = _figure(cost)
-    paths = []
-    for wanted in formats:
-        if wanted == "png":
-            canvas: Any = FigureCanvasAgg(figure)
-            canvas.draw()
-            content = png(np.asarray(canvas.buffer_rgba())[:, :, :3])
-        else:
-            content = saved(figure, wanted)
-        paths.append(write_whole(folder / f"cost.{wanted}", content))
-    return paths
+    return write_pages([("cost", Drawing(_figure(cost)))], folder, formats)
 
 
+@as_shipped()
 def _figure(cost: Cost) -> Figure:
     from matplotlib.figure import Figure
 

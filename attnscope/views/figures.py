@@ -9,6 +9,7 @@ from types import ModuleType
 
 from attnscope.records import Heatmap
 from attnscope.records.pooled import PooledHeatmap
+from attnscope.views.canvas import first_png, write_pages
 from attnscope.views.style import FIGURE_FORMATS as FIGURE_FORMATS
 from attnscope.views.style import Style as Style
 
@@ -36,14 +37,12 @@ def draw(
     Raises:
         AttnscopeError: An unknown format, scale or colormap; no such token; the folder cannot be written.
     """
-    paths: list[Path] = _module(record).draw(record, folder, formats, style=style, query=query)
-    return paths
+    return write_pages(_module(record).pages(record, style, query), folder, formats)
 
 
 def glance(record: Heatmap | PooledHeatmap) -> bytes:
     """The first figure of a record as a PNG, for notebooks."""
-    picture: bytes = _module(record).glance(record)
-    return picture
+    return first_png(_module(record).pages(record))
 
 
 def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:

@@ -10,10 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from attnscope.errors import AttnscopeError
-from attnscope.records import write_whole
 from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary, layout
 from attnscope.views.ablation_summary import number as small_number
@@ -21,19 +18,16 @@ from attnscope.views.canvas import (
     FAINT,
     INK,
     Box,
-    Canvas,
     Fashion,
     Number,
     Page,
-    as_shipped,
     hex_of,
-    png,
     wrapped_lines,
+    write_pages,
 )
 from attnscope.views.heads_summary import Mark, label, number, printable
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -56,32 +50,15 @@ def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png"
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
     give no roles). `measures` has a small map of each measure, `measure-NAME` a large one with numbers.
 
-    Args:
-        findings: What to draw.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
-
-    Returns:
-        The files, the atlas first.
-
     Raises:
         AttnscopeError: An unknown format; no heads; the folder cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise AttnscopeError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
     if not findings.heads:
         raise AttnscopeError("these findings are about no heads", "so there is nothing to draw")
-    written = []
-    with as_shipped():
-        for stem, page in pages(findings):
-            for wanted in formats:
-                content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-                written.append(write_whole(Path(folder) / f"{stem}.{wanted}", content))
-    return written
+    return write_pages(pages(findings), folder, formats)
 
 
-def pages(findings: Findings) -> Iterator[tuple[str, Canvas]]:
+def pages(findings: Findings) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
     Maps of measures share a canvas: each figure is whole until the next one is asked for.
@@ -211,7 +188,7 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     return Atlas((width, height), cell, cells, tuple(tops), tuple(legend), footer_y, footer)
 
 
-def atlas_page(findings: Findings, lettering: Lettering) -> Canvas:
+def atlas_page(findings: Findings, lettering: Lettering) -> Page:
     """The atlas, drawn."""
     atlas = atlas_layout(findings, lettering)
     n_heads = len(findings.heads)
@@ -422,7 +399,7 @@ def scale_of(findings: Findings, measure: str) -> Scale:
     return Scale(low, extent, _ONE_WAY, spread, bool(values), written)
 
 
-def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Canvas:
+def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Page:
     """A small map of each measure that is defined for some head, each with its own colours."""
     undefined = [name for name, scale in scales.items() if not scale.known]
     if len(undefined) < len(scales):
@@ -488,7 +465,7 @@ def measure_page(
     lettering: Lettering,
     written: Callable[[float], str] = number,
     shared: dict[object, _Page] | None = None,
-) -> Canvas:
+) -> Page:
     """A large map of one measure, with numbers where cells have room for them.
 
     Args:
@@ -627,8 +604,7 @@ class _Page(Page):
         if not scale.known:
             return
         x, y, width, height = bar
-        self.image(bar, _colormap(scale), moving=False).set_data(np.linspace(0, 1, 256)[None])
-        self.frames([bar])
+        self.colour_bar(bar, _colormap(scale))
         ticks = scale.ticks
         if len(ticks) > most:
             ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
+from attnscope.errors import AttnscopeError
+from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, enlarged, png
+from attnscope.views.canvas import FAINT, INK, Canvas, Page, as_shipped, write_pages
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import FIGURE_FORMATS, Scale, Style
+from attnscope.views.sheets import Sheet, sheets_of_heads
+from attnscope.views.style import Scale, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -44,27 +44,6 @@ _CHANGES = {
 }
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """One figure to draw.
-
-    Attributes:
-        stem: Its file name without the ending.
-        form: Maps with token labels ("grid"), small ones without ("overview"), or bars for one query ("bars").
-        map: Which map of the record it shows.
-        heads: The heads on it, as (layer, head), in reading order.
-        query: Place of the query that bars are for.
-        title: What the figure says it shows; empty = which heads.
-    """
-
-    stem: str
-    form: Literal["grid", "overview", "bars"]
-    map: int
-    heads: tuple[tuple[int, int], ...]
-    query: int = -1
-    title: str = ""
-
-
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     """The figures that a record is drawn as, in the order of their files.
 
@@ -80,54 +59,18 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
         heads = record.chosen(attention)
         if not heads:  # all that were picked are in other maps
             continue
-        if record.picked is not None or len(heads) == 1:
-            stem = f"L{heads[0][0]:02d}H{heads[0][1]:02d}" if len(heads) == 1 else "picked"
-            sheets.append(Sheet(mark + stem, "grid", number, heads))
-        else:
-            sheets.append(Sheet(f"{mark}overview", "overview", number, heads))
-            sheets.extend(
-                Sheet(f"{mark}L{layer:02d}", "grid", number, tuple(h for h in heads if h[0] == layer))
-                for layer in sorted({layer for layer, _ in heads})
-            )
+        sheets += sheets_of_heads(heads, picked=record.picked is not None, number=number, before=mark)
         for place in attention.queries.find(query) if query is not None else ():
-            sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", number, heads, place))
+            sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", heads, number, place))
     if query is not None and not any(sheet.form == "bars" for sheet in sheets):
         labels = " ".join(dict.fromkeys(label for m in record.maps for label in m.queries.labels))
         raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
     return sheets
 
 
-def draw(
-    record: Heatmap,
-    folder: str | Path,
-    formats: Sequence[str] = ("png",),
-    *,
-    style: Style | None = None,
-    query: str | None = None,
-) -> list[Path]:
-    """Draws a record's figures into a folder, each file whole or not at all.
-
-    Args:
-        record: What to draw.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
-        style: How to colour it.
-        query: Also draws bars of what this token attends to: a label, a word, or a place such as `@3`.
-
-    Returns:
-        The files, overview first.
-
-    Raises:
-        AttnscopeError: An unknown format, scale or colormap; no such token; the folder cannot be written.
-    """
-    return Painter(style or Style()).draw(record, sheets_of(record, query), Path(folder), formats)
-
-
-@as_shipped()
-def glance(record: Heatmap) -> bytes:
-    """The first figure of a record as a PNG, for notebooks."""
-    painter, sheet = Painter(Style()), sheets_of(record)[0]
-    return png(painter.canvas(record, sheet).show(record, sheet).pixels())
+def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Canvas]]:
+    """The figures one after the other, each with its file name without the ending; see `Painter.pages`."""
+    return Painter(style or Style()).pages(record, sheets_of(record, query))
 
 
 class Painter:
@@ -142,37 +85,17 @@ class Painter:
         self.style, self.threads = style, threads
         self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
 
-    @as_shipped()
     def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
         """Draws sheets into a folder, in the order of the sheets and formats."""
-        for wanted in formats:
-            if wanted not in FIGURE_FORMATS:
-                raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+        return write_pages(self.pages(record, sheets), folder, formats, self.threads)
 
-        making = self._contents(record, sheets, folder, formats)
-        if not self.threads:
-            return [_written_out(*one) for one in making]
-
-        # Compressing runs beside drawing: zlib lets other threads run meanwhile.
-        with ThreadPoolExecutor(self.threads) as pool:
-            written = [pool.submit(_written_out, *one) for one in making]
-            return [one.result() for one in written]
-
-    def _contents(
-        self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]
-    ) -> Iterator[tuple[Path, Callable[[], bytes]]]:
-        """Each file, and what gives its bytes: all that needs the canvas is done by then."""
+    def pages(self, record: Heatmap, sheets: Sequence[Sheet]) -> Iterator[tuple[str, Canvas]]:
+        """The figures one after the other; sheets share canvases, so each is whole until the next one is asked for."""
         used: set[int] = set()
         for sheet in sheets:
             canvas = self.canvas(record, sheet)
             used.add(id(canvas))
-            for wanted in formats:
-                path = folder / f"{sheet.stem}.{wanted}"
-                if wanted == "png":
-                    yield path, partial(png, canvas.show(record, sheet).pixels())
-                else:
-                    drawn = canvas.show(record, sheet, vector=True).vector(wanted)
-                    yield path, partial(bytes, drawn)
+            yield sheet.stem, canvas.show(record, sheet)
         # Of many texts, one after the other, only the last one's canvases are of use.
         self._canvases = {name: canvas for name, canvas in self._canvases.items() if id(canvas) in used}
 
@@ -201,10 +124,6 @@ class Painter:
             making = BarCanvas if sheet.form == "bars" else MapCanvas
             self._canvases[name] = making(record, sheet, titles, header, self.style)
         return self._canvases[name]
-
-
-def _written_out(path: Path, content: Callable[[], bytes]) -> Path:
-    return write_whole(path, content())
 
 
 def _looks(attention: AttentionMap) -> tuple[object, ...]:
@@ -270,18 +189,10 @@ def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     if sheet.title:
         return f"{model} · {sheet.title}"
     kind = f"{attention.kind} " if len(record.maps) > 1 else ""
-    layers = sorted({layer for layer, _ in sheet.heads})
+    what = sheet.subject
     if sheet.form == "bars":
         label = attention.queries.labels[sheet.query]
         what = f"what “{label}” (token {sheet.query}) attends to"
-    elif sheet.form == "overview":
-        what = f"{len(layers)} layers, {len({h for _, h in sheet.heads})} heads"
-    elif len(sheet.heads) == 1:
-        what = f"layer {sheet.heads[0][0]}, head {sheet.heads[0][1]}"
-    elif len(layers) == 1:
-        what = f"layer {layers[0]}"
-    else:
-        what = f"{len(sheet.heads)} heads"
     return f"{model} · {kind}{what}"
 
 
@@ -292,30 +203,18 @@ def label_color(tokens: Tokens, place: int) -> str:
     return _SPECIAL if tokens.special[place] else INK
 
 
-class _Page(Canvas):
-    """A canvas with a title, the text, and a footer of notes."""
+class _Page(Page):
+    """A page whose title changes from figure to figure."""
 
     def __init__(self, width: int, height: int, lettering: Lettering, header: Header, zoom: float = 1.0) -> None:
         super().__init__(width, height, lettering)
         self.zoom = zoom
-        left, room = layout.MARGIN_PX, width - 2 * layout.MARGIN_PX
-        size = layout.SUBTITLE_PX * zoom
-        self._title = self.write(
-            left, left + 4 * zoom, "", layout.TITLE_PX * zoom, moving=True, weight="bold", ha="left"
-        )
-        subtitle = lettering.fit(header.subtitle, size, room)
-        self.write(left, left + 34 * zoom, subtitle, size, ha="left", color=FAINT)
+        self._title = self.head("", header.subtitle, zoom=zoom, moving=True)
 
     def title(self, record: Heatmap, sheet: Sheet) -> None:
         """Says what the figure shows."""
         room = self.width_px - 2 * layout.MARGIN_PX
         self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX * self.zoom * 1.1, room))
-
-    def footer(self, y: int, lines: Sequence[str]) -> None:
-        """Puts the notes at the foot."""
-        size, step = layout.CAPTION_PX * self.zoom, layout.LINE_PX * self.zoom
-        for number, line in enumerate(lines):
-            self.write(layout.MARGIN_PX, y + number * step, line, size, ha="left", color=FAINT)
 
 
 class MapCanvas(_Page):
@@ -339,8 +238,7 @@ class MapCanvas(_Page):
         lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels])
         self.style, self.pool = style, 1
         notes = [*header.notes, *([lettering.note] if lettering.note else [])]
-        layers = sorted({layer for layer, _ in sheet.heads})
-        heads = sorted({head for _, head in sheet.heads})
+        layers, heads = sheet.layers, sheet.columns
         names = [f"L{layer}" for layer in layers], [self.head_name(head) for head in heads]
         rows, columns = names[::-1] if self.layers_across else names
         if sheet.form == "overview":
@@ -377,30 +275,41 @@ class MapCanvas(_Page):
         else:
             for (x, y), title in zip(self.corners, titles, strict=True):
                 self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
-            self._label = partial(self._token_labels, queries, keys)
+            self._label = partial(write_token_labels, self, grid, self.map_px, (queries, keys), self.pool)
             self._label(self.corners[0])
             left, below = (math.ceil(width(grid.label_px)) + 2 * _STRIP_PX for width in widest)
             self._copy_labels(left, below)
         self._seams(queries, keys)
         self._colour_bar(cmap)
-        self.footer(grid.footer_y, grid.footer)
-        single = sheet.form == "grid" and len(sheet.heads) == 1 and grid.numbers_fit
+        self.foot(grid.footer_y, grid.footer, zoom)
+        single = sheet.form != "overview" and len(sheet.heads) == 1 and grid.numbers_fit
         self._numbers = self._number_cells(shape) if single else None
         self._tops = [
             self.write(
                 x + self.map_px[0], y - 12 * zoom, "", layout.CAPTION_PX * zoom, ha="right", color=FAINT, moving=True
             )
             for x, y in self.corners
-            if sheet.form == "grid" and style.scale == "head"
+            if sheet.form != "overview" and style.scale == "head"
         ]
 
-    def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> MapCanvas:
-        """Puts the weights of a sheet on the canvas."""
-        attention = record.maps[sheet.map]
-        if vector and self._label is not None and self._others is None:
+    def vector(self, kind: str) -> bytes:
+        """The figure as it stands now as SVG or PDF."""
+        self.label_all()
+        drawn = super().vector(kind)
+        for text in self._others or ():
+            text.set_visible(False)  # in pixels they are copies
+        return drawn
+
+    def label_all(self) -> None:
+        """Shows the labels of all maps, which in pixels are copies of the first one's."""
+        if self._label is not None and self._others is None:
             self._others = [text for corner in self.corners[1:] for text in self._label(corner)]
         for text in self._others or ():
-            text.set_visible(vector)  # in pixels they are copies
+            text.set_visible(True)
+
+    def show(self, record: Heatmap, sheet: Sheet) -> MapCanvas:
+        """Puts the weights of a sheet on the canvas."""
+        attention = record.maps[sheet.map]
         self.title(record, sheet)
         values = [_pooled(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v.max(initial=0.0)) for v in values]
@@ -412,8 +321,7 @@ class MapCanvas(_Page):
         else:
             limits = [top or 1.0 for top in tops]
         for picture, value, limit in zip(self.maps, values, limits, strict=True):
-            picture.set_data(enlarged(value) if vector else value)
-            picture.set_clim(0, limit)
+            self.set_cells(picture, value, (0, limit))
         for text, top in zip(self._tops, tops, strict=False):
             text.set_text(f"max {top:.2f}")
         if self._numbers is not None:
@@ -433,24 +341,6 @@ class MapCanvas(_Page):
         for column, name in enumerate(columns):
             x, y = self.grid.corners[column]
             self.write(x + width / 2, y - 14 * self.zoom, name, size, ha="center", weight="bold")
-
-    def _token_labels(self, queries: Tokens, keys: Tokens, corner: tuple[int, int]) -> list[Text]:
-        """Writes the labels of one map."""
-        grid, size, (x, y) = self.grid, self.grid.label_px, corner
-        room = LABEL_ROOM_EM * size + 0.5
-        written = []
-        for tokens, by_row in ((queries, True), (keys, False)):
-            for place in range(0, len(tokens), grid.label_step * self.pool):
-                label = self.lettering.fit(tokens.labels[place], size, room)
-                color = label_color(tokens, place)
-                middle = (place // self.pool + 0.5) * grid.cell_px
-                if by_row:
-                    text = self.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
-                else:
-                    below = y + self.map_px[1] + 5
-                    text = self.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
-                written.append(text)
-        return written
 
     def _copy_labels(self, left: int, below: int) -> None:
         """Lets the labels of the first map stand at all others too: text is what takes the time.
@@ -486,8 +376,7 @@ class MapCanvas(_Page):
 
     def _colour_bar(self, cmap: Colormap) -> None:
         x, y, width, height = self.grid.bar
-        self.image(self.grid.bar, cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
-        self.frames([self.grid.bar])
+        self.colour_bar(self.grid.bar, cmap)
         size = layout.CAPTION_PX * self.zoom
         meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
         self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
@@ -532,7 +421,7 @@ class BarCanvas(_Page):
         self.lines([[(x, y - 2), (x, y + tall)] for x, y in self.bars.corners])
         rim = self.bars.panel_px
         self.lines([[(x + rim, y - 2), (x + rim, y + tall)] for x, y in self.bars.corners], linestyles="dotted")
-        self.footer(self.bars.footer_y, self.bars.footer)
+        self.foot(self.bars.footer_y, self.bars.footer)
         self._bars = self.boxes(color=_BAR)
         middles = [(number + 0.5) * self.bars.bar_px for number in range(self.n_bars)]
         size = self.bars.label_px
@@ -546,9 +435,8 @@ class BarCanvas(_Page):
             for m in middles
         ]
 
-    def show(self, record: Heatmap, sheet: Sheet, *, vector: bool = False) -> BarCanvas:
+    def show(self, record: Heatmap, sheet: Sheet) -> BarCanvas:
         """Puts the weights of a sheet's query on the canvas."""
-        del vector  # bars are shapes in every format
         attention, bars = record.maps[sheet.map], self.bars
         self.title(record, sheet)
         rows = np.stack([attention.of(*pair)[sheet.query] for pair in sheet.heads])
@@ -572,6 +460,39 @@ class BarCanvas(_Page):
             text.set_color("white" if inside else FAINT)
             text.set_text(f"{weight:.2f}" if weight >= 0.005 else "")
         return self
+
+
+def write_token_labels(
+    page: Canvas,
+    grid: layout.Grid,
+    map_px: tuple[int, int],
+    sides: tuple[Tokens, Tokens],
+    pool: int,
+    corner: tuple[int, int],
+) -> list[Text]:
+    """Writes the labels of a map: queries at its left, keys below.
+
+    Args:
+        page: Where to.
+        grid: How large cells and labels are.
+        map_px: Width and height of the map.
+        sides: Queries and keys.
+        pool: How many tokens a cell stands for.
+        corner: Upper left corner of the map.
+    """
+    size, (x, y), written = grid.label_px, corner, []
+    room = LABEL_ROOM_EM * size + 0.5
+    for tokens, by_row in zip(sides, (True, False), strict=True):
+        for place in range(0, len(tokens), grid.label_step * pool):
+            label = page.lettering.fit(tokens.labels[place], size, room)
+            color, middle = label_color(tokens, place), (place // pool + 0.5) * grid.cell_px
+            if by_row:
+                text = page.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
+            else:
+                below = y + map_px[1] + 5
+                text = page.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
+            written.append(text)
+    return written
 
 
 def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:

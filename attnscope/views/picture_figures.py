@@ -8,21 +8,21 @@ a patch is a square.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records import AttentionMap, Heatmap, write_whole
+from attnscope.errors import AttnscopeError
+from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.pictures import MEAN, Picture
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page, as_shipped, png
+from attnscope.views.canvas import FAINT, INK, Page
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import FIGURE_FORMATS, Style
+from attnscope.views.sheets import Sheet, sheets_of_heads
+from attnscope.views.style import Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -40,23 +40,6 @@ _MEANING = {
     "figure": "attention weight: the share of the query's attention that a patch gets (scale: largest of this figure)",
     "head": "attention weight ÷ the largest weight of the same head on a patch",
 }
-
-
-@dataclass(frozen=True)
-class PictureSheet:
-    """One figure.
-
-    Attributes:
-        stem: Its file name without the ending.
-        form: Small overlays of all layers and heads ("overview"), a layer's or picked heads ("panels"), one ("single").
-        heads: Which heads, as (layer, head).
-        place: Place of the query among the tokens; -1 = the mean over all patches.
-    """
-
-    stem: str
-    form: str
-    heads: tuple[tuple[int, int], ...]
-    place: int
 
 
 def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
@@ -102,65 +85,31 @@ def over_patches(record: Heatmap, pair: tuple[int, int], place: int) -> NDArray[
     return row_of(attention, pair, place)[~attention.keys.special].reshape(picture.grid)
 
 
-def sheets_of(record: Heatmap, query: str | None = None) -> list[PictureSheet]:
+def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked.
 
     Raises:
         AttnscopeError: No token is what `query` names.
     """
-    attention = record.maps[0]
-    place, name = query_of(attention, query)
+    place, name = query_of(record.maps[0], query)
     mark = MEAN if place < 0 else name.replace(",", "-")
-    heads = record.chosen(attention)
-    if len(heads) == 1:
-        return [PictureSheet(f"L{heads[0][0]:02d}H{heads[0][1]:02d}-{mark}", "single", heads, place)]
-    if record.picked is not None:
-        return [PictureSheet(f"picked-{mark}", "panels", heads, place)]
-    layers = sorted({layer for layer, _ in heads})
-    by_layer = {layer: tuple(pair for pair in heads if pair[0] == layer) for layer in layers}
-    return [
-        PictureSheet(f"overview-{mark}", "overview", heads, place),
-        *(PictureSheet(f"L{layer:02d}-{mark}", "panels", by_layer[layer], place) for layer in layers),
-    ]
+    heads = record.chosen(record.maps[0])
+    return sheets_of_heads(heads, picked=record.picked is not None, query=place, after=f"-{mark}")
 
 
-@as_shipped()
-def draw(
-    record: Heatmap,
-    folder: str | Path,
-    formats: Sequence[str] = ("png",),
-    *,
-    style: Style | None = None,
-    query: str | None = None,
-) -> list[Path]:
-    """Draws a record's figures into a folder, each file whole or not at all.
+def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
 
     Args:
         record: What to draw; its tokens are patches.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
         style: How to colour it; by default each head by its own largest weight.
         query: Whose attention: see `query_of`.
 
     Raises:
-        AttnscopeError: An unknown format or query; the folder cannot be written.
+        AttnscopeError: No token is what `query` names.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
-    paths = []
-    for sheet in sheets_of(record, query):
-        page = PicturePage(record, sheet, style or Style("head"))
-        for wanted in formats:
-            content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-            paths.append(write_whole(Path(folder) / f"{sheet.stem}.{wanted}", content))
-    return paths
-
-
-@as_shipped()
-def glance(record: Heatmap) -> bytes:
-    """The first figure of a record as a PNG, for notebooks."""
-    return png(PicturePage(record, sheets_of(record)[0], Style("head")).pixels())
+    made = partial(PicturePage, record, style=style or Style("head"))
+    return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
 
 
 def overlay(picture: Picture, patches: NDArray[np.float64], cell: int, cmap: Colormap, top: float) -> Pixels:
@@ -222,11 +171,11 @@ class PicturePage(Page):
         return f"L{pair[0]}H{pair[1]}"
 
     @staticmethod
-    def title(sheet: PictureSheet, attention: AttentionMap) -> str:
+    def title(sheet: Sheet, attention: AttentionMap) -> str:
         """What the figure says it shows."""
         return _title(sheet, attention)
 
-    def __init__(self, record: Heatmap, sheet: PictureSheet, style: Style) -> None:
+    def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
         import matplotlib as mpl
 
         assert record.picture is not None
@@ -247,7 +196,7 @@ class PicturePage(Page):
         height = below + 14 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
         self.head(title, self.picture.facts)
-        maps = [over_patches(record, pair, sheet.place) for pair in sheet.heads]
+        maps = [over_patches(record, pair, sheet.query) for pair in sheet.heads]
         tops = [float(patches.max()) for patches in maps]
         limit = 1.0 if style.scale != "figure" else max(tops) or 1.0
         # In the middle of what is wider than the page asks for nothing; else spare room goes to both sides.
@@ -269,7 +218,7 @@ class PicturePage(Page):
         if self.sheet.form == "single":
             return max(1, min(_LARGEST_SINGLE_PX // max(rows, columns), (room - _GAP_PX) // 2 // columns)), 1
         if self.sheet.form == "overview":
-            n_heads = len({head for _, head in self.sheet.heads})
+            n_heads = len(self.sheet.columns)
             wide = (room - self.names_px) // n_heads - _GAP_PX
             return max(1, min(wide // columns, 300 // max(rows, columns))), n_heads
         side_by_side = min(layout.columns_for(len(self.sheet.heads)), 6)
@@ -299,8 +248,7 @@ class PicturePage(Page):
     def _corners(self, left: int, top: int) -> list[tuple[int, int]]:
         across, down = self.pitch
         if self.sheet.form == "overview":
-            layers = sorted({layer for layer, _ in self.sheet.heads})
-            heads = sorted({head for _, head in self.sheet.heads})
+            layers, heads = self.sheet.layers, self.sheet.columns
             places = [(layers.index(layer), heads.index(head)) for layer, head in self.sheet.heads]
         else:
             places = [divmod(number, self.columns) for number in range(len(self.sheet.heads))]
@@ -314,8 +262,8 @@ class PicturePage(Page):
     def _mark(self, corner: tuple[int, int], cell: int) -> None:
         """A frame around the query, where it has a place."""
         patches = np.flatnonzero(~self.attention.queries.special)
-        found = np.flatnonzero(patches == self.sheet.place)
-        if self.sheet.place < 0 or not len(found):
+        found = np.flatnonzero(patches == self.sheet.query)
+        if self.sheet.query < 0 or not len(found):
             return
         row, column = divmod(int(found[0]), self.picture.grid[1])
         box = (corner[0] + column * cell, corner[1] + row * cell, cell, cell)
@@ -378,7 +326,7 @@ class PicturePage(Page):
             self.write(x + self.panel[0], y - 12, text, layout.CAPTION_PX, ha="right", color=FAINT)
 
     def _elsewhere(self, pair: tuple[int, int]) -> list[str]:
-        row, keys = row_of(self.attention, pair, self.sheet.place), self.attention.keys
+        row, keys = row_of(self.attention, pair, self.sheet.query), self.attention.keys
         shares: dict[str, float] = {}
         for place in np.flatnonzero(keys.special):
             name = keys.labels[place].rstrip("0123456789")
@@ -387,9 +335,9 @@ class PicturePage(Page):
 
     def _notes(self, lettering: Lettering) -> list[str]:
         notes = ["a square is a patch, nothing is smoothed"]
-        if self.sheet.place < 0:
+        if self.sheet.query < 0:
             notes.append("the mean over all patches as queries")
-        elif not self.attention.queries.special[self.sheet.place]:
+        elif not self.attention.queries.special[self.sheet.query]:
             notes.append("framed: the query")
         keys = self.attention.keys
         special = [label for label, flag in zip(keys.labels, keys.special, strict=True) if flag]
@@ -401,19 +349,12 @@ class PicturePage(Page):
         return [lettering.spell(note) for note in notes]
 
 
-def _query_name(sheet: PictureSheet, attention: AttentionMap) -> str:
-    if sheet.place < 0:
+def _query_name(sheet: Sheet, attention: AttentionMap) -> str:
+    if sheet.query < 0:
         return "the mean over all patches"
-    label = attention.queries.labels[sheet.place]
-    return label if attention.queries.special[sheet.place] else f"patch {label}"
+    label = attention.queries.labels[sheet.query]
+    return label if attention.queries.special[sheet.query] else f"patch {label}"
 
 
-def _title(sheet: PictureSheet, attention: AttentionMap) -> str:
-    layers = sorted({layer for layer, _ in sheet.heads})
-    if len(sheet.heads) == 1:
-        what = f"layer {layers[0]}, head {sheet.heads[0][1]}"
-    elif sheet.form == "overview":
-        what = f"{len(layers)} layers, {len({head for _, head in sheet.heads})} heads"
-    else:
-        what = f"layer {layers[0]}" if len(layers) == 1 else f"{len(sheet.heads)} heads"
-    return f"{what}: what {_query_name(sheet, attention)} attends to"
+def _title(sheet: Sheet, attention: AttentionMap) -> str:
+    return f"{sheet.subject}: what {_query_name(sheet, attention)} attends to"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from attnscope.records import AttentionMap, Heatmap, write_whole
+from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.rollouts import METHODS, Rollout
-from attnscope.views.canvas import as_shipped, png
-from attnscope.views.picture_figures import PicturePage, PictureSheet, query_of
+from attnscope.views.canvas import write_pages
+from attnscope.views.picture_figures import PicturePage, query_of
+from attnscope.views.sheets import Sheet
 from attnscope.views.style import Style
 
 _NAMES = ("attention", "rollout", "flow")
@@ -21,7 +23,6 @@ _MEANING = {
 }
 
 
-@as_shipped()
 def draw(
     rollout: Rollout, folder: Path, formats: Sequence[str], *, style: Style | None = None, query: str | None = None
 ) -> list[Path]:
@@ -37,16 +38,11 @@ def draw(
     place, name = query_of(attention, query)
     mark = "mean" if place < 0 else name.replace(",", "-")
     sheets = (
-        PictureSheet(f"overview-{mark}", "overview", record.chosen(attention), place),
-        PictureSheet(f"last-{mark}", "single", ((1, len(rollout.rollout) - 1),), place),
+        Sheet(f"overview-{mark}", "overview", record.chosen(attention), query=place),
+        Sheet(f"last-{mark}", "single", ((1, len(rollout.rollout) - 1),), query=place),
     )
-    paths = []
-    for sheet in sheets:
-        page = _RolloutPage(record, sheet, style or Style("figure"))
-        for wanted in formats:
-            content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-            paths.append(write_whole(folder / f"{sheet.stem}.{wanted}", content))
-    return paths
+    made = partial(_RolloutPage, record, style=style or Style("figure"))
+    return write_pages(((sheet.stem, made(sheet)) for sheet in sheets), folder, formats)
 
 
 class _RolloutPage(PicturePage):
@@ -66,8 +62,8 @@ class _RolloutPage(PicturePage):
         return f"{_NAMES[pair[0]]} after layer {pair[1]}"
 
     @staticmethod
-    def title(sheet: PictureSheet, attention: AttentionMap) -> str:
-        label = "the mean over all patches" if sheet.place < 0 else attention.queries.labels[sheet.place]
+    def title(sheet: Sheet, attention: AttentionMap) -> str:
+        label = "the mean over all patches" if sheet.query < 0 else attention.queries.labels[sheet.query]
         return f"rollout over {attention.n_heads} layers: where {label} came from"
 
 

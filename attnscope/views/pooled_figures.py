@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import UsageError
-from attnscope.records import write_whole
 from attnscope.records.pooled import Link, PooledHeatmap, around
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, LINE, Canvas, as_shipped, enlarged, png
+from attnscope.views.canvas import FAINT, INK, LINE, Page
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.pooled_scale import DECADES, log_share
-from attnscope.views.style import FIGURE_FORMATS, Style
+from attnscope.views.sheets import Sheet, sheets_of_heads
+from attnscope.views.style import Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -37,25 +36,7 @@ _MEANING = {
 _SCALE = {"fixed": "", "head": ", ÷ the largest of the same head", "figure": ", ÷ the largest of this figure"}
 
 
-@dataclass(frozen=True)
-class PooledSheet:
-    """One figure to draw.
-
-    Attributes:
-        stem: Its file name without the ending.
-        form: Small maps by layer and head ("overview"), maps with marginals ("grid"), or one head with its links
-            ("single").
-        map: Which map of the record it shows.
-        heads: The heads on it, as (layer, head), in reading order.
-    """
-
-    stem: str
-    form: str
-    map: int
-    heads: tuple[tuple[int, int], ...]
-
-
-def sheets_of(record: PooledHeatmap, query: str | None = None) -> list[PooledSheet]:
+def sheets_of(record: PooledHeatmap, query: str | None = None) -> list[Sheet]:
     """The figures that a record is drawn as: an overview and a figure a layer, or one for each head that was picked.
 
     Raises:
@@ -63,76 +44,26 @@ def sheets_of(record: PooledHeatmap, query: str | None = None) -> list[PooledShe
     """
     if query is not None:
         raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
-    sheets: list[PooledSheet] = []
+    sheets: list[Sheet] = []
     for number, attention in enumerate(record.maps):
         mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
         heads = record.chosen(attention)
-        if record.picked is not None or len(heads) == 1:
-            sheets += [
-                PooledSheet(f"{mark}L{layer:02d}H{head:02d}", "single", number, ((layer, head),))
-                for layer, head in heads
-            ]
-        elif heads:
-            sheets.append(PooledSheet(f"{mark}overview", "overview", number, heads))
-            sheets += [
-                PooledSheet(f"{mark}L{layer:02d}", "grid", number, tuple(h for h in heads if h[0] == layer))
-                for layer in sorted({layer for layer, _ in heads})
-            ]
+        if heads:
+            picked = record.picked is not None
+            sheets += sheets_of_heads(heads, picked=picked, apart=True, number=number, before=mark)
     return sheets
 
 
-@as_shipped()
-def draw(
-    record: PooledHeatmap,
-    folder: str | Path,
-    formats: Sequence[str] = ("png",),
-    *,
-    style: Style | None = None,
-    query: str | None = None,
-) -> list[Path]:
-    """Draws a record's figures into a folder, each file whole or not at all.
+def pages(record: PooledHeatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
 
     Args:
         record: What to draw.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
         style: How to colour it.
         query: Refused: a cell stands for many tokens.
-
-    Returns:
-        The files, overview first.
-
-    Raises:
-        AttnscopeError: An unknown format or colormap; the folder cannot be written.
     """
-    style = style or Style()
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
-
-    def compress_and_write(path: Path, pixels: NDArray[np.uint8]) -> Path:
-        return write_whole(path, png(pixels))
-
-    written = []
-    # Compressing runs beside drawing: zlib lets other threads run meanwhile.
-    with ThreadPoolExecutor(2) as pool:
-        for sheet in sheets_of(record, query) if formats else ():
-            for wanted in formats:
-                path, canvas = (
-                    Path(folder) / f"{sheet.stem}.{wanted}",
-                    _Page(record, sheet, style, vector=wanted != "png"),
-                )
-                if wanted == "png":
-                    written.append(pool.submit(compress_and_write, path, canvas.pixels()))
-                else:
-                    written.append(pool.submit(write_whole, path, canvas.vector(wanted)))
-        return [one.result() for one in written]
-
-
-@as_shipped()
-def glance(record: PooledHeatmap) -> bytes:
-    """The first figure of a record as a PNG, for notebooks."""
-    return png(_Page(record, sheets_of(record)[0], Style(), vector=False).pixels())
+    made = partial(_Page, record, style=style or Style())
+    return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
 
 
 @dataclass(frozen=True)
@@ -158,10 +89,10 @@ class _Plan:
     foot: int
 
 
-class _Page(Canvas):
+class _Page(Page):
     """One figure."""
 
-    def __init__(self, record: PooledHeatmap, sheet: PooledSheet, style: Style, *, vector: bool) -> None:
+    def __init__(self, record: PooledHeatmap, sheet: Sheet, style: Style) -> None:
         import matplotlib as mpl
 
         self._record, self._sheet, self._style = record, sheet, style
@@ -174,17 +105,11 @@ class _Page(Canvas):
         lettering = lettering_for([title, subtitle, *(end for told in self._told for end in told)])
         plan = self._plan(lettering)
         super().__init__(plan.width, plan.height, lettering)
-        room = plan.width - 2 * layout.MARGIN_PX
-        top = layout.MARGIN_PX
-        fitted = lettering.fit(title, layout.TITLE_PX * 1.1, room)
-        self.write(top, top + 4, fitted, layout.TITLE_PX, weight="bold", ha="left")
-        self.write(
-            top, top + 34, lettering.fit(subtitle, layout.SUBTITLE_PX, room), layout.SUBTITLE_PX, ha="left", color=FAINT
-        )
+        self.head(title, subtitle, bold=1.1)
         cmap = mpl.colormaps[style.cmap]
         tops = [max(float(self._map.of(*pair).max(initial=0.0)), 1e-30) for pair in sheet.heads]
         limits = {"fixed": [1.0] * len(tops), "figure": [max(tops)] * len(tops), "head": tops}[style.scale]
-        self._draw_maps(plan, cmap, limits, vector=vector)
+        self._draw_maps(plan, cmap, limits)
         if sheet.form == "overview":
             self._margins(plan)
         else:
@@ -193,26 +118,17 @@ class _Page(Canvas):
         if sheet.form == "single":
             self._links(plan, links)
         self._colour_bar(plan, cmap, limits)
-        for number, line in enumerate(plan.footer):
-            y = plan.foot + 62 + number * layout.LINE_PX
-            self.write(layout.MARGIN_PX, y, line, layout.CAPTION_PX, ha="left", color=FAINT)
+        self.foot(plan.foot + 62, plan.footer)
 
     # What is said ---------------------------------------------------------------------------------------------------
 
     def _titles(self) -> tuple[str, str]:
         record, sheet, attention = self._record, self._sheet, self._map
-        layers = sorted({layer for layer, _ in sheet.heads})
         kind = f"{attention.kind} " if len(record.maps) > 1 else ""
-        if sheet.form == "single":
-            what = f"layer {sheet.heads[0][0]}, head {sheet.heads[0][1]}"
-        elif sheet.form == "grid":
-            what = f"layer {layers[0]}"
-        else:
-            what = f"{len(layers)} layers, {len({head for _, head in sheet.heads})} heads"
         n = len(attention.keys) if attention.kind != "cross" else f"{len(attention.queries):,} × {len(attention.keys)}"
         tokens = f"{n:,} tokens" if isinstance(n, int) else f"{n} tokens"
         text = " ".join(record.text[:_LONGEST_TEXT].split())
-        return f"{record.run.get('model', 'model')} · {kind}{what} · {tokens}", f"“{text}”"
+        return f"{record.run.get('model', 'model')} · {kind}{sheet.subject} · {tokens}", f"“{text}”"
 
     def _notes(self) -> list[str]:
         attention, record = self._map, self._record
@@ -269,7 +185,7 @@ class _Page(Canvas):
             )
             bottom = _HEADER_PX + rows * pitch[1] + 44
             return self._finished(width, bottom, side, corners, strip, lettering)
-        layers, numbers = sorted({layer for layer, _ in heads}), sorted({head for _, head in heads})
+        layers, numbers = self._sheet.layers, self._sheet.columns
         room = self._overview_room()
         side = _scaled(shape, room)
         pitch = (max(room, side[0]) + 8, side[1] + 8)
@@ -285,7 +201,7 @@ class _Page(Canvas):
 
     def _overview_room(self) -> int:
         """Width of a small map of the overview, at most."""
-        n_heads = len({head for _, head in self._sheet.heads})
+        n_heads = len(self._sheet.columns)
         return max(min((layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - 52) // n_heads - 8, 300), 24)
 
     def _finished(
@@ -304,13 +220,12 @@ class _Page(Canvas):
 
     # What is drawn --------------------------------------------------------------------------------------------------
 
-    def _draw_maps(self, plan: _Plan, cmap: Colormap, limits: Sequence[float], *, vector: bool) -> None:
+    def _draw_maps(self, plan: _Plan, cmap: Colormap, limits: Sequence[float]) -> None:
         width, height = plan.side
         for (x, y), pair, top in zip(plan.corners, self._sheet.heads, limits, strict=True):
             cells = self._map.of(*pair)
             shares = log_share(_fewer(_fewer(cells, height, 0), width, 1), top)
-            picture = self.image((x, y, width, height), cmap, moving=False)
-            picture.set_data(enlarged(shares) if vector else shares)
+            self.set_cells(self.image((x, y, width, height), cmap, moving=False), shares)
         self.frames([(x, y, width, height) for x, y in plan.corners])
 
     def _margins(self, plan: _Plan) -> None:
@@ -434,8 +349,7 @@ class _Page(Canvas):
 
     def _colour_bar(self, plan: _Plan, cmap: Colormap, limits: Sequence[float]) -> None:
         x, y, width, height = layout.MARGIN_PX + 18, plan.foot, 420, 14
-        self.image((x, y, width, height), cmap, moving=False).set_data(np.linspace(0, 1, 256)[None])
-        self.frames([(x, y, width, height)])
+        self.colour_bar((x, y, width, height), cmap)
         size = layout.CAPTION_PX
         top = limits[0] if self._style.scale == "figure" else 1.0
         meaning = f"{_MEANING[self._record.pool]}{_SCALE[self._style.scale]}"

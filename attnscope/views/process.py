@@ -16,7 +16,8 @@ from typing import IO, Any
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
-from attnscope.views.heatmap_figures import Painter, Sheet, sheets_of
+from attnscope.views.heatmap_figures import Painter, sheets_of
+from attnscope.views.sheets import Sheet
 from attnscope.views.style import FIGURE_FORMATS, Style
 
 _PATIENCE_S = 10

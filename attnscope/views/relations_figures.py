@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import write_whole
 from attnscope.records.relations import Example, ExampleLink, Relation, Relations
 from attnscope.views import layout
 from attnscope.views import relations_summary as summary
-from attnscope.views.canvas import FAINT, INK, Box, Canvas, Page, as_shipped, png, wrapped_lines
+from attnscope.views.canvas import FAINT, INK, Box, Page, wrapped_lines, write_pages
 from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import FIGURE_FORMATS
 
 MOST_RELATIONS = 48
 """Relations on the map; those that no head expresses, and of them the rarest, are left out first."""
@@ -41,32 +39,15 @@ def draw(found: Relations, folder: str | Path, formats: Sequence[str] = ("png",)
     `relations` is the map: how far each head is above the best simple rule for each relation. `examples-NAME` shows
     what the best head of a relation does on some texts, where the record has any.
 
-    Args:
-        found: What to draw.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
-
-    Returns:
-        The files, the map first.
-
     Raises:
         AttnscopeError: An unknown format; no relations; the folder cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise AttnscopeError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
     if not found.relations:
         raise AttnscopeError("this record is about no relations", "so there is nothing to draw")
-    written = []
-    with as_shipped():
-        for stem, page in pages(found):
-            for wanted in formats:
-                content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-                written.append(write_whole(Path(folder) / f"{stem}.{wanted}", content))
-    return written
+    return write_pages(pages(found), folder, formats)
 
 
-def pages(found: Relations) -> Iterator[tuple[str, Canvas]]:
+def pages(found: Relations) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending."""
     lettering = lettering_for(_texts(found))
     yield "relations", map_page(found, lettering)

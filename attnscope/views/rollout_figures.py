@@ -9,7 +9,8 @@ import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.rollouts import METHODS, Rollout
-from attnscope.views.heatmap_figures import BarCanvas, Header, MapCanvas, Painter, Sheet
+from attnscope.views.heatmap_figures import BarCanvas, Header, MapCanvas, Painter
+from attnscope.views.sheets import Sheet
 from attnscope.views.style import Scale, Style
 
 _NAMES = ("mean attention", "rollout", "flow")
@@ -50,16 +51,16 @@ def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
     methods, n_layers = range(3 if whole else 2), len(rollout.mean)
     layers = [tuple((layer, method) for method in methods) for layer in range(n_layers)]
     title = f"rollout{' and flow' if whole else ''} over {n_layers} layers"
-    sheets = [Sheet("overview", "overview", 0, tuple(pair for heads in layers for pair in heads), title=title)]
+    sheets = [Sheet("overview", "overview", tuple(pair for heads in layers for pair in heads), title=title)]
     sheets += [
-        Sheet(f"L{layer:02d}", "grid", 0, heads, title=f"layer {layer}: attention, and where it came from")
+        Sheet(f"L{layer:02d}", "grid", heads, title=f"layer {layer}: attention, and where it came from")
         for layer, heads in enumerate(layers)
     ]
     for place in rollout.require(query) if query is not None else ():
         shown = range(3 if place in rollout.flowing else 2)
         heads = tuple((layer, method) for layer in range(n_layers) for method in shown)
         title = f"where “{rollout.tokens.labels[place]}” (token {place}) came from"
-        sheets.append(Sheet(f"query-{place:03d}", "bars", 0, heads, place, title))
+        sheets.append(Sheet(f"query-{place:03d}", "bars", heads, 0, place, title))
     return sheets
 
 

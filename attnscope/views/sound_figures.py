@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import UsageError
-from attnscope.records import Heatmap, write_whole
+from attnscope.records import Heatmap
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page, as_shipped, enlarged, png
+from attnscope.views.canvas import FAINT, INK, Page
 from attnscope.views.heatmap_figures import label_color
 from attnscope.views.lettering import lettering_for
-from attnscope.views.style import FIGURE_FORMATS, Style
+from attnscope.views.sheets import Sheet, sheets_of_heads
+from attnscope.views.style import Style
 
 _WAVE = "#7b8794"
 _WAVE_PX, _HEADER_PX, _PANEL_TITLE_PX, _AXIS_PX, _GAP_PX = 44, 92, 26, 34, 26
@@ -27,22 +27,7 @@ _MEANING = {
 }
 
 
-@dataclass(frozen=True)
-class SoundSheet:
-    """One figure.
-
-    Attributes:
-        stem: Its file name without the ending.
-        heads: Which heads, as (layer, head).
-        small: Whether they are small, without the tokens' names: a row a layer, a column a head.
-    """
-
-    stem: str
-    heads: tuple[tuple[int, int], ...]
-    small: bool = False
-
-
-def sheets_of(record: Heatmap, query: str | None = None) -> list[SoundSheet]:
+def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked.
 
     Raises:
@@ -50,15 +35,7 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[SoundSheet]:
     """
     if query is not None:
         raise UsageError("over time every token has its row: there is no --query", "leave it out")
-    heads = record.chosen(record.maps[0])
-    if record.picked is not None or len(heads) == 1:
-        stem = f"L{heads[0][0]:02d}H{heads[0][1]:02d}" if len(heads) == 1 else "picked"
-        return [SoundSheet(stem, heads)]
-    layers = sorted({layer for layer, _ in heads})
-    return [
-        SoundSheet("overview", heads, small=True),
-        *(SoundSheet(f"L{layer:02d}", tuple(pair for pair in heads if pair[0] == layer)) for layer in layers),
-    ]
+    return sheets_of_heads(record.chosen(record.maps[0]), picked=record.picked is not None)
 
 
 def beyond(record: Heatmap, pair: tuple[int, int]) -> float:
@@ -67,43 +44,16 @@ def beyond(record: Heatmap, pair: tuple[int, int]) -> float:
     return float(np.clip(1 - rows, 0, 1).mean())
 
 
-@as_shipped()
-def draw(
-    record: Heatmap,
-    folder: str | Path,
-    formats: Sequence[str] = ("png",),
-    *,
-    style: Style | None = None,
-    query: str | None = None,
-) -> list[Path]:
-    """Draws a record's figures into a folder, each file whole or not at all.
+def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
 
     Args:
         record: What to draw; its keys are frames of a recording.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
         style: How to colour it; by default each head by its own largest weight.
         query: Refused: every token has its row.
-
-    Raises:
-        AttnscopeError: An unknown format; the folder cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
-    paths = []
-    for sheet in sheets_of(record, query):
-        for wanted in formats:
-            page = SoundPage(record, sheet, style or Style("head"), vector=wanted != "png")
-            content = png(page.pixels()) if wanted == "png" else page.vector(wanted)
-            paths.append(write_whole(Path(folder) / f"{sheet.stem}.{wanted}", content))
-    return paths
-
-
-@as_shipped()
-def glance(record: Heatmap) -> bytes:
-    """The first figure of a record as a PNG, for notebooks."""
-    return png(SoundPage(record, sheets_of(record)[0], Style("head")).pixels())
+    made = partial(SoundPage, record, style=style or Style("head"))
+    return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
 
 
 def pooled(weights: NDArray[np.float32], room: int) -> NDArray[np.float32]:
@@ -118,11 +68,12 @@ def pooled(weights: NDArray[np.float32], room: int) -> NDArray[np.float32]:
 class SoundPage(Page):
     """A figure: the recording's loudness, and below it token by time of each head; everything on one Axes."""
 
-    def __init__(self, record: Heatmap, sheet: SoundSheet, style: Style, *, vector: bool = False) -> None:
+    def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
         import matplotlib as mpl
 
         assert record.sound is not None
         self.record, self.sheet, self.style, self.sound = record, sheet, style, record.sound
+        self.small = sheet.form == "overview"
         self.queries = record.maps[0].queries
         self.over_time = record.maps[0].kind != "cross"
         title = f"{record.run.get('model', 'model')} · {_title(sheet, self.over_time)}"
@@ -135,19 +86,19 @@ class SoundPage(Page):
         self.cell = max(1, room // maps[0].shape[1])
         self.step = -(-len(self.sound.envelope) // room)
         self.panel = (maps[0].shape[1] * self.cell, len(maps[0]) * (self.cell if self.over_time else self.row_px))
-        top = _HEADER_PX + _WAVE_PX + (14 if sheet.small else _PANEL_TITLE_PX)
-        across = left + self.panel[0] + (8 if sheet.small else _GAP_PX)
-        down = self.panel[1] + (8 if sheet.small else _PANEL_TITLE_PX + _AXIS_PX)
+        top = _HEADER_PX + _WAVE_PX + (14 if self.small else _PANEL_TITLE_PX)
+        across = left + self.panel[0] + (8 if self.small else _GAP_PX)
+        down = self.panel[1] + (8 if self.small else _PANEL_TITLE_PX + _AXIS_PX)
         n_lines = math.ceil(len(sheet.heads) / self.columns)
-        width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + (52 if sheet.small else 0) + self.columns * across)
-        below = top + n_lines * down + (_AXIS_PX if sheet.small else 0)
+        width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + (52 if self.small else 0) + self.columns * across)
+        below = top + n_lines * down + (_AXIS_PX if self.small else 0)
         notes = [lettering.spell(note) for note in self._notes()]
         footer = layout.wrapped(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = below + 62 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
         self.head(title, self.sound.facts)
         self.cmap = mpl.colormaps[style.cmap]
-        start = layout.MARGIN_PX + left + (52 if sheet.small else 0)
+        start = layout.MARGIN_PX + left + (52 if self.small else 0)
         self.corners = [
             (start + (place % self.columns) * across, top + (place // self.columns) * down)
             for place in range(len(sheet.heads))
@@ -156,8 +107,7 @@ class SoundPage(Page):
         limit = 1.0 if style.scale != "figure" else max(tops) or 1.0
         for (x, y), values, own in zip(self.corners, maps, tops, strict=True):
             image = self.image((x, y, *self.panel), self.cmap)
-            image.set_data(enlarged(values) if vector else values)
-            image.set_clim(0, (own or 1.0) if style.scale == "head" else limit)
+            self.set_cells(image, values, (0, (own or 1.0) if style.scale == "head" else limit))
         self.frames([(x, y, *self.panel) for x, y in self.corners])
         for x, _ in self.corners[: self.columns]:
             self._wave(x)
@@ -169,11 +119,11 @@ class SoundPage(Page):
     def _sizes(self, width_of: layout.WidthPx) -> tuple[int, int, int, int]:
         """Panels side by side, pixels for names at the left of each, for time, and of a token's row."""
         room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX
-        if self.over_time and not self.sheet.small:
+        if self.over_time and not self.small:
             columns = 1 if len(self.sheet.heads) == 1 else 2
             return columns, 52, room // columns - 52 - _GAP_PX, 1
-        if self.sheet.small:
-            columns = len({head for _, head in self.sheet.heads})
+        if self.small:
+            columns = len(self.sheet.columns)
             return columns, 0, max(24, (room - 52) // columns - 8), max(1, min(8, 160 // len(self.queries)))
         columns = 1 if len(self.sheet.heads) == 1 else 2
         labels = max(width_of(label[:24], layout.CAPTION_PX) for label in self.queries.labels)
@@ -185,7 +135,7 @@ class SoundPage(Page):
         loud = pooled(self.sound.envelope[None], self.panel[0])[0]
         cell = self.panel[0] / len(loud)
         loud = loud / (float(loud.max()) or 1.0) * (_WAVE_PX / 2 - 6)
-        middle = _HEADER_PX + _WAVE_PX / 2 + (6 if self.sheet.small else -8)
+        middle = _HEADER_PX + _WAVE_PX / 2 + (6 if self.small else -8)
         boxes = [(x + n * cell, middle - h, cell, max(2 * h, 0.6)) for n, h in enumerate(loud.tolist())]
         self.fill(boxes, [_WAVE])
 
@@ -194,7 +144,7 @@ class SoundPage(Page):
         width, height = self.panel
         shown = len(self.sound.envelope) * self.sound.seconds_per_frame
         for place, (x, y) in enumerate(self.corners):
-            if self.sheet.small and place + self.columns < len(self.corners):
+            if self.small and place + self.columns < len(self.corners):
                 continue
             ticks = layout.nice_ticks(self.sound.seconds)
             ticks = ticks[:: 2 if width < 260 else 1]
@@ -206,7 +156,7 @@ class SoundPage(Page):
     def _names(self, tops: Sequence[float]) -> None:
         size = layout.PANEL_TITLE_PX
         for place, (pair, (x, y), top) in enumerate(zip(self.sheet.heads, self.corners, tops, strict=True)):
-            if self.sheet.small:
+            if self.small:
                 if place % self.columns == 0:
                     self.write(x - 10, y + self.panel[1] / 2, f"L{pair[0]}", size, ha="right", weight="bold")
                 if place < self.columns:
@@ -230,8 +180,7 @@ class SoundPage(Page):
 
     def _bar(self, y: int, top: float) -> None:
         x, width, height = layout.MARGIN_PX, 420, 14
-        self.image((x, y, width, height), self.cmap).set_data(np.linspace(0, 1, width)[None])
-        self.frames([(x, y, width, height)])
+        self.colour_bar((x, y, width, height), self.cmap, width, moving=True)
         meaning = _MEANING[self.style.scale]
         if self.over_time:
             meaning = meaning.replace("a token's attention that a frame", "a frame's attention that another")
@@ -258,12 +207,7 @@ class SoundPage(Page):
         return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
 
 
-def _title(sheet: SoundSheet, over_time: bool) -> str:
-    layers = sorted({layer for layer, _ in sheet.heads})
-    if len(sheet.heads) == 1:
-        what = f"layer {layers[0]}, head {sheet.heads[0][1]}"
-    elif sheet.small:
-        what = f"{len(layers)} layers, {len({head for _, head in sheet.heads})} heads"
-    else:
-        what = f"layer {layers[0]}" if len(layers) == 1 else f"{len(sheet.heads)} heads"
-    return f"{what}: " + ("what each moment attends to" if over_time else "when each token listens (cross-attention)")
+def _title(sheet: Sheet, over_time: bool) -> str:
+    return f"{sheet.subject}: " + (
+        "what each moment attends to" if over_time else "when each token listens (cross-attention)"
+    )

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError
-from attnscope.records import write_whole
 from attnscope.records.split import Seen, Split
-from attnscope.views.canvas import FAINT, Canvas, as_shipped, enlarged, png
+from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, write_pages
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import DEFAULT_CMAP, FIGURE_FORMATS
+from attnscope.views.style import DEFAULT_CMAP
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -58,26 +56,19 @@ class _Plan:
         return x, self.tops[row] + _ROW_HEAD + _PANEL_HEAD + line * (_PANEL_HEAD + self.map_height + self.below)
 
 
-@as_shipped()
-def draw(split: Split, folder: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw(split: Split, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Draws `split.png`, `.svg` or `.pdf` into a folder.
 
     Raises:
         UsageError: An unknown format.
         AttnscopeError: The folder cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
-    paths = []
-    for wanted in formats:
-        canvas = _drawn(split, vector=wanted != "png")
-        content = png(canvas.pixels()) if wanted == "png" else canvas.vector(wanted)
-        paths.append(write_whole(folder / f"split.{wanted}", content))
-    return paths
+    return write_pages([("split", split_page(split))], folder, formats)
 
 
-def _drawn(split: Split, *, vector: bool) -> Canvas:
+@as_shipped()
+def split_page(split: Split) -> Canvas:
+    """The figure."""
     import matplotlib as mpl
 
     labels = {*split.queries, *split.keys}
@@ -92,7 +83,7 @@ def _drawn(split: Split, *, vector: bool) -> Canvas:
     text = lettering.fit(f"“{' '.join(split.text.split())}”", 15, room - 260)
     canvas.write(_MARGIN, _MARGIN + 28, text, 15, ha="left", color=FAINT)
     for number, seen in enumerate(split.seen):
-        _row(canvas, plan, split, seen, number, cmap, vector=vector)
+        _row(canvas, plan, split, seen, number, cmap)
     _colour_bar(canvas, plan, cmap)
     for number, line in enumerate(notes):
         y = plan.tops[-1] + 4 + 19 * number
@@ -132,7 +123,7 @@ def _panels(seen: Seen) -> list[tuple[str, NDArray[np.float64]]]:
 
 
 def _row(
-    canvas: Canvas, plan: _Plan, split: Split, seen: Seen, number: int, cmap: Colormap, *, vector: bool
+    canvas: Canvas, plan: _Plan, split: Split, seen: Seen, number: int, cmap: Colormap
 ) -> None:  # fmt: skip
     y = plan.tops[number] + _ROW_HEAD
     heads = "1 head" if seen.n_heads == 1 else f"{seen.n_heads} heads"
@@ -149,12 +140,10 @@ def _row(
     for place, (title, weights) in enumerate(_panels(seen)):
         x, y = plan.map_at(number, place)
         box = (x, y, plan.map_width, plan.map_height)
-        picture = canvas.image(box, cmap)
-        values = weights.astype(np.float32)
-        picture.set_data(enlarged(values) if vector else values)
+        canvas.set_cells(canvas.image(box, cmap), weights.astype(np.float32))
         boxes.append(box)
         fitted = canvas.lettering.fit(title, _PANEL_TITLE, plan.map_width + _GAP - 4)
-        canvas.write(x, y - 12, fitted, _PANEL_TITLE, ha="left", color=FAINT if title.startswith("mean") else "#1a1a1a")
+        canvas.write(x, y - 12, fitted, _PANEL_TITLE, ha="left", color=FAINT if title.startswith("mean") else INK)
         _labels(canvas, plan, split, x, y, first=place % plan.per_line == 0)
         if plan.cell >= _CELL_WITH_NUMBER:
             _cells(canvas, plan, weights, x, y, cmap)
@@ -163,9 +152,7 @@ def _row(
 
 def _colour_bar(canvas: Canvas, plan: _Plan, cmap: Colormap) -> None:
     x, y, width = plan.width - _MARGIN - 160, _MARGIN + 22, 140
-    bar = canvas.image((x, y, width, 12), cmap)
-    bar.set_data(np.linspace(0, 1, 256)[None])
-    canvas.frames([(x, y, width, 12)])
+    canvas.colour_bar((x, y, width, 12), cmap, moving=True)
     canvas.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
     canvas.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
 
@@ -184,7 +171,7 @@ def _labels(canvas: Canvas, plan: _Plan, split: Split, x: int, y: int, *, first:
 
 def _cells(canvas: Canvas, plan: _Plan, weights: NDArray[np.float64], x: int, y: int, cmap: Colormap) -> None:
     for (row, column), weight in np.ndenumerate(weights):
-        color = "white" if is_dark(*cmap(float(weight))[:3]) else "#1a1a1a"
+        color = "white" if is_dark(*cmap(float(weight))[:3]) else INK
         middle = (x + (column + 0.5) * plan.cell, y + (row + 0.5) * plan.cell)
         canvas.write(*middle, f"{weight:.2f}", _NUMBER, ha="center", color=color, moving=True)
 
