@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.studies.roles import RULES
-from attnscope.views import heads_figures, heads_summary, heads_terminal, inks
+from attnscope.views import heads_figures, heads_summary, heads_terminal, inks, measure_figures
 from attnscope.views.canvas import Canvas
 from attnscope.views.lettering import lettering_for
 from tests.findings_helpers import MEASURES, NAN, ROLES, fake_findings, role
@@ -311,8 +311,8 @@ class TestMeasuresPage:
         )
         findings = replace(findings, heads=heads)
         lettering = lettering_for([])
-        scales = {name: heads_figures.scale_of(findings, name) for name in findings.measure_names}
-        page = heads_figures.measures_page(findings, scales, lettering)
+        scales = {name: measure_figures.scale_of(findings, name) for name in findings.measure_names}
+        page = measure_figures.measures_page(findings, scales, lettering)
         texts = page.figure.findobj(Written)
         assert not [text for text in texts if text.get_text() == gone and text.get_weight() == "bold"]
         said = " ".join(text.get_text() for text in texts)
@@ -408,8 +408,8 @@ class TestUndefined:
 
     def test_numbers_are_dashes(self) -> None:
         findings = undefined(fake_findings(1, 2))
-        scale = heads_figures.scale_of(findings, "local")
-        numbers = heads_figures.numbers_of(findings, "local", scale, {"encoder": (0, 0)}, (50, 50), True)
+        scale = measure_figures.scale_of(findings, "local")
+        numbers = measure_figures.numbers_of(findings, "local", scale, {"encoder": (0, 0)}, (50, 50), True)
         assert [one.text for one in numbers] == ["–", "–"]
 
 
@@ -488,12 +488,12 @@ class TestAtlas:
 
 
 class TestScales:
-    def scale(self, *values: float, uniform: float = NAN) -> heads_figures.Scale:
+    def scale(self, *values: float, uniform: float = NAN) -> measure_figures.Scale:
         heads = [
             Head("encoder", 0, number, (), NAN, {"x": Estimate(value, NAN, NAN, uniform, 1)})
             for number, value in enumerate(values)
         ]
-        return heads_figures.scale_of(of(*heads), "x")
+        return measure_figures.scale_of(of(*heads), "x")
 
     def test_shares_start_at_nothing(self) -> None:
         scale = self.scale(0.1, 0.8)
@@ -527,13 +527,13 @@ class TestMeasurePages:
         estimate = {"x": Estimate(0.5, 0.4, 0.6, 0.2, 9)}
         small = {"x": Estimate(0.25, 0.248, 0.252, 0.2, 9)}
         findings = of(Head("encoder", 0, 0, (), NAN, estimate), Head("encoder", 0, 2, (), NAN, small))
-        scale = heads_figures.scale_of(findings, "x")
-        numbers = heads_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), True)
+        scale = measure_figures.scale_of(findings, "x")
+        numbers = measure_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), True)
         assert [one.text for one in numbers] == ["0.50", "±0.10", "0.25", "±0.002"]
         assert numbers[0].x == pytest.approx(129)
         assert numbers[2].x == pytest.approx(249)
         assert numbers[0].color != numbers[2].color
-        assert not any("±" in one.text for one in heads_figures.numbers_of(findings, "x", scale, {"encoder": (0, 0)},
+        assert not any("±" in one.text for one in measure_figures.numbers_of(findings, "x", scale, {"encoder": (0, 0)},
                                                                            (60, 50), False))  # fmt: skip
 
     def test_numbers_go_where_cells_are_too_small(self) -> None:
@@ -570,7 +570,9 @@ class TestMeasurePages:
         for stem, page in heads_figures.pages(findings):
             if stem.startswith("measure-"):
                 name = stem.removeprefix("measure-")
-                alone = heads_figures.measure_page(findings, name, heads_figures.scale_of(findings, name), lettering)
+                alone = measure_figures.measure_page(
+                    findings, name, measure_figures.scale_of(findings, name), lettering
+                )
                 assert page is not alone
                 np.testing.assert_array_equal(page.pixels(), alone.pixels(), err_msg=name)
                 assert page.drawn == alone.drawn
@@ -580,7 +582,7 @@ class TestMeasurePages:
     def test_heads_that_are_not_there_are_left_blank(self) -> None:
         findings = of(head(0, 0), head(1, 3))
         lettering = lettering_for(["abc"])
-        page = heads_figures.measure_page(findings, "local", heads_figures.scale_of(findings, "local"), lettering)
+        page = measure_figures.measure_page(findings, "local", measure_figures.scale_of(findings, "local"), lettering)
         assert [len(cells.get_paths()) for cells in page.axes.collections][0] == 2
 
 

@@ -22,8 +22,8 @@ from attnscope.core.picture_sums import PictureSums
 from attnscope.errors import AttnscopeError
 from attnscope.records.pictures import Picture
 from attnscope.senses.photos import read_photo
-from attnscope.views.heads_figures import scale_of
 from attnscope.views.heads_summary import corpus_notes
+from attnscope.views.measure_figures import scale_of
 from tests.processes import python
 from tests.senses_helpers import dense_float64, photo, write_vision
 

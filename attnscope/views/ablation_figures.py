@@ -11,11 +11,11 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Ablation, Curve, Effect
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views import layout
-from attnscope.views.ablation_summary import corpus_line, label, notes, number, order_label, predicted_line
+from attnscope.views.ablation_summary import label, notes, number, order_label, predicted_line
 from attnscope.views.canvas import FAINT, INK, LINE, Box, Page, wrapped_lines, write_pages
-from attnscope.views.heads_figures import measure_page, scale_of
-from attnscope.views.heads_summary import printable
+from attnscope.views.heads_summary import corpus_line, model_of, printable
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.measure_figures import measure_page, scale_of
 
 _COLORS = {"effect": "#0072B2", "importance": "#D55E00", "sensitivity": "#D55E00", "random": "#8a8a8a"}
 _WIDTH_PX, _HEIGHT_PX = 1600, 900
@@ -45,7 +45,7 @@ def pages(found: Ablation) -> Iterator[tuple[str, Page]]:
         # A name from a record must not lead out of the folder.
         stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)[:80]
         title = label(name)
-        yield f"effect-{stem}", measure_page(maps, title, scale_of(maps, title), lettering, number)
+        yield f"effect-{stem}", measure_page(maps, title, scale_of(maps, title, number), lettering)
     if found.curves:
         yield "curve", curve_page(found, lettering)
 
@@ -185,9 +185,8 @@ def curve_page(found: Ablation, lettering: Lettering) -> Page:
     ]
     footer = wrapped_lines(" · ".join(part for part in said if part), _WIDTH_PX - 2 * layout.MARGIN_PX, lettering)
     page = Page(_WIDTH_PX, _HEIGHT_PX + layout.LINE_PX * (len(footer) - 1), lettering)
-    model = printable(found.run.get("model", "model"))
-    subtitle = " · ".join(part for part in (corpus_line(found), predicted_line(found)) if part)
-    page.head(f"{model} · heads taken out one after another", subtitle)
+    subtitle = " · ".join(part for part in (corpus_line(found, predictions=True), predicted_line(found)) if part)
+    page.head(f"{model_of(found.run)} · heads taken out one after another", subtitle)
     _draw_frame(page, plot)
     for line in sorted(plot.lines, key=lambda line: "random" not in line.name):
         _draw_band(page, plot, line)
@@ -247,6 +246,12 @@ def _or(value: float, other: float) -> float:
 def _texts(found: Ablation) -> list[str]:
     """All texts of a record that a figure may show, to find fonts for."""
     labels = [text for name in found.names for text in (label(name), found.facts(name).what, found.facts(name).unit)]
-    said = [found.run.get("model", ""), corpus_line(found), predicted_line(found), *notes(found), *found.kinds]
+    said = [
+        found.run.get("model", ""),
+        corpus_line(found, predictions=True),
+        predicted_line(found),
+        *notes(found),
+        *found.kinds,
+    ]
     orders = [order_label(curve.order) for curve in found.curves]
     return [printable(text, 400) for text in (*labels, *said, *orders)]

@@ -64,20 +64,6 @@ def interval(effect: Effect) -> str:
     return f"[{number(effect.low)}, {number(effect.high)}]"
 
 
-def corpus_line(found: Ablation) -> str:
-    """Such as "26 texts, 435 tokens, 409 predictions: sentences.txt"."""
-    counts = []
-    for name, what in (("n_texts", "texts"), ("n_tokens", "tokens"), ("n_predictions", "predictions")):
-        n = found.corpus.get(name)
-        if isinstance(n, int) and (n or name != "n_predictions"):
-            counts.append(f"{n:,} {what if n != 1 else what[:-1]}")
-    given = found.corpus.get("sources")
-    sources = [printable(source, 60) for source in given[:3]] if isinstance(given, list | tuple) else []
-    more = len(given) - len(sources) if isinstance(given, list | tuple) else 0
-    named = ", ".join([*sources, *([f"and {more} more"] if more else [])])
-    return ", ".join(counts) + (f": {named}" if counts and named else "")
-
-
 def predicted_line(found: Ablation) -> str:
     """What is predicted and how well, such as "predicted: each next token; loss of the whole model 3.20 nats"."""
     told = found.options.get("predicted")

@@ -13,7 +13,6 @@ from rich.text import Text
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.views.ablation_summary import (
     PLACE_LABELS,
-    corpus_line,
     interval,
     label,
     notes,
@@ -22,8 +21,8 @@ from attnscope.views.ablation_summary import (
     predicted_line,
     short_label,
 )
-from attnscope.views.heads_summary import printable
-from attnscope.views.inks import ink_on
+from attnscope.views.heads_summary import corpus_line, printable
+from attnscope.views.plain_text import dimmed, plain_table, shade
 
 _MOST = 15
 _FEW = 3
@@ -68,9 +67,8 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
         parts += [Text(), _pairs(name, rows, len(pairs))]
     if found.curves:
         parts += [Text(), _curves(found.curves)]
-    said = [corpus_line(found), predicted_line(found), *notes(found)]
-    parts += [Text(), *(Text(line, style="dim") for line in said if line)]
-    return Group(*parts)
+    said = [corpus_line(found, predictions=True), predicted_line(found), *notes(found)]
+    return Group(*parts, Text(), *dimmed(said))
 
 
 def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
@@ -90,7 +88,7 @@ def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
             value = by_place.get((layer, head), math.nan)
             share = abs(value) / largest if math.isfinite(value) else 0.0
             shown = number(value) if fits else f"{min(9, int(share * 10))}" if math.isfinite(value) else " "
-            text.append(f"{shown:>{cell - 1}}", style=_shade(share, value < 0) if math.isfinite(value) else "dim")
+            text.append(f"{shown:>{cell - 1}}", style=_style(share, value) if math.isfinite(value) else "dim")
             text.append(" ")
         text.append("\n")
     if not fits:
@@ -99,11 +97,9 @@ def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
     return text
 
 
-def _shade(share: float, negative: bool) -> Style:
+def _style(share: float, value: float) -> Style:
     """From white to blue, red where the value is negative."""
-    end = (0xB2, 0x18, 0x2B) if negative else (0x08, 0x51, 0x9C)
-    color = "#" + "".join(f"{round(255 + (part - 255) * share**0.7):02x}" for part in end)
-    return Style(color=ink_on(color), bgcolor=color)
+    return shade(share**0.7, "#ffffff", "#b2182b" if value < 0 else "#08519c")
 
 
 def _ranking(found: Ablation, main: str, width: int) -> Table:
@@ -200,7 +196,7 @@ def _curves(curves: Sequence[Curve]) -> Table:
 
 
 def _table(first: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table = plain_table(space=1)
     table.add_column(first, no_wrap=True)
     return table
 

@@ -133,6 +133,17 @@ def _write(path: Path, content: Callable[[], bytes]) -> Path:
     return write_whole(path, content())
 
 
+def distinct(stems: Iterable[str]) -> list[str]:
+    """Names of files; a number tells those apart that would be the same file where case does not count."""
+    made: dict[str, str] = {}
+    for stem in stems:
+        name, again = stem, 2
+        while name.lower() in made:
+            name, again = f"{stem}-{again}", again + 1
+        made[name.lower()] = name
+    return list(made.values())
+
+
 def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
     """The first of some figures as a PNG, for notebooks."""
     with as_shipped():
@@ -461,6 +472,13 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 def wrapped_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
     """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
     return layout.wrapped(lettering.spell(text), room * 0.95, lettering.width_px)
+
+
+def colormap(name: str) -> Colormap:
+    """A colormap of matplotlib."""
+    import matplotlib as mpl
+
+    return mpl.colormaps[name]
 
 
 def hex_of(cmap: Colormap, share: float) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,9 @@ from attnscope.records.comparison import (
     head_name,
 )
 from attnscope.views import compare_maps, layout
-from attnscope.views.canvas import FAINT, INK, Box, Number, Page, hex_of, wrapped_lines, write_pages
-from attnscope.views.compare_summary import HIDDEN, distance, meaning, model_of, table_line, texts_line, title_of
-from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for
+from attnscope.views.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrapped_lines, write_pages
+from attnscope.views.compare_summary import HIDDEN, distance, meaning, table_line, table_notes, texts_line, title_of
+from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for, model_of
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering, lettering_for
 
@@ -114,8 +114,7 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
     width = left + size + 40 + _LEGEND_PX + layout.MARGIN_PX
     notes = [
         "heads in the order of their clusters (average linkage); lines above: where clusters merge",
-        meaning(table.measure),
-        *([] if table.special else [HIDDEN]),
+        *table_notes(table),
     ]
     footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(max(top + size, top + 110 + entries_px)) + 30
@@ -139,7 +138,7 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
         page.fill([(beside, top + i * cell, _STRIP_PX, cell - gap) for i in range(n)], row)
     values = table.distances[np.ix_(order, order)]
     high = float(np.nanmax(values, initial=0.0)) or 1.0
-    _image(page, (left, top, size, size), values, _cmap(_ALIKE), high)
+    _image(page, (left, top, size, size), values, colormap(_ALIKE), high)
     names = [head_name(found.heads[head]) for head in order]
     step = max(1, math.ceil(9 / cell))
     for place in range(0, n, step):
@@ -167,8 +166,7 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
         f"rows: heads of {model_of(found.run)} · columns: heads of {model_of(found.other_run)}",
         "framed: the one-to-one matching with the least sum of distances; "
         f"{found.moved()} of {len(matching)} match a head of another number",
-        meaning(table.measure),
-        *([] if table.special else [HIDDEN]),
+        *table_notes(table),
     ]
     footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = max(top + rows * cell, top + 120) + 30
@@ -176,7 +174,7 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
     page.head(title_of(found), texts_line(found.corpus))
     values = table.distances
     high = float(np.nanmax(values, initial=0.0)) or 1.0
-    _image(page, (left, top, columns * cell, rows * cell), values, _cmap(_ALIKE), high)
+    _image(page, (left, top, columns * cell, rows * cell), values, colormap(_ALIKE), high)
     page.outline([(left + b * cell, top + a * cell, cell, cell) for a, b in matching.tolist()], _MATCH, 1.6)
     step = max(1, math.ceil(9 / cell))
     size = min(12.0, cell * step * 0.82)
@@ -225,8 +223,7 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
     notes = [
         f"classical multidimensional scaling; the axes hold {shares[0]} and {shares[1]} of the variance: heads "
         "that are close here may still be far apart along others",
-        meaning(table.measure),
-        *([] if table.special else [HIDDEN]),
+        *table_notes(table),
         *([f"roles: {found.roles_source}"] if found.roles is not None else []),
     ]
     footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
@@ -293,8 +290,7 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
     notes = [
         "a cell: the distance between the heads of two layers, over all pairs of heads; on the diagonal within a layer",
         *(["lines: 95% interval over texts"] if np.isfinite(arrangement.layers_low).any() else []),
-        meaning(table.measure),
-        *([] if table.special else [HIDDEN]),
+        *table_notes(table),
     ]
     footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = top + max(size, 200) + 92
@@ -347,8 +343,7 @@ def same_heads_page(found: ModelComparison, lettering: Lettering) -> Page:
     moved = {found.heads[a] for a, b in found.matchings[0] if found.heads[a] != found.other_heads[b]}
     notes = [
         f"framed: matches a head of another number ({len(moved)})",
-        meaning(table.measure),
-        *([] if table.special else [HIDDEN]),
+        *table_notes(table),
     ]
     title = f"{model_of(found.run)} and {model_of(found.other_run)} · heads of the same number"
     subtitle = f"{table_line(table)} · {texts_line(found.corpus)}"
@@ -396,7 +391,7 @@ def grid_page(
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title, subtitle)
     high = max((v for _, values in grids for v in values.values() if math.isfinite(v)), default=0.0) or 1.0
-    cmap = _cmap(_APART)
+    cmap = colormap(_APART)
     for number, (heading, values) in enumerate(grids):
         x, y = left + number * pitch_x, top + number * pitch_y
         if heading:
@@ -433,7 +428,7 @@ def _cells(
     numbers: bool,
 ) -> None:
     """A square of coloured cells, with their numbers if there is room."""
-    colors, (low, high) = _cmap(_ALIKE), limits
+    colors, (low, high) = colormap(_ALIKE), limits
     boxes: list[Box] = []
     fills: list[str] = []
     written = []
@@ -466,7 +461,7 @@ def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_
             page.write(x, y + number * 17, line, layout.CAPTION_PX, ha="left", weight="bold")
             y += 17 if number else 0
         y += 16
-    page.colour_bar((x, y, width, height), _cmap(cmap))
+    page.colour_bar((x, y, width, height), colormap(cmap))
     step = layout.nice_ticks(high - low)[-1] / max(1, len(layout.nice_ticks(high - low)) - 1) or high
     for tick in np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step:
         page.write(
@@ -505,11 +500,5 @@ def _role_entries(roles: Sequence[str], marks: dict[str, Mark]) -> list[tuple[st
 
 def _layer_colors(layers: Sequence[int]) -> dict[int, str]:
     """A colour a layer, from dark to light."""
-    cmap = _cmap(_LAYERS)
+    cmap = colormap(_LAYERS)
     return {layer: hex_of(cmap, 0.95 * n / max(1, len(layers) - 1)) for n, layer in enumerate(layers)}
-
-
-def _cmap(name: str) -> Any:
-    import matplotlib as mpl
-
-    return mpl.colormaps[name]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.records import Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads, head_name
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page, enlarged, wrapped_lines
+from attnscope.views.canvas import FAINT, INK, Page, colormap, enlarged, wrapped_lines
 from attnscope.views.compare_summary import HIDDEN, distance, distance_name, key_name, title_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.heatmap_figures import LABEL_ROOM_EM, widest_label, write_token_labels
@@ -110,8 +110,6 @@ def panels_page(
         limit: The value of the last colour of a signed scale, its middle 0; None = weights, from 0 to 1.
         meaning: What the colours mean.
     """
-    import matplotlib as mpl
-
     labels = [label for panel in panels for tokens in (panel.queries, panel.keys) for label in tokens.labels]
     lettering = lettering_for([title, subtitle, *notes, *labels])
     tokens = max(len(p.queries) for p in panels), max(len(p.keys) for p in panels)
@@ -123,7 +121,7 @@ def panels_page(
     pool, _, grid = layout.pooled_grid(len(panels), tokens, (rows, columns), notes, lettering.width_px)
     page = Page(grid.width_px, grid.height_px, lettering)
     page.head(title, subtitle)
-    cmap = mpl.colormaps[_WEIGHTS if limit is None else _SIGNED]
+    cmap = colormap(_WEIGHTS if limit is None else _SIGNED)
     low, high = (0.0, 1.0) if limit is None else (-limit, limit)
     for panel, (x, y) in zip(panels, grid.corners, strict=True):
         values = _pooled(panel.values, pool)

@@ -9,14 +9,13 @@ from typing import Any
 from attnscope.records.comparison import (
     Comparison,
     HeadComparison,
-    HeadPlace,
     MinimalPair,
     ModelComparison,
     PairTable,
     PickedHeads,
     head_name,
 )
-from attnscope.views.heads_summary import UNDEFINED, printable
+from attnscope.views.heads_summary import UNDEFINED, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
 _MEANINGS = {
@@ -36,6 +35,11 @@ def meaning(measure: str) -> str:
     return _MEANINGS.get(measure, "")
 
 
+def table_notes(table: PairTable) -> list[str]:
+    """What its distances are, and of which rows."""
+    return [meaning(table.measure), *([] if table.special else [HIDDEN])]
+
+
 def distance(value: float) -> str:
     """A distance with three decimals; `–` where it is undefined."""
     return f"{value:.3f}" if math.isfinite(value) else UNDEFINED
@@ -46,11 +50,6 @@ def distance_with_interval(table: PairTable, a: int, b: int) -> str:
     value, low, high = table.distance_interval(a, b)
     between = f" [{distance(low)}, {distance(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
     return distance(value) + between
-
-
-def model_of(run: Mapping[str, Any]) -> str:
-    """The model's name."""
-    return printable(run.get("model", "model"))
 
 
 def table_line(table: PairTable) -> str:
@@ -78,18 +77,14 @@ def title_of(found: Comparison) -> str:
     if isinstance(found, HeadComparison):
         return f"{model} · its {len(found.heads)} heads compared"
     if isinstance(found, PickedHeads):
-        return f"{model} · {names(found.heads, 6)} side by side"
+        named = ", ".join(head_name(place) for place in found.heads[:6])
+        more = f" and {len(found.heads) - 6} more" if len(found.heads) > 6 else ""
+        return f"{model} · {named}{more} side by side"
     if isinstance(found, MinimalPair):
         return f"{model} · what changes from one text to the other"
     if isinstance(found, ModelComparison):
         return f"{model} and {model_of(found.other_run)} · their heads compared"
     return model
-
-
-def names(heads: tuple[HeadPlace, ...], most: int) -> str:
-    """Heads by name, the first `most` of them."""
-    named = [head_name(place) for place in heads[:most]]
-    return ", ".join(named) + (f" and {len(heads) - most} more" if len(heads) > most else "")
 
 
 def tokens_changed(found: MinimalPair) -> list[tuple[str, str]]:

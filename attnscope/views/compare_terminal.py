@@ -25,14 +25,14 @@ from attnscope.views.compare_summary import (
     distance_name,
     distance_with_interval,
     largest_change,
-    meaning,
-    model_of,
     table_line,
+    table_notes,
     texts_line,
     title_of,
     tokens_changed,
 )
-from attnscope.views.heads_summary import label, printable
+from attnscope.views.heads_summary import label, model_of, printable
+from attnscope.views.plain_text import dimmed, plain_table
 
 _MOST_PICKED = 12
 
@@ -84,8 +84,7 @@ def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
     parts += [_heading("layers: the distance between all their heads"), follow, Text()]
     if found.roles is not None:
         parts.append(Text(f"roles: {printable(found.roles_source)}", style="dim"))
-    parts += [Text(line, style="dim") for line in _notes(table)]
-    return parts
+    return parts + dimmed(_notes(table))
 
 
 def _layers(arrangement: object, number: int) -> str:
@@ -118,7 +117,7 @@ def _picked(found: PickedHeads, console: Console) -> list[RenderableType]:
         gap = gap[np.isfinite(gap)] if np.isfinite(gap).any() else np.zeros(1)
         said.append(Text(f"the single head moves {gap.mean():.0%} of a row's weight away from the mean of the heads"))
     said.append(Text(printable(found.single_note, 400), style="dim"))
-    return [*said, *(Text(line, style="dim") for line in _notes(table))]
+    return said + dimmed(_notes(table))
 
 
 def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
@@ -162,14 +161,13 @@ def _models(found: ModelComparison, most: int) -> list[RenderableType]:
         f"{found.moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number in {names[1]}"
     )
     said += [Text(), Text(matched + " (one to one, least sum of distances)")]
-    return [*said, *(Text(line, style="dim") for line in _notes(table))]
+    return said + dimmed(_notes(table))
 
 
 def _notes(table: PairTable) -> list[str]:
-    notes = [meaning(table.measure)]
-    if np.isfinite(table.low).any():
-        notes.append("in brackets: 95% interval over texts")
-    return [*notes, *([] if table.special else [HIDDEN])]
+    meaning, *hidden = table_notes(table)
+    intervals = ["in brackets: 95% interval over texts"] if np.isfinite(table.low).any() else []
+    return [meaning, *intervals, *hidden]
 
 
 def _short(table: PairTable) -> str:
@@ -181,7 +179,7 @@ def _heading(title: str) -> Text:
 
 
 def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     for number, column in enumerate(columns):
         table.add_column(column, style="bold" if number == 0 else "", overflow="fold")
     return table

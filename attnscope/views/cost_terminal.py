@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.cost import Cost, Quantity
-from attnscope.views.plain_text import safe, spelled, written
+from attnscope.views.plain_text import plain_table, safe, spelled, written
 from attnscope.views.units import short
 
 _TITLES = {
@@ -96,7 +96,7 @@ def _says_more(q: Quantity) -> bool:
 
 
 def _heads(cost: Cost, console: Console) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     columns = ("", "heads", "d_head", "scale", "weights a layer", "with 1 kv head", f"scores, {cost.dtype}")
     for name in columns:
         table.add_column(spelled(name, console), justify="right", overflow="fold")

@@ -218,21 +218,27 @@ def title_of(findings: Findings, measure: str) -> str:
     return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
 
 
-def corpus_line(findings: Findings | Relations) -> str:
-    """Such as "812 texts, 41,234 tokens: alice.txt"."""
-    corpus = findings.corpus
-    counted = _COUNTED.get(str(corpus.get("of")), _TEXTS)
-    parts = [
+def corpus_line(record: Ablation | Findings | Relations, *, predictions: bool = False) -> str:
+    """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
+    corpus = record.corpus
+    counted = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
+    if predictions and corpus.get("n_predictions"):
+        counted["n_predictions"] = ("predictions", "prediction")
+    counts = [
         f"{corpus[name]:,} {several if corpus[name] != 1 else one}"
-        for name, (several, one) in zip(("n_texts", "n_tokens"), counted, strict=True)
+        for name, (several, one) in counted.items()
         if isinstance(corpus.get(name), int)
     ]
     given = corpus.get("sources")
     sources = given if isinstance(given, list | tuple) else ()
     named = [printable(source, 60) for source in sources[:3]]
-    if len(sources) > len(named):
-        named.append(f"and {len(sources) - len(named)} more")
-    return ", ".join(parts) + (": " if parts and named else "") + ", ".join(named)
+    named += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
+    return ": ".join(part for part in (", ".join(counts), ", ".join(named)) if part)
+
+
+def model_of(run: Mapping[str, Any]) -> str:
+    """The model's name."""
+    return printable(run.get("model", "model"))
 
 
 def role_notes(findings: Findings) -> list[str]:

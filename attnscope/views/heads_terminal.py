@@ -13,7 +13,6 @@ from rich.cells import cell_len
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError
@@ -23,6 +22,7 @@ from attnscope.views.ablation_summary import number as small_number
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
 from attnscope.views.inks import ink_on
 from attnscope.views.picture_heads_terminal import picture_measures
+from attnscope.views.plain_text import dimmed, plain_table
 
 _MORE = "+"
 _MOST_NAMED = 24
@@ -85,7 +85,7 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
     marks = heads_summary.marks_of(findings)
     found = heads_summary.counts(findings, marks)
     columns, left_out = _fitting(_columns(findings, marks), console.width)
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    shown = plain_table(space=1)
     for column in columns:
         wraps = column.name in ("role", "also")
         shown.add_column(
@@ -109,8 +109,7 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
         parts.append(Text(f"not shown in {console.width} columns: {', '.join(left_out)}", style="dim"))
     said = [heads_summary.corpus_line(findings), *heads_summary.role_notes(findings)]
     said += heads_summary.corpus_notes(findings)
-    parts += [Text(line, style="dim") for line in said if line]
-    return Group(*parts)
+    return Group(*parts, *dimmed(said))
 
 
 def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
@@ -146,7 +145,7 @@ class _Measures:
         room = options.max_width - max((head.cell_len for head in heads), default=4)
         while columns:
             n_shown = max(1, sum(total <= room for total in accumulate(width + 2 for _, width, _ in columns)))
-            shown = Table(box=None, pad_edge=False, header_style="dim")
+            shown = plain_table()
             shown.add_column("head", no_wrap=True)
             for title, width, _ in columns[:n_shown]:
                 shown.add_column(title, justify="right", width=width, overflow="fold")

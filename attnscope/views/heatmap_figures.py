@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Canvas, Page, as_shipped, write_pages
+from attnscope.views.canvas import FAINT, INK, Canvas, Page, as_shipped, colormap, write_pages
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
@@ -231,8 +231,6 @@ class MapCanvas(_Page):
         return f"H{head}"
 
     def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
-        import matplotlib as mpl
-
         attention = record.maps[sheet.map]
         queries, keys = attention.queries, attention.keys
         lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels])
@@ -266,7 +264,7 @@ class MapCanvas(_Page):
         self._others: list[Text] | None = None
         self.corners = [grid.corners[place] for place in places]
         self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
-        cmap = mpl.colormaps[style.cmap]
+        cmap = colormap(style.cmap)
         self._dark = [is_dark(*cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
         self.maps = [self.image((x, y, *self.map_px), cmap) for x, y in self.corners]
         self.frames([(x, y, *self.map_px) for x, y in self.corners])

@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
-from attnscope.views.plain_text import cut, has_unicode, safe
+from attnscope.views.inks import blend
+from attnscope.views.plain_text import cut, has_unicode, plain_table, safe
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
-_WHITE, _BLUE = (255, 255, 255), (8, 48, 107)
+_WHITE, _BLUE = "#ffffff", "#08306b"
 _MOST_LARGE = 4
 _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
@@ -91,7 +92,7 @@ def special_share(attention: AttentionMap, pair: tuple[int, int]) -> float:
 
 def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Table:
     """A row a head: how much of its attention special tokens get, and its strongest links between the others."""
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table = plain_table()
     table.add_column("head", style="bold", no_wrap=True)
     table.add_column("on special", justify="right", no_wrap=True)
     table.add_column("strongest links between other tokens (query → key weight)", overflow="fold")
@@ -111,10 +112,7 @@ def query_table(
 ) -> Table:
     """A row a head: the keys that one query attends to most; `kind` goes into the title."""
     label = safe(attention.queries.labels[place])
-    table = Table(
-        box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold",
-        title=Text(f"\n{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to"),
-    )  # fmt: skip
+    table = plain_table(f"{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to")
     table.add_column("head", style="bold", no_wrap=True)
     table.add_column("keys, largest weight first", overflow="fold")
     for pair in heads:
@@ -246,9 +244,7 @@ def _paint_half(lines: Text, above: float, below: float | None) -> None:
 
 
 def _colour(weight: float) -> str:
-    share = min(1.0, max(0.0, weight))
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(_WHITE, _BLUE, strict=True))
-    return f"#{red:02x}{green:02x}{blue:02x}"
+    return blend(min(1.0, max(0.0, weight)), _WHITE, _BLUE)
 
 
 def _shade(weight: float, shades: str) -> str:

@@ -1,4 +1,4 @@
-"""Which letters can be read on which colour."""
+"""Colours: between two others, and which letters can be read on them."""
 
 
 def ink_on(color: str) -> str:
@@ -12,3 +12,9 @@ def is_dark(red: float, green: float, blue: float) -> bool:
     parts = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue))
     luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
     return (luminance + 0.05) ** 2 <= 1.05 * 0.05
+
+
+def blend(share: float, pale: str, dark: str) -> str:
+    """The colour "#rrggbb" at a share of the way from one to another."""
+    ends = ((int(pale[start : start + 2], 16), int(dark[start : start + 2], 16)) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in ends)

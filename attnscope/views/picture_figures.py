@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.pictures import MEAN, Picture
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page
+from attnscope.views.canvas import FAINT, INK, Page, colormap
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
 from attnscope.views.style import Style
@@ -176,11 +176,9 @@ class PicturePage(Page):
         return _title(sheet, attention)
 
     def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
-        import matplotlib as mpl
-
         assert record.picture is not None
         self.record, self.sheet, self.style, self.picture = record, sheet, style, record.picture
-        self.cmap = mpl.colormaps[style.cmap]
+        self.cmap = colormap(style.cmap)
         self.attention = record.maps[0]
         title = f"{record.run.get('model', 'model')} · {self.title(sheet, self.attention)}"
         lettering = lettering_for([title, self.picture.facts])

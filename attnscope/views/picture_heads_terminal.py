@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from rich.console import Console, Group, RenderableType
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -13,13 +12,11 @@ from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary
 from attnscope.views.ablation_summary import number
 from attnscope.views.heads_summary import interval
-from attnscope.views.inks import ink_on
+from attnscope.views.plain_text import dimmed, plain_table, shade
 
 LEADING = ("distance_patches", "monotonicity")
 """The measure that the map shows: how far heads look is the first thing that is asked of a vision transformer, and
 whether they move on with the tokens of one that listens."""
-
-_PALE, _DARK = (0xF7, 0xFB, 0xFF), (0x08, 0x51, 0x9C)
 
 
 def picture_measures(findings: Findings, console: Console) -> RenderableType:
@@ -41,8 +38,7 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
         parts += [*_map(findings, leading, console.width), Text(), _extremes(findings, console.width)]
     said = ["uniform: the value of a head that attends to all keys alike", heads_summary.corpus_line(findings)]
     said += heads_summary.corpus_notes(findings)
-    parts += [Text(line, style="dim") for line in said if line]
-    return Group(*parts)
+    return Group(*parts, *dimmed(said))
 
 
 def _map(findings: Findings, measure: str, width: int) -> list[Text]:
@@ -62,20 +58,18 @@ def _map(findings: Findings, measure: str, width: int) -> list[Text]:
             for head in block:
                 value = values.get((layer, head), math.nan)
                 share = (value - low) / (high - low) if high > low and math.isfinite(value) else 0.0
-                line.append(number(value).rjust(cell - 1) + " ", style=_shade(share))
+                line.append(number(value).rjust(cell - 1) + " ", style=shade(share, "#f7fbff", "#08519c"))
             lines.append(line)
     return lines
 
 
 def _extremes(findings: Findings, width: int) -> Table:
     """A row a measure: uniform attention's value, and the heads of the least and the largest value."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table(space=2)
     wide = width >= 96
-    table.add_column("measure", no_wrap=True)
-    for title in ("uniform", "least", "head", *(("95% interval",) * wide)):
-        table.add_column(title, justify="left" if title == "head" else "right", no_wrap=True)
-    for title in ("largest", "head", *(("95% interval",) * wide)):
-        table.add_column(title, justify="left" if title == "head" else "right", no_wrap=True)
+    between = ("95% interval",) * wide
+    for title in ("measure", "uniform", "least", "head", *between, "largest", "head", *between):
+        table.add_column(title, justify="left" if title in ("measure", "head") else "right", no_wrap=True)
     for name in findings.measure_names:
         mine = [head for head in findings.heads if math.isfinite(_value(head, name))]
         if not mine:
@@ -92,9 +86,3 @@ def _extremes(findings: Findings, width: int) -> Table:
 def _value(head: Head, measure: str) -> float:
     found = head.measures.get(measure)
     return math.nan if found is None else found.value
-
-
-def _shade(share: float) -> Style:
-    parts = (round(pale + (dark - pale) * share) for pale, dark in zip(_PALE, _DARK, strict=True))
-    color = "#" + "".join(f"{part:02x}" for part in parts)
-    return Style(color=ink_on(color), bgcolor=color)

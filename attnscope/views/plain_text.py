@@ -8,9 +8,12 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
 from rich.text import Span, Text
 
 from attnscope.errors import safe as safe
+from attnscope.views.inks import blend, ink_on
 
 _ASCII = {
     "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
@@ -66,3 +69,28 @@ def written(text: Text, console: Console) -> Text:
         ends.append(ends[-1] + len(_ASCII.get(letter, letter)))
     spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
     return Text(spelled(text.plain, console), spans=spans, style=text.style)
+
+
+def plain_table(title: str = "", space: int | None = None) -> Table:
+    """A table without lines, as all tables here are.
+
+    Args:
+        title: What stands above it.
+        space: How many blanks a column has at its right; None = one at both sides.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold")
+    table.title = Text(f"\n{title}") if title else None
+    if space is not None:
+        table.padding = (0, space, 0, 0)
+    return table
+
+
+def dimmed(lines: Iterable[str]) -> list[RenderableType]:
+    """Notes below a table, a line each; empty ones are left out."""
+    return [Text(line, style="dim") for line in lines if line]
+
+
+def shade(share: float, pale: str, dark: str) -> Style:
+    """A background between two colours "#rrggbb", at a share of the way, and letters that can be read on it."""
+    color = blend(share, pale, dark)
+    return Style(color=ink_on(color), bgcolor=color)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from attnscope.errors import UsageError
 from attnscope.records.pooled import Link, PooledHeatmap, around
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, LINE, Page
+from attnscope.views.canvas import FAINT, INK, LINE, Page, colormap
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.pooled_scale import DECADES, log_share
 from attnscope.views.sheets import Sheet, sheets_of_heads
@@ -93,8 +93,6 @@ class _Page(Page):
     """One figure."""
 
     def __init__(self, record: PooledHeatmap, sheet: Sheet, style: Style) -> None:
-        import matplotlib as mpl
-
         self._record, self._sheet, self._style = record, sheet, style
         self._map = record.maps[sheet.map]
         links = self._map.links(*sheet.heads[0])[:_SHOWN_LINKS] if sheet.form == "single" else []
@@ -106,7 +104,7 @@ class _Page(Page):
         plan = self._plan(lettering)
         super().__init__(plan.width, plan.height, lettering)
         self.head(title, subtitle, bold=1.1)
-        cmap = mpl.colormaps[style.cmap]
+        cmap = colormap(style.cmap)
         tops = [max(float(self._map.of(*pair).max(initial=0.0)), 1e-30) for pair in sheet.heads]
         limits = {"fixed": [1.0] * len(tops), "figure": [max(tops)] * len(tops), "head": tops}[style.scale]
         self._draw_maps(plan, cmap, limits)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
 from attnscope.views.heatmap_terminal import side_by_side
-from attnscope.views.plain_text import safe
+from attnscope.views.plain_text import plain_table, safe
 from attnscope.views.pooled_scale import DECADES, log_share
 
 _MOST_LARGE = 4
@@ -65,7 +65,7 @@ def _legend(record: PooledHeatmap, attention: PooledMap) -> Text:
 
 
 def _table(attention: PooledMap, heads: Sequence[tuple[int, int]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table = plain_table()
     table.add_column("head", style="bold", no_wrap=True)
     table.add_column("e^entropy", justify="right", no_wrap=True)
     table.add_column("most received", no_wrap=True)

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.comparison import head_name
 from attnscope.records.relations import Example, ExampleLink, Relation, Relations
 from attnscope.views import layout
 from attnscope.views import relations_summary as summary
-from attnscope.views.canvas import FAINT, INK, Box, Page, wrapped_lines, write_pages
-from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
+from attnscope.views.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrapped_lines, write_pages
+from attnscope.views.heads_summary import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.lettering import Lettering, lettering_for
 
 MOST_RELATIONS = 48
@@ -51,17 +52,16 @@ def pages(found: Relations) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending."""
     lettering = lettering_for(_texts(found))
     yield "relations", map_page(found, lettering)
-    stems: set[str] = set()
-    for name in dict.fromkeys(example.relation for example in found.examples):
-        # A name from a record must not lead out of the folder, nor to the file of another relation.
-        origin, _, goal = name.partition("→")
-        named = re.sub(r"[^A-Za-z0-9]+", "-", f"{origin} to {goal}" if goal else origin).strip("-").lower()
-        stem = plain = f"examples-{named[:60] or 'unnamed'}"
-        again = 2
-        while stem in stems:
-            stem, again = f"{plain}-{again}", again + 1
-        stems.add(stem)
+    names = list(dict.fromkeys(example.relation for example in found.examples))
+    for stem, name in zip(distinct(map(_stem, names)), names, strict=True):
         yield stem, examples_page(found, [one for one in found.examples if one.relation == name], lettering)
+
+
+def _stem(relation: str) -> str:
+    """The name of a relation's file: a name from a record must not lead out of the folder."""
+    origin, _, goal = relation.partition("→")
+    named = re.sub(r"[^A-Za-z0-9]+", "-", f"{origin} to {goal}" if goal else origin).strip("-").lower()
+    return f"examples-{named[:60] or 'unnamed'}"
 
 
 # The map --------------------------------------------------------------------------------------------------------
@@ -114,10 +114,8 @@ def map_of(found: Relations) -> Map:
 
 def map_page(found: Relations, lettering: Lettering) -> Page:
     """The map, drawn, with a table of the chosen heads beside it."""
-    import matplotlib as mpl
-
     shown = map_of(found)
-    cmap = mpl.colormaps["Blues"]
+    cmap = colormap("Blues")
     names = [lettering.spell(printable(one.name, 40)) for one in shown.relations]
     left = layout.MARGIN_PX + 16 + math.ceil(max(lettering.width_px(name, _TEXT_PX) for name in names))
     gap = 7 if len(shown.groups) > 1 else 0
@@ -139,7 +137,7 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
         said.insert(0, f"not shown: {len(found.relations) - len(shown.relations)} rarer relations without such a head")
     footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     page = Page(width, bottom + 88 + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
-    page.head(f"{summary.model_of(found)} · which heads express which relations", "")
+    page.head(f"{model_of(found.run)} · which heads express which relations", "")
     subtitle = lettering.fit(
         f"{summary.count_line(found)} · {corpus_line(found)}", layout.SUBTITLE_PX, width - 2 * layout.MARGIN_PX
     )
@@ -156,7 +154,7 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
             if math.isfinite(value):
                 boxes.append(box)
                 share = min(1.0, value / _SCALE)
-                colors.append(_NONE if value <= 0 else mpl.colors.to_hex(cmap(0.12 + 0.88 * share)))
+                colors.append(_NONE if value <= 0 else hex_of(cmap, 0.12 + 0.88 * share))
             if shown.found[row, column]:
                 frames.append(box)
         _row(page, relation, names[row], left, right, top)
@@ -222,12 +220,10 @@ def _dots(page: Page, shown: Map, starts: Sequence[float], cell: int) -> None:
 
 def _bar(page: Page, x: float, y: float) -> None:
     """The colours with their numbers, in points."""
-    import matplotlib as mpl
-
-    cmap = mpl.colormaps["Blues"]
+    cmap = colormap("Blues")
     cells = 50
     boxes = [(x + 5 * number, y, 5.0, 12.0) for number in range(cells)]
-    page.fill(boxes, [mpl.colors.to_hex(cmap(0.12 + 0.88 * number / cells)) for number in range(cells)])
+    page.fill(boxes, [hex_of(cmap, 0.12 + 0.88 * number / cells) for number in range(cells)])
     page.outline([(x, y, 5.0 * cells, 12.0)], "#b8b8b8", 0.8)
     for tick in (0.0, 0.25, 0.5):
         said = f"+{round(100 * tick)} points" + (" or more" if tick == _SCALE else "") if tick else "0"
@@ -243,7 +239,7 @@ _BOLD = 1.13  # how much wider bold words are
 def examples_page(found: Relations, examples: Sequence[Example], lettering: Lettering) -> Page:
     """Texts one under the other; over each where the head looks, below it where it should where that is not right."""
     first = examples[0]
-    head = summary.head_name((first.layer, first.head))
+    head = head_name((first.layer, first.head))
     width = layout.MIN_WIDTH_PX
     rooms = [_room(example, lettering, width - 2 * layout.MARGIN_PX - 40) for example in examples]
     tops = list(accumulate((room.height for room in rooms), initial=layout.MARGIN_PX + 78.0))
@@ -256,7 +252,7 @@ def examples_page(found: Relations, examples: Sequence[Example], lettering: Lett
     n_links = sum(len(example.links) for example in examples)
     n_right = sum(link.right for example in examples for link in example.links)
     page.head(
-        f"{summary.model_of(found)} · {relation} by {head}",
+        f"{model_of(found.run)} · {relation} by {head}",
         f"{n_right} of {n_links} right in these {len(examples)} · the first such texts of the half that the head "
         "was not chosen on",
     )
@@ -379,6 +375,4 @@ def _texts(found: Relations) -> list[str]:
     words = [word for example in found.examples for word in example.words]
     names = [text for one in found.relations for text in (one.name, one.rule)]
     sources = [example.source for example in found.examples]
-    return [
-        printable(text, 400) for text in (*words, *names, *sources, summary.model_of(found), corpus_line(found), "●…")
-    ]
+    return [printable(text, 400) for text in (*words, *names, *sources, model_of(found.run), corpus_line(found), "●…")]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from attnscope.records.comparison import head_name
 from attnscope.records.relations import LEAST_MASS, Example, Relation, Relations
 from attnscope.views.heads_summary import UNDEFINED, interval, number, printable
 
@@ -71,16 +72,6 @@ def row(relation: Relation) -> Row:
 
 def _named(places: Sequence[tuple[int, int]]) -> str:
     return ", ".join(head_name(place) for place in places[:2]) + (", …" if len(places) > 2 else "")
-
-
-def head_name(place: tuple[int, int]) -> str:
-    """Such as L3H1."""
-    return f"L{place[0]}H{place[1]}"
-
-
-def model_of(found: Relations) -> str:
-    """The model's name."""
-    return printable(found.run.get("model", "model"))
 
 
 def count_line(found: Relations) -> str:

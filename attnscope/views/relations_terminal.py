@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.relations import Example, ExampleLink, Relations
 from attnscope.views import relations_summary as summary
 from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
+from attnscope.views.plain_text import dimmed, plain_table
 
 _STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "dim"}
 
@@ -48,7 +48,7 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
         if sum(widths[one] + 1 for one in names) > console.width:
             names.remove(name)
             left_out.append(name)
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    shown = plain_table(space=1)
     for name in names:
         title = {"name": "relation", "interval": "95% interval", "verdict": "expressed"}.get(name, name)
         right = name in ("accuracy", "interval", "baseline", "n", "mass")
@@ -69,7 +69,7 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
     said = [summary.explanation(found), corpus_line(found), *corpus_notes(found)]
     if left_out:
         said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
-    return Group(*parts, *(Text(line, style="dim") for line in said if line))
+    return Group(*parts, *dimmed(said))
 
 
 def examples(found: Relations) -> RenderableType:

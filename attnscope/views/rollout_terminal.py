@@ -13,6 +13,7 @@ from rich.text import Text
 from attnscope.records import Tokens
 from attnscope.records.pictures import MEAN
 from attnscope.records.rollouts import METHODS, Rollout
+from attnscope.views.plain_text import plain_table
 
 _NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
 _MOST = 3
@@ -60,9 +61,7 @@ def tables(rollout: Rollout, query: str | None = None) -> RenderableType:
 
 
 def _table(rollout: Rollout, title: str, first: str, rows: Iterable[tuple[str, int, int]]) -> Table:
-    table = Table(
-        box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold", title=Text(f"\n{title}")
-    )
+    table = plain_table(title)
     methods = [method for method in METHODS if method != "flow" or rollout.flowing]
     table.add_column(first, style="bold", no_wrap=True)
     for method in methods:

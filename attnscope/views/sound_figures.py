@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.errors import UsageError
 from attnscope.records import Heatmap
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page
+from attnscope.views.canvas import FAINT, INK, Page, colormap
 from attnscope.views.heatmap_figures import label_color
 from attnscope.views.lettering import lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
@@ -69,8 +69,6 @@ class SoundPage(Page):
     """A figure: the recording's loudness, and below it token by time of each head; everything on one Axes."""
 
     def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
-        import matplotlib as mpl
-
         assert record.sound is not None
         self.record, self.sheet, self.style, self.sound = record, sheet, style, record.sound
         self.small = sheet.form == "overview"
@@ -97,7 +95,7 @@ class SoundPage(Page):
         height = below + 62 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
         self.head(title, self.sound.facts)
-        self.cmap = mpl.colormaps[style.cmap]
+        self.cmap = colormap(style.cmap)
         start = layout.MARGIN_PX + left + (52 if self.small else 0)
         self.corners = [
             (start + (place % self.columns) * across, top + (place // self.columns) * down)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records.split import Seen, Split
-from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, write_pages
+from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, colormap, write_pages
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.style import DEFAULT_CMAP
@@ -69,14 +69,12 @@ def draw(split: Split, folder: str | Path, formats: Sequence[str] = ("png",)) ->
 @as_shipped()
 def split_page(split: Split) -> Canvas:
     """The figure."""
-    import matplotlib as mpl
-
     labels = {*split.queries, *split.keys}
     lettering = lettering_for([str(split.run["model"]), split.text, *labels])
     plan = _planned(split, lettering)
     notes = _notes(split)
     canvas = Canvas(plan.width, plan.tops[-1] + 19 * len(notes) + _MARGIN // 2, lettering)
-    cmap = mpl.colormaps[DEFAULT_CMAP]
+    cmap = colormap(DEFAULT_CMAP)
     room = plan.width - 2 * _MARGIN
     title = f"{split.run['model']}: the same queries, keys and values with more and fewer heads"
     canvas.write(_MARGIN, _MARGIN, lettering.fit(title, _TITLE * 1.1, room), _TITLE, ha="left", weight="bold")

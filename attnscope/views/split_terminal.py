@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnscope.records.split import Seen, Split
 from attnscope.views.numbers import matrix
-from attnscope.views.plain_text import safe, spelled, written
+from attnscope.views.plain_text import plain_table, safe, spelled, written
 
 _MOST_TOKENS_IN_FULL = 12
 _MOST_HEADS_IN_FULL = 8
@@ -129,7 +129,7 @@ def _named(split: Split, keys: Sequence[int]) -> str:
 
 
 def _table(split: Split, console: Console) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = plain_table()
     names = ["heads", "d_head", "rank", "entropy", "uniform rows", "disagreement"]
     for name in (*names, *(["without"] if any(seen.drops for seen in split.seen) else [])):
         table.add_column(name, justify="left" if name == "without" else "right", overflow="fold")

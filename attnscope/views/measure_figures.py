@@ -1,0 +1,350 @@
+"""Measures of heads as figures: a page of them all, and a map of layers x heads for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnscope.records.findings import Findings
+from attnscope.views import heads_summary, layout
+from attnscope.views.ablation_summary import number as small_number
+from attnscope.views.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrapped_lines
+from attnscope.views.heads_summary import model_of, number, printable
+from attnscope.views.inks import ink_on
+from attnscope.views.lettering import Lettering
+
+_UNKNOWN = "#dcdcdc"
+_ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
+LEFT_PX = 50  # for the layers' names
+TOP_PX = layout.MARGIN_PX + 62
+KIND_PX = 54
+HEAD_NAMES_PX = 26
+_MANY_LAYERS = 16  # more of them make a page that no screen shows whole
+_UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a measure is coloured.
+
+    Attributes:
+        low: The value of the first colour: 0, minus `high` where values are negative, or a round number below all
+            values where those are all far from 0.
+        high: The value of the last colour: the largest of all heads and of uniform attention.
+        cmap: Name of the colormap.
+        uniform: Least and largest value under uniform attention; NaN where none is known.
+        known: Whether any value is defined; else there is nothing to scale.
+        written: How a number is written.
+    """
+
+    low: float
+    high: float
+    cmap: str
+    uniform: tuple[float, float]
+    known: bool
+    written: Callable[[float], str] = number
+
+    def share(self, value: float) -> float:
+        """How far along the colours a value is, 0 to 1."""
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+    @property
+    def uniform_text(self) -> str:
+        """Such as 0.03, or 0.02 to 0.09 where it depends on the head."""
+        low, high = self.written(self.uniform[0]), self.written(self.uniform[1])
+        return low if low == high else f"{low} to {high}"
+
+    @property
+    def ticks(self) -> tuple[float, ...]:
+        """Round numbers on the scale."""
+        steps = layout.nice_ticks(self.high - max(self.low, 0.0))
+        if self.low < 0:
+            return (*(-tick for tick in reversed(steps[1:])), *steps)
+        first = math.ceil(self.low / steps[1] - 1e-9) * steps[1]
+        return tuple(round(first + step, 12) for step in steps if first + step <= self.high * 1.0001)
+
+
+def scale_of(findings: Findings, measure: str, written: Callable[[float], str] | None = None) -> Scale:
+    """The colours for a measure: the same for all kinds of attention, and wide enough for uniform's value."""
+    estimates = [head.measures[measure] for head in findings.heads if measure in head.measures]
+    values = [one.value for one in estimates if math.isfinite(one.value)]
+    uniform = [one.uniform for one in estimates if math.isfinite(one.uniform)]
+    extent = max((abs(value) for value in (*values, *uniform)), default=0.0) or 1.0
+    spread = (min(uniform), max(uniform)) if uniform else (math.nan, math.nan)
+    if written is None:
+        written = small_number if findings.of_senses else number  # one patch of hundreds seldom gets much
+    if min((*values, *uniform), default=0.0) < 0:
+        return Scale(-extent, extent, _TWO_WAYS, spread, bool(values), written)
+    least, low = min((*values, *uniform), default=0.0), 0.0
+    if least > extent / 2 and least < extent:
+        step = layout.nice_ticks(extent - least)[1]
+        low = max(0.0, math.floor(least / step) * step)
+    return Scale(low, extent, _ONE_WAY, spread, bool(values), written)
+
+
+def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Page:
+    """A small map of each measure that is defined for some head, each with its own colours."""
+    undefined = [name for name, scale in scales.items() if not scale.known]
+    if len(undefined) < len(scales):
+        scales = {name: scale for name, scale in scales.items() if scale.known}
+    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    n_heads, n_layers = max(heads for _, heads in shapes), max(layers for layers, _ in shapes)
+    # A page of many layers is tall and is seen shrunk: fewer and larger names can still be read there.
+    (left, label_px) = (36, 11.0) if n_layers <= _MANY_LAYERS else (48, 15.0)
+    gap = 30
+    inside = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX
+    columns = max(1, min(len(scales), (inside + gap) // (max(250, left + n_heads * 8) + gap)))
+    cell_w = max(8, min(44, ((inside + gap) // columns - gap - left) // n_heads))
+    cell_h = max(8, min(cell_w, 32, 420 // n_layers))
+    width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
+    pitch_x = (width - 2 * layout.MARGIN_PX + gap) // columns
+    room = pitch_x - gap
+    meanings = {name: _two_lines(_meaning(findings, name), room, lettering) for name in scales}
+    above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 76
+    at, tops = float(TOP_PX), []
+    for layers, _ in shapes:
+        at += KIND_PX if len(shapes) > 1 else 0
+        tops.append(at)
+        at += -(-len(scales) // columns) * (above + layers * cell_h + below)
+    said = [
+        "rows: layers, columns: heads",
+        "each map has its own colours: the bar below it tells which",
+        *([_UNIFORM] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
+        *heads_summary.corpus_notes(findings),
+    ]
+    if undefined and len(undefined) < len(scales):
+        said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
+    if any(_any_undefined(findings, name) for name in scales):
+        said.append("grey: undefined")
+    footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    at += 12
+    height = math.ceil(at) + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
+    page = MeasurePage(width, height, lettering)
+    page.head(f"{model_of(findings.run)} · {len(scales)} measures of its heads", heads_summary.corpus_line(findings))
+    for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
+        if len(shapes) > 1:
+            page.write(layout.MARGIN_PX, top - 18, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
+        for place, (name, scale) in enumerate(scales.items()):
+            x = layout.MARGIN_PX + place % columns * pitch_x
+            y = top + place // columns * (above + shape[0] * cell_h + below)
+            title = lettering.fit(printable(name), layout.PANEL_TITLE_PX, room * 0.88)
+            page.write(x, y + 8, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+            for line_number, line in enumerate(meanings[name]):
+                page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
+            corner = (x + left, y + above)
+            page.map(corner, findings, kind, name, (cell_w, cell_h), scale)
+            page.sides(corner, shape, (cell_w, cell_h), size_px=label_px)
+            bar = (x + left, corner[1] + shape[0] * cell_h + 12, shape[1] * cell_w, 9)
+            page.scale(bar, scale, size_px=label_px, most=3)
+            page.uniform(bar, scale, size_px=min(label_px, 12.0), room=(x, x + room))
+    page.foot(math.ceil(at), footer)
+    return page
+
+
+def measure_page(
+    findings: Findings,
+    measure: str,
+    scale: Scale,
+    lettering: Lettering,
+    shared: dict[object, MeasurePage] | None = None,
+) -> Page:
+    """A large map of one measure, with numbers where cells have room for them.
+
+    Args:
+        findings: What to draw.
+        measure: Which measure.
+        scale: Its colours.
+        lettering: The fonts.
+        shared: Pages of other measures of the same findings: one is used again where only what this measure says
+            differs, and a new one is put there.
+    """
+    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
+    room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - LEFT_PX
+    cell_w = max(24, min(240, room // n_heads))
+    cell_h = max(24, min(round(cell_w * 0.62), 90, max(44, 1000 // n_layers)))
+    width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_heads * cell_w)
+    tops, bottom = place_kinds(findings, cell_h)
+    bar_y = bottom + 30
+    numbers = cell_w >= 40
+    intervals = (
+        numbers
+        and cell_h >= 44
+        and any(measure in head.measures and math.isfinite(head.measures[measure].low) for head in findings.heads)
+    )
+    said = [_UNIFORM] if math.isfinite(scale.uniform[0]) else []
+    if intervals:
+        said.append("small numbers: ± half the width of the 95% interval")
+    if _any_undefined(findings, measure):
+        said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
+    said += heads_summary.corpus_notes(findings)
+    footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer_y = bar_y + 72
+    page = None if shared is None else shared.get(footer)
+    if page is None:
+        page = MeasurePage(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+        name_kinds(page, findings, tops, (cell_w, cell_h))
+        page.foot(footer_y, footer)
+        if shared is not None:
+            shared[footer] = page
+    page.begin()
+    meaning = printable(findings.measure_facts(measure).what, 400)
+    corpus = heads_summary.corpus_line(findings)
+    subtitle = " · ".join(part for part in (meaning, corpus) if part)
+    page.head(f"{model_of(findings.run)} · {heads_summary.title_of(findings, measure)}", subtitle)
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        page.map((layout.MARGIN_PX + LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
+    if numbers:
+        lefts = layout.MARGIN_PX + LEFT_PX
+        corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals))
+    bar = (layout.MARGIN_PX + LEFT_PX, bar_y, 420, 14)
+    page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
+    unit = heads_summary.unit_of(findings, measure)
+    page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=(layout.MARGIN_PX, width), unit=unit)
+    return page
+
+
+def numbers_of(
+    findings: Findings,
+    measure: str,
+    scale: Scale,
+    corners: Mapping[str, tuple[float, float]],
+    cell: tuple[int, int],
+    intervals: bool,
+) -> list[Number]:
+    """The value of each head, and below it how far its interval reaches."""
+    written = scale.written
+    cmap, size = colormap(scale.cmap), min(18.0, cell[0] * 0.26)
+    found = []
+    for head in findings.heads:
+        one = head.measures.get(measure)
+        value = one.value if one else math.nan
+        half = (one.high - one.low) / 2 if one else math.nan
+        left, top = corners[head.kind]
+        x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
+        ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
+        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), written(value), size, ink))
+        if intervals and math.isfinite(half):
+            said = _half(half) if written is number else f"±{written(half)}"
+            found.append(Number(x, y + cell[1] * 0.22, said, size * 0.7, ink))
+    return found
+
+
+def _half(width: float) -> str:
+    """Half the width of an interval, with a third decimal where two would say 0.00."""
+    return "±<0.001" if 0 < width < 0.0005 else f"±{width:.3f}" if width < 0.00995 else f"±{number(width)}"
+
+
+def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
+    """How many layers and heads a kind of attention has."""
+    mine = [head for head in findings.heads if head.kind == kind]
+    return max(head.layer for head in mine) + 1, max(head.head for head in mine) + 1
+
+
+def place_kinds(findings: Findings, cell_px: int) -> tuple[list[int], int]:
+    """Upper edges of the heads of each kind of attention, one below the other, and where they end."""
+    tops, at = [], TOP_PX
+    for kind in findings.kinds:
+        at += HEAD_NAMES_PX + (KIND_PX if len(findings.kinds) > 1 else 0)
+        tops.append(at)
+        at += findings_shape(findings, kind)[0] * cell_px
+    return tops, at
+
+
+def name_kinds(page: Page, findings: Findings, tops: Sequence[int], cell: tuple[int, int]) -> None:
+    """Names of layers and heads beside them, and of the kinds of attention where there are several."""
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        page.sides((layout.MARGIN_PX + LEFT_PX, top), findings_shape(findings, kind), cell)
+        if len(findings.kinds) > 1:
+            page.write(layout.MARGIN_PX, top - 48, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
+
+
+class MeasurePage(Page):
+    """A page with maps of measures on it."""
+
+    def begin(self) -> None:
+        """Clears the page of what was one figure's alone; so is all that is placed from now on."""
+        self.wipe()
+        self.passing, self.drawn = True, ()
+
+    def map(
+        self,
+        corner: tuple[float, float],
+        findings: Findings,
+        kind: str,
+        measure: str,
+        cell: tuple[int, int],
+        scale: Scale,
+    ) -> None:
+        """Coloured cells of the heads that there are, (layer, head); grey where the measure is undefined."""
+        cmap = colormap(scale.cmap)
+        gap = 2 if min(cell) >= 24 else 1
+        boxes, colors = [], []
+        values = findings.grid(kind, measure)
+        for head in findings.heads:
+            if head.kind == kind:
+                value = float(values[head.layer, head.head])
+                left, top = corner[0] + head.head * cell[0], corner[1] + head.layer * cell[1]
+                boxes.append((left, top, cell[0] - gap, cell[1] - gap))
+                colors.append(hex_of(cmap, scale.share(value)) if math.isfinite(value) else _UNKNOWN)
+        self.fill(boxes, colors)
+
+    def scale(self, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
+        """The colour bar with its numbers."""
+        if not scale.known:
+            return
+        x, y, width, height = bar
+        self.colour_bar(bar, colormap(scale.cmap))
+        ticks = scale.ticks
+        if len(ticks) > most:
+            ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
+        for tick in ticks:
+            at = x + width * scale.share(tick)
+            self.write(at, y + height + size_px * 0.95, _tick(tick), size_px, ha="center", color=FAINT)
+
+    def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
+        """Lines over the bar where uniform attention is, a triangle below them, and its value beside that."""
+        x, y, width, height = bar
+        unit = f" {unit}" if unit else ""
+        if not (scale.known and math.isfinite(scale.uniform[0])):
+            return
+        middle = sum(scale.uniform) / 2
+        at = x + width * scale.share(middle)
+        ends = {x + width * scale.share(value) for value in scale.uniform}
+        self.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
+        # The words stand at the side where there is room for them.
+        words, down = f"uniform {scale.uniform_text}{unit}", y + height + size_px * 2.4
+        self.write(at, down, "▲", size_px, ha="center", color=INK)
+        wide = self.lettering.width_px(words, size_px) * 1.04
+        if at + size_px + wide <= room[1]:
+            self.write(at + size_px * 0.7, down, words, size_px, ha="left", color=INK)
+        else:
+            self.write(max(at - size_px * 0.7, room[0] + wide), down, words, size_px, ha="right", color=INK)
+
+
+def _meaning(findings: Findings, measure: str) -> str:
+    """What a measure says, and in which unit if its name does not tell."""
+    what, unit = printable(findings.measure_facts(measure).what, 400), heads_summary.unit_of(findings, measure)
+    return f"{what} [{unit}]" if what and unit and unit not in measure else what
+
+
+def _two_lines(text: str, room: float, lettering: Lettering) -> list[str]:
+    """A text on at most two lines."""
+    lines = wrapped_lines(printable(text, 400), room, lettering)
+    rest = [" ".join(lines[1:])] if len(lines) > 1 else []
+    return [lettering.fit(line, layout.CAPTION_PX, room) for line in (lines[0], *rest)]
+
+
+def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
+    names = findings.measure_names if measure is None else (measure,)
+    return any(
+        name not in head.measures or not math.isfinite(head.measures[name].value)
+        for head in findings.heads
+        for name in names
+    )
+
+
+def _tick(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
