@@ -42,15 +42,23 @@ def answer(function: Any, *given: str) -> str:
 
 def test_a_group_stands_where_its_parameter_stands_and_comes_as_one() -> None:
     @command()
-    def eat(*, before: Annotated[int, "First."] = 0, fruit: Fruit, after_all: Annotated[bool, "Last."] = False) -> None:
+    def eat(
+        *,
+        places: Annotated[list[str], "Where."],
+        before: Annotated[int, "First."] = 0,
+        fruit: Fruit,
+        after_all: Annotated[bool, "Last."] = False,
+    ) -> None:
         """Eat."""
-        print(before, fruit, after_all)
+        print(places, before, fruit, after_all)
 
-    assert [*inspect.signature(eat).parameters] == ["before", "kind", "peeled", "n", "after_all"]
-    assert answer(eat) == f"0 {Fruit()} False\n"
-    assert answer(eat, "-k", "pear", "--peeled", "--n", "3", "--after-all") == f"0 {Fruit('pear', True, 3)} True\n"
+    assert [*inspect.signature(eat).parameters] == ["places", "before", "kind", "peeled", "n", "after_all"]
+    assert answer(eat, "here") == f"['here'] 0 {Fruit()} False\n"
+    given = ["-k", "pear", "--peeled", "--n", "3", "--after-all", "a", "b"]
+    assert answer(eat, *given) == f"['a', 'b'] 0 {Fruit('pear', True, 3)} True\n"
     told = answer(eat, "--help")
-    assert "--no-" not in told and all(word in told for word in ("Which.", "Without its skin.", "How many.", "Last."))
+    helps = ("Where.", "First.", "Which.", "Without its skin.", "How many.", "Last.")
+    assert "--no-" not in told and all(told.count(one) == 1 for one in helps)
 
 
 def test_a_command_changes_and_leaves_out_options_of_its_groups_alone() -> None:

@@ -16,7 +16,7 @@ Kind = Literal["auto", "conllu", "jsonl", "python"]
 """How files are annotated; "auto" goes by the name: .conllu, .conll; .jsonl, .ndjson, .json; .py, .pyi."""
 
 Unit = Literal["sentence", "document"]
-"""What of a CoNLL-U file is one text."""
+"""How a CoNLL-U file is split into texts."""
 
 KINDS: tuple[str, ...] = get_args(Kind)
 UNITS: tuple[str, ...] = get_args(Unit)
@@ -39,7 +39,7 @@ class AnnotatedCorpus:
     Args:
         files: Names and patterns; see `attnscope.Corpus`.
         kind: How they are annotated.
-        unit: What of a CoNLL-U file is one text.
+        unit: How a CoNLL-U file is split into texts.
 
     Attributes:
         sources: What will be read, in order.

@@ -66,7 +66,7 @@ def main() -> None:
     """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
     # Nothing is drawn on a screen here, so a window system that the environment names must not stop it.
     os.environ["MPLBACKEND"] = "agg"
-    _let_everything_print()
+    _tolerate_unprintable()
     status = 0
     try:
         status = app(standalone_mode=False) or 0
@@ -78,7 +78,7 @@ def main() -> None:
         status = _INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough.
-        _let_stdout_go()
+        _release_stdout()
         sys.exit(1)
     except MemoryError:
         _fail("not enough memory", _SMALLER)
@@ -106,7 +106,7 @@ _SMALLER = "choose fewer layers and heads (-L, -H, --pick), or a shorter text"
 _INTERRUPTED = 130  # as shells count: 128 + SIGINT
 
 
-def _let_everything_print() -> None:
+def _tolerate_unprintable() -> None:
     """Lets text that stdout's encoding cannot write be printed nearly as it is, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # UTF-8 lacks only the bytes of file names that are no text, which go out as they came in.
@@ -129,11 +129,11 @@ def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
             print(f"{name}: {options.one_line(line)}", file=sys.stderr)
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-    _let_stdout_go()
+    _release_stdout()
     sys.exit(status)
 
 
-def _let_stdout_go() -> None:
+def _release_stdout() -> None:
     """Writes out what stdout still holds; where that fails, python must not complain of it once more at exit."""
     try:
         if sys.stdout is not None:

@@ -33,7 +33,7 @@ def ablate(
     normalize: Annotated[str | None, "layer: divide importances by the norm of those of their layer."] = None,
     curve: Annotated[bool, "Take heads out one after another: by importance, by effect, at random."] = False,
     joint: Annotated[bool, "Pairs of the picked heads, else of the 8 without which most changes."] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of masked tokens, random orders and directions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of masked tokens, random orders and directions.")] = 0,
     where: groups.Where,
     loading: groups.Loading,
     printing: groups.Printing,

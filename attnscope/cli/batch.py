@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 )
 def batch(
     *,
-    files: Annotated[
-        list[str], typer.Argument(help="Files or patterns: txt, jsonl, csv, also .gz and .zst; `-` reads stdin.")
-    ],
+    files: Annotated[list[str], "Files or patterns: txt, jsonl, csv, also .gz and .zst; `-` reads stdin."],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in.")],
     texts: groups.Texts,
     reading: groups.Reading,

@@ -41,7 +41,7 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
 
     A parameter whose type is a group becomes the group's fields, in their order and place; the function gets the
     group. A parameter of its own may be annotated with its help alone, `Annotated[int, "How many."]`: that is an
-    option; a bool is a flag without a `--no-` form.
+    option, or an argument where it has no default; a bool is a flag without a `--no-` form.
 
     Args:
         omit: Options of groups that the command does not have; their fields keep their defaults.
@@ -85,7 +85,9 @@ def _parameter(name: str, annotation: Any, default: Any, change: str | Changed |
     """A parameter as typer takes it."""
     if get_origin(annotation) is Annotated:
         kind, (about, *_) = get_args(annotation)[0], get_args(annotation)[1:]
-        if isinstance(about, str):
+        if isinstance(about, str) and default is inspect.Parameter.empty:
+            about = typer.Argument(help=about)
+        elif isinstance(about, str):
             about = typer.Option(*[f"--{name.replace('_', '-')}"] * (kind is bool), help=about)
         if change is not None:
             change = Changed(change) if isinstance(change, str) else change
@@ -149,7 +151,8 @@ class Running:
         int | None, "Threads that each worker computes with; more than 1 for large models.  [default: 1]"
     ] = None
     ray_address: Annotated[
-        str | None, "Of the cluster, such as 10.0.0.1:6379.  [default: as Ray finds it, else one is started here]"
+        str | None,
+        "Address of the cluster, such as 10.0.0.1:6379.  [default: as Ray finds it, else one is started here]",
     ] = None
 
     def share(self, model: str, loading: "LoadOptions") -> "Workers | None":
@@ -194,7 +197,7 @@ class Texts:
     file: Annotated[
         list[str] | None, "Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."
     ] = None
-    split: Annotated[str, "What of a text file is one text: line, paragraph or file."] = "line"
+    split: Annotated[str, "How a text file is split into texts: line, paragraph or file."] = "line"
     field: Annotated[str, "The field of jsonl, csv or parquet that holds the text."] = "text"
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ def heads(
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
     model: groups.Model = "minilm",
     thresholds: Annotated[
-        list[str] | None, typer.Option("--threshold", help="What a role must reach, such as induction=0.3.")
+        list[str] | None, typer.Option("--threshold", help="Threshold that a role must reach, such as induction=0.3.")
     ] = None,
     measures: Annotated[str | None, "Also print these measures, such as entropy_nats,positional."] = None,
     chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
@@ -85,7 +85,7 @@ def heads(
 @groups.command(omit=("out", "quiet"))
 def merge(
     *,
-    parts: Annotated[list[Path], typer.Argument(help="Records of shards (heads.npz), or the folders that hold them.")],
+    parts: Annotated[list[Path], "Records of shards (heads.npz), or the folders that hold them."],
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole.")],
     where: groups.Where,
     printing: groups.Printing,

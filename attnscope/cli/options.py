@@ -144,7 +144,7 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
 
 
 @contextlib.contextmanager
-def counting(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
+def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
     """A progress bar on stderr for work whose steps are counted, with the time left; only on a terminal."""
     with _bar(quiet, what) as update:
         yield (lambda done, of: update(completed=done, total=of)) if update else None

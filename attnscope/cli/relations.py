@@ -15,16 +15,13 @@ if TYPE_CHECKING:
 def relations(
     *,
     files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Annotated files or patterns: .conllu, .jsonl with links, .py; also .gz and .zst; - is stdin."
-        ),
+        list[str], "Annotated files or patterns: .conllu, .jsonl with links, .py; also .gz and .zst; - is stdin."
     ],
     kind: Annotated[str, "How the files are annotated: conllu, jsonl, python; auto: by their names."] = "auto",
     unit: Annotated[
-        str, "What of CoNLL-U is one text: sentence, or document (coreference across sentences)."
+        str, "How CoNLL-U is split into texts: sentence, or document (coreference across sentences)."
     ] = "sentence",
-    only: Annotated[str | None, "These relations alone, such as nsubj,obj.  [default: all]"] = None,
+    only: Annotated[str | None, "Only these relations, such as nsubj,obj.  [default: all]"] = None,
     model: groups.Model = "minilm",
     chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
     stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None,

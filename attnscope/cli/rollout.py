@@ -55,7 +55,7 @@ def rollout(
         found, paths = write_picture_rollout(model, image, files, load, residual=residual)
     else:
         given = one.read()
-        with options.counting(printing.quiet, "flow") as report:
+        with options.progress_of_steps(printing.quiet, "flow") as report:
             found, paths = write_rollout(model, given, files, load, residual=residual, flow=flow, report=report)
     options.say(found.run["notes"], printing.quiet)
     print_rollout(found, paths, tokens.query, printing.json)

@@ -25,9 +25,9 @@ def split(
         str,
         "Mix the heads by a W_O: orthogonal or permute (random, see --seed), or a file with a matrix.",
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of a random W_O.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of a random W_O.")] = 0,
     drop: Annotated[
-        str | None, "Let these heads put out zeros, one by one, and measure the change, such as 0,1."
+        str | None, "Set the output of these heads to zero, one by one, and measure the change, such as 0,1."
     ] = None,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attnscope.corpus.lines import UnreadableError
 
 Split = Literal["line", "paragraph", "file"]
-"""What of a plain text file is one text; paragraphs are divided by blank lines."""
+"""How a plain text file is split into texts; blank lines separate paragraphs."""
 
 Format = Literal["auto", "txt", "jsonl", "csv", "tsv", "parquet"]
 """How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; .parquet; else it is plain text."""

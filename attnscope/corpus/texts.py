@@ -72,7 +72,7 @@ class Corpus:
     Args:
         files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are looked up at once, their
             matches sorted by name; a file that comes twice is read once, where it comes first.
-        split: What of a plain text file is one text.
+        split: How a plain text file is split into texts.
         field: The field (jsonl) or column (CSV, Parquet) that holds the text. In jsonl and Parquet it may also be a
             list of token numbers; where there is no such field, there may be `input_ids`.
         format: How to read all of them.

@@ -48,7 +48,7 @@ class TextsWanted:
     Attributes:
         text: One text; "-" reads stdin.
         files: Files and patterns instead; see `attnscope.Corpus`.
-        split: What of a text file is one text: "line", "paragraph" or "file".
+        split: How a text file is split into texts: "line", "paragraph" or "file".
         field: The field of jsonl, csv or parquet that holds the text.
     """
 

@@ -39,7 +39,7 @@ class PageWanted:
     Attributes:
         texts: Texts to run the model on; "-" reads one from stdin.
         files: Files and patterns with more of them; see `attnscope.Corpus`.
-        split: What of a text file is one text: "line", "paragraph" or "file".
+        split: How a text file is split into texts: "line", "paragraph" or "file".
         field: The field of jsonl or csv that holds the text.
         pair: A second text beside each, for models that read pairs.
         target: What an encoder-decoder is to write.
