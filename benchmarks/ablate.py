@@ -17,7 +17,7 @@ import torch
 
 from attnscope.corpus import CorpusText
 from attnscope.models import load
-from attnscope.models.rerun import Rerun
+from attnscope.models.model import Rerun
 from attnscope.studies import ablation_sweep
 from attnscope.studies.ablation_reading import Reader
 from attnscope.studies.ablation_sweep import Cut, heads_of, measured

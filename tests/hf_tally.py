@@ -38,7 +38,7 @@ from attnscope.models.hf.check import hidden_states
 from attnscope.models.hf.examples import examples, standing_arguments
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.hf.parts import reads_text, sees_pictures
-from attnscope.models.model import Batch
+from attnscope.models.model import Batch, eyes_of
 
 VOCABULARY = 99
 _PATIENCE_S = 120
@@ -331,8 +331,8 @@ def judge(model_type: str) -> Verdict:
         return Verdict("wrong", why=f"{type(error).__name__}: {_line(error)}")
     found: dict[str, float] = {}
     why, reads = "", ""
-    for part in (shown, shown.eyes) if shown.open_eyes else (shown,):
-        base = part._base
+    for part in dict.fromkeys((shown, eyes_of(shown))):
+        base = part.network.base
         hears = base.main_input_name in ("input_values", "input_features")
         what = "text" if reads_text(base) else "pictures" if sees_pictures(base) else "sound" if hears else "numbers"
         reads = f"{reads} and {what}" if reads else what
@@ -343,18 +343,18 @@ def judge(model_type: str) -> Verdict:
                 why = f"{name}: {error.message}"
             except Exception as error:
                 return Verdict(
-                    "wrong", reads, shown.info.road, found, f"{name}: {type(error).__name__}: {_line(error)}"
+                    "wrong", reads, shown.info.path, found, f"{name}: {type(error).__name__}: {_line(error)}"
                 )
     if any(not gap < ALLOWED for gap in found.values()):
-        return Verdict("wrong", reads, shown.info.road, found, why)
+        return Verdict("wrong", reads, shown.info.path, found, why)
     if not found:
-        return Verdict("refused", reads, shown.info.road, found, why)
-    return Verdict("exact", reads, shown.info.road, found, why)
+        return Verdict("refused", reads, shown.info.path, found, why)
+    return Verdict("exact", reads, shown.info.path, found, why)
 
 
 def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable[[], float]]]:
     """By what to call them: the comparisons of a model with eager attention."""
-    base = shown._base
+    base = shown.network.base
     if what != "text":
         return [(what, lambda: _difference_on(shown, base, examples(base)[1].inputs))]
     seq2seq = bool(base.config.is_encoder_decoder)

@@ -93,7 +93,7 @@ def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2: HuggingFaceMo
 def test_neither_batches_nor_passes_nor_resuming_change_an_effect(
     gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnscope.models.rerun import Rerun
+    from attnscope.models.model import Rerun
 
     usual = ablate(gpt2, TEXTS)
     monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
@@ -283,10 +283,10 @@ def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp
     model: Any = load(save_tiny(tmp_path / "t5", "t5"))
     block = Block(0, (CorpusText(0, "texts", 1, text="the cat"),))
     (own,) = Reader(model, "target").batches(block)
-    answer = model.greedy_target(model.tokenizer.encode("the cat"))
+    answer = model.writer.greedy_target(model.tokenizer.encode("the cat"))
     assert own.batch.target_ids[0].tolist() == answer.ids.tolist()
     (given,) = Reader(model, "target", target="a dog").batches(block)
-    ids = model.encode_target("a dog").ids
+    ids = model.writer.encode_target("a dog").ids
     assert given.batch.target_ids[0].tolist() == ids.tolist()
     special = {2, 3, 4}
     wanted = [i for i in range(len(ids) - 1) if ids[i + 1] not in special]

@@ -119,7 +119,7 @@ class TestAllHeads:
         by_calls = compare(tiny, TEXTS, BOTH)
         from dataclasses import replace
 
-        monkeypatch.setattr(tiny, "info", replace(tiny.info, road="eager"))
+        monkeypatch.setattr(tiny, "info", replace(tiny.info, path="eager"))
         dense = compare(tiny, TEXTS, BOTH)
         assert "memory grows" in dense.run["notes"][-1]
         for a, b in zip(by_calls.tables, dense.tables, strict=True):
@@ -256,7 +256,7 @@ class TestPickedHeads:
     def test_without_queries_and_keys_there_is_none(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         from dataclasses import replace
 
-        monkeypatch.setattr(tiny, "info", replace(tiny.info, road="eager"))
+        monkeypatch.setattr(tiny, "info", replace(tiny.info, path="eager"))
         found = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
         assert found.single is None
         assert "not at hand" in found.single_note

@@ -12,7 +12,7 @@ from torch import nn
 from attnscope.core.attention import attend, attend_with_weights
 from attnscope.core.probes import Gate, Means
 from attnscope.models.hf.model import wrap
-from attnscope.models.model import Batch, Reruns
+from attnscope.models.model import Batch, Model
 from attnscope.models.tape import Tape, blocks_of
 from tests.ablation_helpers import batch_of, tiny, wrapped
 from tests.core_helpers import make_call
@@ -146,7 +146,7 @@ def test_a_query_head_goes_without_its_group() -> None:
 # Reruns -----------------------------------------------------------------------------------------------------------
 
 
-def _gates(model: Reruns, batch: Batch, times: int, place: Any, n_heads: int) -> Gate:
+def _gates(model: Model, batch: Batch, times: int, place: Any, n_heads: int) -> Gate:
     factors = torch.rand(times * len(batch.ids), n_heads, generator=torch.Generator().manual_seed(3))
     return Gate({place: factors})
 
@@ -244,7 +244,6 @@ def test_models_of_our_own_are_resumed(spec: str) -> None:
     from attnscope.models import load
 
     model = load(spec)
-    assert isinstance(model, Reruns)
     tokens = [model.tokenizer.encode(text).ids.astype("int64") for text in ("the cat sat", "a dog ran on")]
     n = min(map(len, tokens))
     batch = Batch(torch.stack([torch.from_numpy(ids[:n]) for ids in tokens]))

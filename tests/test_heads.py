@@ -277,8 +277,9 @@ class Dense:
     """A model as if it had nothing but its weights to show: plain attention, and measures of these in float64."""
 
     def __init__(self, model: Any) -> None:
-        self.info = replace(model.info, road="eager")
+        self.info = replace(model.info, path="eager")
         self.tokenizer, self.static_embeddings, self._run = model.tokenizer, model.static_embeddings, model.run
+        self.blocks, self.writer = model.blocks, None
 
     def run(self, batch: Any, probe: Any) -> Any:
         from attnscope.core.probes import Weights
@@ -469,7 +470,7 @@ def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
 def test_a_hugging_face_model_on_the_eager_road(tmp_path: Path) -> None:
     write_tiny(tmp_path / "bloom", "bloom", n_head=3, n_layer=2)
     model = attnscope.load(str(tmp_path / "bloom"))
-    assert model.info.road == "eager"
+    assert model.info.path == "eager"
     found = heads(model, ["the cat", "a b c d e", "the the cat."] * 4)
     assert len(found.heads) == 6
     assert all(0 <= head.resting_share <= 1 for head in found.heads)
@@ -503,7 +504,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
         for kind, given in (("encoder", (read,)), ("decoder", (written,)), ("cross", (read, written))):
             expected[kind].append(measures_of_weights(probe.maps[kind][1], *given))  # type: ignore[index]
     if road == "eager":
-        object.__setattr__(model.info, "road", "eager")
+        object.__setattr__(model.info, "path", "eager")
     found = heads(model, texts)
     assert found.kinds == ("encoder", "decoder", "cross")
     assert any("write it again" in note for note in found.run["notes"])

@@ -101,7 +101,7 @@ def test_a_head_that_is_missing_is_told_by_its_place(tmp_path: Path) -> None:
     shown = opened(folder)
     assert "The files hold no lm_head; attention does not depend on it." in shown.info.notes
     with pytest.raises(AttnscopeError, match="without a language-model head"):
-        shown.generate([5, 6], 2)
+        shown.writer.generate(shown.tokenizer.encode_ids([5, 6]), 2)
 
 
 def _with_norms(weights: dict[str, Tensor]) -> dict[str, Tensor]:

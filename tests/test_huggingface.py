@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModel, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+import attnscope
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
@@ -23,6 +25,7 @@ from attnscope.models.hf import loading, seam
 from attnscope.models.hf.loading import load_huggingface
 from attnscope.models.hf.model import wrap
 from attnscope.models.hf.seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
+from attnscope.models.hf.tokenizer import NumbersTokenizer
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
@@ -58,7 +61,7 @@ def test_segments_that_say_nothing_change_nothing() -> None:
 def test_weights_and_hidden_states_are_those_of_eager(model_type: str) -> None:
     model = tiny(model_type)
     shown = wrap(model)
-    assert shown.info.road == ("eager" if model_type in EAGER else "seam")
+    assert shown.info.path == ("eager" if model_type in EAGER else "seam")
     assert shown.info.checked is True
     assert difference_from_eager(shown, model) < 5e-5
 
@@ -95,7 +98,7 @@ def test_pictures_and_sounds_pass_the_seam_too(model_type: str, input_name: str)
     model = AutoModel.from_config(config).eval()
     boost(model)
     shown = wrap(model)
-    assert shown.info.road == "seam"
+    assert shown.info.path == "seam"
     probe = Weights()
     hidden = shown.run_inputs(inputs, probe)
     model.set_attn_implementation("eager")
@@ -328,7 +331,7 @@ def test_segments_reach_models_that_know_them_and_no_others() -> None:
     segments = (torch.arange(8) >= 5).long()[None]
     bert, roberta = wrap(tiny("bert")), wrap(tiny("roberta"))
     assert not torch.equal(bert.run(Batch(ids, segments=segments), attend), bert.run(Batch(ids), attend))
-    roberta._base.config.type_vocab_size = 1
+    roberta.network.base.config.type_vocab_size = 1
     assert "token_type_ids" not in roberta._inputs(Batch(ids, segments=segments))
 
 
@@ -349,7 +352,7 @@ def test_sixteen_bits_are_checked_too() -> None:
 
 def test_the_check_can_be_skipped() -> None:
     shown = wrap(tiny("bert"), check=False)
-    assert (shown.info.checked, shown.info.road, shown.info.n_layers) == (False, "seam", (3,))
+    assert (shown.info.checked, shown.info.path, shown.info.n_layers) == (False, "seam", (3,))
 
 
 # No state is left behind ----------------------------------------------------------------------------------------
@@ -621,25 +624,31 @@ def test_generate_takes_the_most_probable_token_each_time() -> None:
     with torch.no_grad():
         for _ in range(9):
             expected.append(int(model(torch.tensor([expected])).logits[0, -1].argmax()))
-    assert shown.generate(ids, 9) == expected
-    assert len(shown.generate(ids, 99)) == 32
+    given = shown.tokenizer.encode_ids(ids)
+    assert shown.writer.generate(given, 9).ids.tolist() == expected
+    assert len(shown.writer.generate(given, 99)) == 32
 
-    tokens = shown.generate_tokens(shown.tokenizer.encode_ids(ids), 4)
+    tokens = shown.writer.generate(given, 4)
     assert (tokens.ids.tolist(), tokens.n_given) == (expected[:7], 3)
 
     model.generation_config.eos_token_id = [expected[5]]
-    assert shown.generate(ids, 9) == expected[:5]
+    assert shown.writer.generate(given, 9).ids.tolist() == expected[:5]
 
 
 def test_who_cannot_write_says_so() -> None:
-    with pytest.raises(AttnscopeError, match="is an encoder"):
-        wrap(tiny("bert")).generate([5], 3)
+    assert wrap(tiny("bert")).writer is None
+    with pytest.raises(AttnscopeError, match="bert cannot continue a text"):
+        attnscope.heatmap(wrap(tiny("bert")), "5", generate=3)
+    headless, writer = wrap(tiny("llama")).writer, wrap(causal_lm()).writer
+    tokens = NumbersTokenizer().encode("5")
     with pytest.raises(AttnscopeError, match="without a language-model head"):
-        wrap(tiny("llama")).generate([5], 3)
+        headless.generate(tokens, 3)
     with pytest.raises(AttnscopeError, match="nothing to continue"):
-        wrap(causal_lm()).generate([], 3)
+        writer.generate(tokens.take(np.arange(0)), 3)
     with pytest.raises(AttnscopeError, match="no encoder-decoder"):
-        wrap(causal_lm()).encode_target("the cat")
+        writer.encode_target("the cat")
+    with pytest.raises(AttnscopeError, match="has a decoder that answers"):
+        wrap(tiny("t5")).writer.generate(tokens, 3)
 
 
 def test_a_model_saved_with_its_head_writes_after_loading(tmp_path: Path) -> None:
@@ -649,7 +658,8 @@ def test_a_model_saved_with_its_head_writes_after_loading(tmp_path: Path) -> Non
     shutil.copy(write_tiny(tmp_path / "bert") / "vocab.txt", folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
     shown = load_huggingface(folder_source(folder))
-    assert shown.generate([7, 30], 5) == wrap(model).generate([7, 30], 5)
+    written = [one.writer.generate(NumbersTokenizer().encode("7 30"), 5).ids.tolist() for one in (shown, wrap(model))]
+    assert written[0] == written[1]
     assert shown.info.kinds == ("decoder",)
 
 
@@ -665,7 +675,7 @@ def test_the_greedy_target_of_an_encoder_decoder(model_type: str) -> None:
     model.generation_config.forced_eos_token_id = None
     shown = wrap(model)
     tokens = shown.tokenizer.encode_ids([11, 12, 13, 14])
-    target = shown.greedy_target(tokens, 5)
+    target = shown.writer.greedy_target(tokens, 5)
     expected = [2]
     with torch.no_grad():
         for _ in range(5):

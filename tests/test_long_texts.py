@@ -76,7 +76,7 @@ def test_light_masks_say_what_written_out_ones_do(
     ids = torch.randint(3, 50, (2, 23), generator=torch.Generator().manual_seed(1))
     padded = Batch(ids, torch.arange(23) < torch.tensor([[23], [14]]))
     written_out = model.run(padded, attend)
-    monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 8)
+    monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", 8)
     seen: list[AttentionCall] = []
 
     def probe(call: AttentionCall) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_measures_of_heads_are_the_same_with_light_masks(monkeypatch: pytest.Mon
     facts = TextFacts(real=~nothing, special=nothing, ids=ids, punctuation=nothing)
     found = []
     for light_from in (1000, 8):
-        monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", light_from)
+        monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", light_from)
         probe = Sums(facts)
         model.run(Batch(ids), probe)
         found.append(probe.sums["decoder"])
@@ -123,7 +123,7 @@ def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type: st
     ids = torch.randint(3, 50, (1, n), generator=torch.Generator().manual_seed(1))
     batch = Batch(ids, target_ids=ids[:, :5] if model_type == "t5" else None)
     found = model.run(batch, attend)
-    model._takes_light = False
+    model.network._takes_light = False
     assert torch.allclose(found, model.run(batch, attend), atol=1e-5)
 
 
@@ -137,7 +137,7 @@ def test_a_mask_that_must_be_written_out_is_refused_where_it_would_be_huge(monke
 
 def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("mistral", sliding_window=4)
-    assert check.takes_light_masks(model._base, model._found.plan, {})
+    assert check.takes_light_masks(model.network.base, model.network.found.plan, {})
     attends = seam.attention_function
 
     def changing(module: Any, query: Any, key: Any, value: Any, mask: Any = None, **others: Any) -> Any:
@@ -146,7 +146,7 @@ def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.M
 
     transformers.AttentionInterface.register(seam.LIKE_SDPA, changing)
     try:
-        assert not check.takes_light_masks(model._base, model._found.plan, {})
+        assert not check.takes_light_masks(model.network.base, model.network.found.plan, {})
         ids = torch.full((1, seam.LIGHT_FROM), 3)
         assert model.run(Batch(ids), attend).shape[1] == seam.LIGHT_FROM  # written out, and so understood
     finally:
@@ -232,7 +232,7 @@ def test_a_part_of_a_model_off_the_seam_is_cut_out_of_its_whole_maps() -> None:
     sizes = {"n_head": 4, "n_layer": 2, "hidden_size": 16}
     network = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("bloom", **(SIZES | sizes)))
     model = load(network)
-    assert model.info.road == "eager"
+    assert model.info.path == "eager"
     whole = heatmap(model, text_of(20))
     part = heatmap(model, text_of(20), rows=(3, 9), cols=(0, 4))
     np.testing.assert_array_equal(part.maps[0].weights, whole.maps[0].weights[:, :, 3:9, :4])
@@ -312,7 +312,7 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(
     model_type: str, more: dict[str, Any], run: Callable[[HuggingFaceModel, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
-    monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
+    monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", 64)
     monkeypatch.setattr(wide, "TILE_ELEMENTS", 1)
     monkeypatch.setattr(sums, "KEPT_NUMBERS", 1)
     model, n = model_of(model_type, **more), 640

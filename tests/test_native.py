@@ -117,7 +117,7 @@ def test_what_minilm_is_known_to_do(minilm):
 def test_minilm_is_described_without_loading_it_as_it_is_when_loaded(minilm):
     info, tokenizer = models.describe("minilm")
     assert info == minilm.info
-    assert (info.engine, info.road, info.architecture, info.kinds) == ("native", "seam", "bert", ("encoder",))
+    assert (info.engine, info.path, info.architecture, info.kinds) == ("native", "seam", "bert", ("encoder",))
     assert (info.n_layers, info.n_heads, info.n_kv_heads, info.d_model) == ((6,), (12,), (12,), 384)
     assert (info.max_tokens, info.sha256[:8], info.notes) == (512, "53aa5117", ())
     assert tokenizer.name == minilm.tokenizer.name

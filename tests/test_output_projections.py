@@ -80,7 +80,7 @@ def by_loops(call: AttentionCall, w_o: np.ndarray[Any, Any]) -> tuple[np.ndarray
 def test_norms_behind_the_output_projection_of_any_architecture(name: str, tmp_path: Path) -> None:
     sizes, names = MODELS[name]
     model: Any = attnscope.load(str(write_tiny(tmp_path / name, name, **sizes)), engine="hf")
-    assert model.info.road == "seam"
+    assert model.info.path == "seam"
     state = {key: value.double().numpy() for key, value in model.modules()[0].state_dict().items()}
     found = attnscope.heads(model, TEXTS)
     assert not any("norm_weighted" in note for note in found.run["notes"])

@@ -429,7 +429,7 @@ def test_the_catalogue_knows_it_and_models_load_it():
 
 def test_what_is_known_of_it():
     info = own_info()
-    assert (info.architecture, info.engine, info.road, info.kinds) == ("own", "native", "seam", ("encoder",))
+    assert (info.architecture, info.engine, info.path, info.kinds) == ("own", "native", "seam", ("encoder",))
     assert own_info("own-causal").kinds == ("decoder",)
     assert (info.n_layers, info.n_heads, info.max_tokens) == ((2,), (7,), MAX_TOKENS)
     assert info.n_parameters == sum(p.numel() for layer in model()._layers for p in layer.parameters())
@@ -496,5 +496,5 @@ def test_bad_options(options, message):
 
 @pytest.mark.parametrize("number", [-1, VOCABULARY])
 def test_foreign_token_numbers_are_refused(number):
-    with pytest.raises(AttnscopeError, match="token number is not between 0 and 4194303"):
+    with pytest.raises(AttnscopeError, match="token number .* is beyond the 4194304 that own has"):
         model().run(batch_of([BOS, REST, number]), Weights())

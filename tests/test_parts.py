@@ -100,8 +100,12 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type: str, tmp
     assert attnscope.heads(model, ["the cat sat", "a cat"]).heads
 
     seen = attnscope.picture_heatmap(model, photo())
-    assert (model.eyes.info.n_layers, model.eyes.info.n_heads) == ((3,), (2,))
-    inputs = {name: x for name, x in model.eyes._given(model.eyes.see(_photo()).inputs).items() if torch.is_tensor(x)}
+    assert (model.eyes.model.info.n_layers, model.eyes.model.info.n_heads) == ((3,), (2,))
+    inputs = {
+        name: x
+        for name, x in model.eyes.model.network._given(model.eyes.see(_photo()).inputs).items()
+        if torch.is_tensor(x)
+    }
     np.testing.assert_allclose(seen.weights, eager(made.vision_model, **inputs), atol=2e-5)
     assert seen.picture is not None
     rows, columns = seen.picture.grid
@@ -145,7 +149,7 @@ def test_dinov3_sees_its_registers_and_patches(tmp_path: Path) -> None:
     model: Any = attnscope.load(tmp_path)
     record = attnscope.picture_heatmap(model, photo())
     assert record.tokens[:4] == ("CLS", "REG0", "REG1", "0,0") and len(record.tokens) == 3 + 16
-    pixels = model.see(_photo()).inputs["pixel_values"]
+    pixels = model.eyes.see(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(made, pixel_values=pixels), atol=2e-5)
 
 
@@ -162,7 +166,7 @@ def test_a_masked_autoencoder_sees_all_patches_in_order(tmp_path: Path) -> None:
     plain = transformers.ViTModel(transformers.ViTConfig(**VISION, image_size=32), add_pooling_layer=False)
     missing = plain.load_state_dict(made.state_dict(), strict=False)
     assert not missing.missing_keys
-    pixels = model.see(_photo()).inputs["pixel_values"]
+    pixels = model.eyes.see(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(plain, pixel_values=pixels), atol=2e-5)
     assert attnscope.picture_heatmap(model, photo()).weights.tobytes() == record.weights.tobytes()
     with pytest.raises(AttnscopeError, match="hides 75% of the patches") as caught:
@@ -185,7 +189,7 @@ def test_the_picture_encoder_of_a_model_that_writes_of_pictures() -> None:
     model: Any = attnscope.load(made, processor)
     assert any("its decoder is not shown" in note for note in model.info.notes)
     record = attnscope.picture_heatmap(model, photo())
-    pixels = model.see(_photo()).inputs["pixel_values"]
+    pixels = model.eyes.see(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(made.encoder, pixel_values=pixels), atol=2e-5)
     with pytest.raises(AttnscopeError, match="sees pictures, and reads no text"):
         attnscope.heatmap(model, "the cat")
@@ -217,7 +221,7 @@ def test_encoders_of_sound_over_time(model_type: str, tmp_path: Path) -> None:
     made = sound_encoder(model_type, folder)
     model: Any = attnscope.load(folder)
     record = attnscope.sound_heatmap(model, (speech(0.3), 16000))
-    heard = model.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000)))
+    heard = model.ears.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000)))
     expected = eager(made, **{name: torch.as_tensor(x) for name, x in heard.inputs.items()})
     assert record.weights.shape == expected.shape and record.maps[0].kind == "encoder"
     assert float(np.ptp(expected)) > 0.05
@@ -251,7 +255,7 @@ def test_a_spectrogram_is_seen_as_a_picture(tmp_path: Path, run: Run) -> None:
     record = attnscope.sound_heatmap(model, (speech(0.3), 16000))
     assert record.picture is not None and record.picture.grid == (3, 5)
     assert record.tokens[:3] == ("CLS", "DIST", "0,0") and len(record.tokens) == 17
-    values = model.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000))).inputs["input_values"]
+    values = model.ears.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000))).inputs["input_values"]
     np.testing.assert_allclose(record.weights, eager(made, input_values=values), atol=2e-5)
     assert any("patches of 8 overlap" in note for note in record.run["notes"])
     # The patch in row 1, column 2 begins at pitch 6 and time 12.

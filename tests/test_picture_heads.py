@@ -133,7 +133,7 @@ def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name: s
     totals: dict[tuple[int, int, str], NDArray[np.float64]] = {}
     even: dict[str, NDArray[np.float64]] = {}
     for given in pictures():
-        seen = model.see(read_photo(given))
+        seen = model.eyes.see(read_photo(given))
         before = [label for label, special in zip(seen.tokens.labels, seen.tokens.special, strict=True) if special]
         dense = dense_float64(folders[name], seen.inputs["pixel_values"])
         for layer, weights in enumerate(dense):

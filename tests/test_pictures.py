@@ -14,7 +14,6 @@ from PIL import Image
 import attnscope
 from attnscope import cli
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Sees
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from attnscope.views import picture_figures
@@ -67,13 +66,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_are_those_of_eager_attention_in_float64(name: str, folders: dict[str, Path]) -> None:
     model = attnscope.load(folders[name])
-    assert (model.info.road, model.info.kinds, model.info.checked) == ("seam", ("encoder",), True)
+    assert (model.info.path, model.info.kinds, model.info.checked) == ("seam", ("encoder",), True)
     made = attnscope.picture_heatmap(model, photo())
     before = ARCHITECTURES[name][2]
     assert made.tokens[: len(before) + 4] == (*before, "0,0", "0,1", "0,2", "1,0")
     assert made.maps[0].keys.special.tolist() == [True] * len(before) + [False] * 9
-    assert isinstance(model, Sees)
-    true = dense_float64(folders[name], model.see(read_photo(photo())).inputs["pixel_values"])
+    assert model.eyes is not None
+    true = dense_float64(folders[name], model.eyes.see(read_photo(photo())).inputs["pixel_values"])
     assert made.weights.shape == (2, 4, len(before) + 9, len(before) + 9)
     assert float(np.ptp(made.weights)) > 0.3  # flat maps would agree with anything
     np.testing.assert_allclose(made.weights, np.stack(true), atol=2e-5)
@@ -84,7 +83,7 @@ def test_the_picture_is_what_the_model_saw(record: attnscope.Heatmap, vit: Any) 
     expected = np.asarray(Image.fromarray(photo()).resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(record.picture.pixels.astype(int) - expected).max() <= 1
     assert (record.picture.grid, record.picture.patch, record.picture.size) == ((3, 3), (8, 8), (60, 40))
-    seen = vit.see(read_photo(photo())).inputs["pixel_values"].numpy()[0].transpose(1, 2, 0)
+    seen = vit.eyes.see(read_photo(photo())).inputs["pixel_values"].numpy()[0].transpose(1, 2, 0)
     again = (record.picture.pixels / 255 - [0.5, 0.4, 0.6]) / [0.5, 0.25, 0.2]
     np.testing.assert_allclose(seen, again, atol=0.5 / 255 / 0.2 + 1e-5)
 
@@ -230,8 +229,8 @@ def test_a_photograph(folders: dict[str, Path]) -> None:
     model = attnscope.load(folders["registers"])
     made = attnscope.picture_heatmap(model, path)
     assert made.picture is not None and made.picture.size == (640, 427)
-    assert isinstance(model, Sees)
-    true = dense_float64(folders["registers"], model.see(read_photo(path)).inputs["pixel_values"])
+    assert model.eyes is not None
+    true = dense_float64(folders["registers"], model.eyes.see(read_photo(path)).inputs["pixel_values"])
     np.testing.assert_allclose(made.weights, np.stack(true), atol=2e-5)
 
 

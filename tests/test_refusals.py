@@ -156,7 +156,7 @@ def test_layers_called_hybrid_have_attention(model_type: str) -> None:
     model = AutoModel.from_config(config).eval()
     boost(model)
     shown = wrap(model)
-    assert (shown.info.road, shown.layers) == ("seam", {"decoder": (1, 3)})
+    assert (shown.info.path, shown.layers) == ("seam", {"decoder": (1, 3)})
     assert difference_from_eager(shown, model) < 2e-5
 
 

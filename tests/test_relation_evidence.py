@@ -141,6 +141,7 @@ class Overflowing:
 
     def __init__(self, model: Any, token: int) -> None:
         self.info, self.tokenizer, self._model, self._token = model.info, model.tokenizer, model, token
+        self.writer = model.writer
 
     def run(self, batch: Any, probe: Any) -> Any:
         bad = (batch.ids == self._token).any(1)
@@ -161,7 +162,7 @@ def test_a_text_with_nan_is_left_out_and_told(own: Any, dense: bool) -> None:
     assert 10 < len(good) < 50
     model = Overflowing(own, token)
     if dense:
-        model.info = replace(own.info, road="eager")
+        model.info = replace(own.info, path="eager")
     found = relations(model, texts)  # type: ignore[arg-type]
     assert found["again→next"].n == len(good)
     assert np.isfinite(found["again→next"].accuracy).all()

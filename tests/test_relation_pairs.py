@@ -166,7 +166,7 @@ def test_numbers_are_those_of_dense_weights(marian: Any) -> None:
             return weights @ call.value
 
         ids = torch.from_numpy(marian.tokenizer.encode(text.text).ids)[None]
-        target = torch.from_numpy(marian.encode_target(text.target).ids)[None]
+        target = torch.from_numpy(marian.writer.encode_target(text.target).ids)[None]
         with torch.no_grad():
             marian.run(Batch(ids, target_ids=target), probe)
         links = [link for link in text.links if link.relation == "aligned"]
@@ -188,9 +188,8 @@ class Eager:
     """A model of which the weights are read as a whole."""
 
     def __init__(self, model: Any) -> None:
-        self.info, self.tokenizer = replace(model.info, road="eager"), model.tokenizer
-        self.run, self.encode_target = model.run, model.encode_target
-        self.generate_tokens, self.greedy_target = model.generate_tokens, model.greedy_target
+        self.info, self.tokenizer = replace(model.info, path="eager"), model.tokenizer
+        self.run, self.writer = model.run, model.writer
 
 
 def test_the_probe_across_is_what_plain_loops_give() -> None:

@@ -321,7 +321,7 @@ def test_the_dense_road_gives_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     one = relations(model, texts)
 
     class Eager:
-        info = replace(model.info, road="eager")
+        info = replace(model.info, path="eager")
         tokenizer, run = model.tokenizer, model.run
 
     other = relations(Eager(), texts)  # type: ignore[arg-type]

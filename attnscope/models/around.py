@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.stepwise import Rotation
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model, Modular
+from attnscope.models.model import Batch, Model
 
 _patching = threading.Lock()
 
@@ -74,13 +74,13 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
     Raises:
         AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
     """
-    if model.info.road != "seam":
+    if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "
             "not pass transformers' attention interface",
             "its weights can be seen with `attnscope heatmap`",
         )
-    roots = list(model.modules()) if isinstance(model, Modular) else []
+    roots = list(model.modules())
     watch = _Watch(kind, layer)
     with torch.no_grad(), watch.linears(roots), watch.rotations(roots):
         model.run(batch, watch)

@@ -233,7 +233,7 @@ def native_info(
         sha256=sha256,
         architecture=config["model_type"],
         engine="native",
-        road="seam",
+        path="seam",
         kinds=("encoder",),
         n_layers=(encoder.num_hidden_layers,),
         n_heads=(encoder.num_attention_heads,),

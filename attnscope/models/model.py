@@ -1,21 +1,19 @@
 """What every model is, whichever engine runs it."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import torch
     from torch import Tensor, nn
 
-    from attnscope.core.attention import Probe
+    from attnscope.core.attention import AttentionCall, Kind, Probe
     from attnscope.core.probes import Place
-    from attnscope.models.hf.weights import Slice
-    from attnscope.models.rerun import Outputs, Rerun
     from attnscope.records.pictures import Picture
     from attnscope.records.sounds import Sound
     from attnscope.senses.photos import Photo
@@ -33,7 +31,7 @@ class ModelInfo:
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
         engine: "native" or "hf".
-        road: How the weights are read: "seam" (through the one function), or "eager" (the model's own
+        path: How the weights are read: "seam" (through the one function), or "eager" (the model's own
             output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
         n_layers: Layers of each kind, in the order of `kinds`.
@@ -56,7 +54,7 @@ class ModelInfo:
     sha256: str
     architecture: str
     engine: str
-    road: str
+    path: str
     kinds: tuple[str, ...]
     n_layers: tuple[int, ...]
     n_heads: tuple[int, ...]
@@ -73,7 +71,8 @@ class ModelInfo:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        known = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"road" if name == "path" else name: value for name, value in known.items()}  # as records have it
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
         """What a person wants to know of the model, as (name, value)."""
@@ -96,7 +95,7 @@ class ModelInfo:
             ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
             (
                 "engine",
-                f"{self.engine}, weights read {'at the seam' if self.road == 'seam' else 'from eager attention'}",
+                f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}",
             ),
             ("layers", each(self.n_layers)),
             ("heads", each(self.n_heads)),
@@ -117,11 +116,23 @@ class Tokenizer(Protocol):
     @property
     def name(self) -> str:
         """What it is, in a few words."""
-        ...
+
+    @property
+    def mask_id(self) -> int | None:
+        """The number of the token that stands for a hidden one; None where there is none."""
+
+    @property
+    def chat(self) -> "Callable[[str], Tokens] | None":
+        """Tokenises a text as the user's message in the model's chat template; None where there is no template."""
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
-        ...
+
+    def ordinary_ids(self) -> list[int]:
+        """The numbers of all tokens that stand for text: no special or unused ones. Empty where they are not known."""
+
+    def spell(self, number: int) -> str:
+        """The text of an ordinary token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,249 +153,310 @@ class Batch:
     target_ids: "Tensor | None" = None
     target_mask: "Tensor | None" = None
 
+    def to(self, device: "str | torch.device") -> "Batch":
+        """The same on a device, without masks that hide nothing."""
+        there = {name: x.to(device) for name, x in vars(self).items() if x is not None}
+        return Batch(**{name: x for name, x in there.items() if not name.endswith("mask") or not bool(x.all())})
 
-class Model(Protocol):
-    """A loaded model: text in by its tokenizer, attention out through the seam."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """What is known of it."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """What makes tokens of a text for it."""
-        ...
-
-    def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """Runs a batch with the probe at the seam of every attention.
-
-        Returns:
-            The last hidden states, (batch, token, d_model); of an encoder-decoder: the decoder's.
-        """
-        ...
+    def repeat(self, times: int) -> "Batch":
+        """All texts, then all of them again, and so on."""
+        return Batch(**{name: x.repeat(times, 1) for name, x in vars(self).items() if x is not None})
 
 
 @dataclass(frozen=True, eq=False)
-class SeenPicture:
-    """What a vision model makes of a photo.
+class Outputs:
+    """What a forward pass gives.
+
+    Attributes:
+        hidden: The last hidden states, (batch, token, d_model); of an encoder-decoder the decoder's.
+        logits: Scores of the vocabulary at each of these tokens, (batch, token, vocabulary); None where the model has
+            no language-model head, or they were not asked for.
+    """
+
+    hidden: "Tensor"
+    logits: "Tensor | None" = None
+
+
+class Rerun:
+    """A batch, its outputs, and what every block of the network returned for it.
+
+    Args:
+        forward: Runs a batch: with a probe, the block of each place (empty at first), and the first block that is
+            computed.
+        batch: The batch; small, for all its blocks' outputs are held.
+        blocks: The blocks of the network; none = everything is always computed again.
+
+    Attributes:
+        whole: The outputs with nothing changed.
+        are_numbers: Kind -> layer -> which texts' queries and keys are finite there, (batch,).
+    """
+
+    def __init__(
+        self,
+        forward: "Callable[[Batch, Probe, Mapping[Place, int], int], Outputs]",
+        batch: Batch,
+        blocks: "Sequence[nn.Module]",
+    ) -> None:
+        from attnscope.core.attention import are_numbers, attend
+        from attnscope.models.tape import Tape
+
+        self._forward, self._batch = forward, batch
+        self._tape = Tape(blocks)
+        self._block_of: dict[Place, int] = {}
+        self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
+
+        def observe(call: "AttentionCall") -> "Tensor":
+            if self._tape.current is not None:
+                self._block_of[call.kind, call.layer] = self._tape.current
+            self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
+            return attend(call)
+
+        with self._tape.recording(len(batch.ids)):
+            self.whole = forward(batch, observe, {}, 0)
+
+    def block(self, places: "Iterable[Place]") -> int:
+        """The first block that must be computed again where these attentions change."""
+        return min((self._block_of.get(place, 0) for place in places), default=0)
+
+    def again(self, probe: "Probe", first: int = 0, times: int = 1) -> Outputs:
+        """Runs the batch again.
+
+        Args:
+            probe: What happens at the seam. It is not asked about attentions before block `first`.
+            first: The first block to compute; those before it return what they returned.
+            times: How often the texts come: all of them, then all of them again, and so on.
+        """
+        with self._tape.playing(first, times):
+            return self._forward(self._batch.repeat(times), probe, self._block_of, first)
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Numbers of one weight that are picked heads' alone.
+
+    Attributes:
+        name: The weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight".
+        axis: Along which axis they are chosen.
+        indices: Which.
+        role: "query", "key", "value" or "output".
+        weight: The whole weight, as the model holds it.
+    """
+
+    name: str
+    axis: int
+    indices: tuple[int, ...]
+    role: str
+    weight: "Tensor"
+
+
+@dataclass(frozen=True, eq=False)
+class SensoryInput:
+    """What a model makes of a photo, or of a recording.
 
     Attributes:
         inputs: What its forward gets.
-        tokens: The patches, and what stands before them.
-        picture: What it saw.
-        notes: What was done to the photo that its owner may not expect.
+        tokens: The patches of a picture, and what stands before them; the frames of a sound, silence included.
+        picture: What it saw, of a recording its spectrogram; None where it heard.
+        sound: What it heard; None where it saw.
+        notes: What was done to the photo or the recording that its owner may not expect.
     """
 
     inputs: "Mapping[str, Tensor]"
     tokens: Tokens
-    picture: "Picture"
+    picture: "Picture | None" = None
+    sound: "Sound | None" = None
     notes: tuple[str, ...] = ()
 
 
-@runtime_checkable
-class Sees(Protocol):
-    """A model that may read pictures. Not every one that has this does."""
-
-    def see(self, photo: "Photo") -> SeenPicture:
-        """A photo as the model sees it, in patches."""
-        ...
-
-    def run_inputs(self, inputs: "Mapping[str, Any]", probe: "Probe") -> "Tensor":
-        """Runs what the model's forward takes, with the probe at the seam of every attention."""
-        ...
-
-
-@runtime_checkable
-class HasEyes(Protocol):
-    """A model of which a part, a model for itself, may see pictures."""
-
-    @property
-    def eyes(self) -> Model:
-        """That part; all of it where there are no two."""
-        ...
-
-
-def eyes_of(model: Model) -> Model:
-    """What sees pictures: of two towers the one for pictures, else the model."""
-    return model.eyes if isinstance(model, HasEyes) else model
-
-
-@dataclass(frozen=True, eq=False)
-class HeardSound:
-    """What a speech model makes of a recording.
-
-    Attributes:
-        inputs: What its encoder gets.
-        tokens: The frames of its whole window, silence included.
-        sound: What it heard.
-        notes: What was done to the recording that its owner may not expect.
-    """
-
-    inputs: "Mapping[str, Tensor]"
-    tokens: Tokens
-    sound: "Sound"
-    notes: tuple[str, ...] = ()
-
-
-@runtime_checkable
-class Hears(Protocol):
-    """A model that may hear recordings. Not every one that has this does."""
-
-    def hear(self, recording: "Recording") -> HeardSound | SeenPicture:
-        """A recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
-        ...
-
-    def encode_target(self, text: str) -> Tokens:
-        """What the decoder reads that is to write `text`."""
-        ...
-
-    def transcribe(self, heard: HeardSound, n: int) -> Tokens:
-        """What the decoder reads as it writes what it heard, greedily, at most n tokens."""
-        ...
-
-    def decoder_inputs(self, target: Tokens) -> "Mapping[str, Tensor]":
-        """What the forward gets for its decoder."""
-        ...
-
-
-@runtime_checkable
 class Writer(Protocol):
-    """What a model can do beside that writes text: a decoder, or an encoder-decoder. Not every one that has it can."""
+    """The decoder of a model, that writes text. Whether it has the head that this needs, it says when it is asked."""
 
-    def generate_tokens(self, tokens: Tokens, n: int) -> Tokens:
+    def generate(self, tokens: Tokens, n: int) -> Tokens:
         """Continues a text greedily by at most n tokens; `n_given` of what is returned says where they begin."""
-        ...
 
     def encode_target(self, text: str) -> Tokens:
         """What the decoder of an encoder-decoder reads that is to write `text`."""
-        ...
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
         """What the decoder of an encoder-decoder reads as it answers a text by its own greedy output."""
-        ...
+
+    def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
+        """What the decoder reads as it writes what it heard, greedily, at most n tokens."""
+
+    def decoder_inputs(self, target: Tokens) -> "Mapping[str, Tensor]":
+        """What the forward gets for its decoder."""
 
 
-@runtime_checkable
-class ChatTokenizer(Protocol):
-    """A tokenizer that may know a chat template."""
+class Eyes(Protocol):
+    """What sees pictures."""
 
-    def chat(self, text: str) -> Tokens:
-        """Tokenises a text as the user's message in the model's chat template."""
-        ...
+    @property
+    def model(self) -> "Model":
+        """The part of a model that sees them, a model for itself; all of it where there are no two."""
 
-
-@runtime_checkable
-class Embeds(Protocol):
-    """A model whose static embeddings can be seen: what the input layer has for each token, wherever it stands."""
-
-    def static_embeddings(self, ids: "Tensor") -> "Tensor":
-        """The rows of the token embedding, (batch, token, d), for token numbers (batch, token)."""
-        ...
+    def see(self, photo: "Photo") -> SensoryInput:
+        """A photo as the model sees it, in patches."""
 
 
-@runtime_checkable
-class Projects(Protocol):
-    """A model whose output projections can be seen."""
+class Ears(Protocol):
+    """What hears recordings."""
 
-    def output_projections(self) -> "dict[tuple[str, int], Tensor]":
-        """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
-        ...
-
-
-@runtime_checkable
-class Layered(Protocol):
-    """A model whose layers can be watched."""
-
-    def blocks(self) -> "Mapping[tuple[str, int], nn.Module]":
-        """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
-        ...
+    def hear(self, recording: "Recording") -> SensoryInput:
+        """A recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
 
 
 Loss = Literal["causal", "masked", "target"]
 """What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
 
 
-@runtime_checkable
-class Reruns(Protocol):
-    """A model whose heads can be changed: one that can be run again from a layer on, and whose loss is known."""
+class Model(Protocol):
+    """A loaded model: text in by its tokenizer, attention out through the seam. What it cannot do is None."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of a text for it."""
+
+    @property
+    def writer(self) -> Writer | None:
+        """Its decoder."""
+
+    @property
+    def eyes(self) -> Eyes | None:
+        """What of it sees pictures."""
+
+    @property
+    def ears(self) -> Ears | None:
+        """What of it hears recordings."""
+
+    @property
+    def run_inputs(self) -> "Callable[[Mapping[str, Any], Probe], Tensor] | None":
+        """As `run`, of whatever the model's forward takes, by name: `SensoryInput.inputs`."""
+
+    @property
+    def head_slices(self) -> "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None":
+        """The numbers of its weights in its files that are these heads' alone."""
 
     @property
     def loss(self) -> Loss | None:
         """What its language-model head predicts; None without one."""
-        ...
 
     @property
     def resumes(self) -> bool:
-        """Whether earlier layers need not be computed again."""
-        ...
+        """Whether `rerun` need not compute earlier layers again."""
+
+    def run(self, batch: Batch, probe: "Probe") -> "Tensor":
+        """Runs a batch with the probe at the seam of every attention.
+
+        Padding is never attended to. No gradient is kept for weights; through a probe's own numbers they flow.
+
+        Args:
+            batch: Token numbers. Segments are passed over where the model knows none.
+            probe: What happens at the seam.
+
+        Returns:
+            The last hidden states, (batch, token, d_model), of an encoder-decoder the decoder's; those of padding mean
+            nothing.
+
+        Raises:
+            AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
+        """
 
     def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> "Outputs":
-        """Runs a batch with the probe at the seam; gradients flow through the probe's own numbers."""
-        ...
+        """As `run`, with what the language-model head predicts, if there is one and it is asked for."""
 
     def rerun(self, batch: Batch, *, logits: bool = True) -> "Rerun":
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        ...
 
+    def modules(self) -> "Sequence[nn.Module]":
+        """The torch modules that hold all others, to be watched."""
 
-@runtime_checkable
-class Sliced(Protocol):
-    """A model whose heads' own weights can be named."""
+    def blocks(self) -> "Mapping[Place, nn.Module]":
+        """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
 
-    def head_slices(self, heads: "Mapping[Place, Sequence[int]]") -> "list[Slice]":
-        """The numbers of its weights that are these heads' alone."""
-        ...
+    def static_embeddings(self, ids: "Tensor") -> "Tensor":
+        """The rows of the token embedding, wherever tokens stand: (batch, token) numbers -> (batch, token, d)."""
 
+    def output_projections(self) -> "Mapping[Place, Tensor]":
+        """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
 
-@runtime_checkable
-class Masks(Protocol):
-    """A tokenizer that may have a token which stands for a hidden one."""
-
-    @property
-    def mask_id(self) -> int | None:
-        """Its number; None where there is none."""
-        ...
-
-
-@runtime_checkable
-class Modular(Protocol):
-    """A model whose parts are torch modules that can be watched."""
-
-    def modules(self) -> "Iterable[nn.Module]":
-        """The modules that hold all others."""
-        ...
-
-
-@runtime_checkable
-class Trained(Protocol):
-    """A model that has an untrained twin."""
-
-    def untrained(self, seed: int) -> Model:
+    def untrained(self, seed: int) -> "Model":
         """The same architecture with random weights."""
-        ...
 
 
-@runtime_checkable
-class Vocabulary(Protocol):
-    """A tokenizer whose ordinary tokens are known."""
+class LayeredModel:
+    """A model that is a stack of our own layers and no more: what it can do whatever the layers are.
 
-    def ordinary_ids(self) -> list[int]:
-        """The numbers of all tokens that stand for text: no special ones, none that are kept unused."""
-        ...
+    Args:
+        info: What is known of it.
+        tokenizer: Its tokenizer.
+        layers: Its layers.
+        output: The name of W_O in each.
+    """
+
+    writer = eyes = ears = run_inputs = head_slices = loss = None
+    resumes = True
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, layers: "Sequence[nn.Module]", output: str) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self._layers = layers
+        self._output = output
+
+    def run(self, batch: Batch, probe: "Probe") -> "Tensor":
+        """See Model."""
+        raise NotImplementedError
+
+    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> Outputs:
+        """As `run`; there is no language-model head, so there are no logits."""
+        return Outputs(self.run(batch, probe))
+
+    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+        return Rerun(lambda given, probe, block_of, first: self.outputs(given, probe), batch, self._layers)
+
+    def blocks(self) -> "dict[Place, nn.Module]":
+        """The layers, by (kind, layer)."""
+        kind = cast("Kind", self.info.kinds[0])
+        return {(kind, number): layer for number, layer in enumerate(self._layers)}
+
+    def output_projections(self) -> "dict[Place, Tensor]":
+        """W_O by (kind, layer), each (d_model, d_model)."""
+        return {place: layer.get_parameter(self._output) for place, layer in self.blocks().items()}
 
 
-@runtime_checkable
-class Spells(Protocol):
-    """A tokenizer that can say of a number what text it stands for."""
+def eyes_of(model: Model) -> Model:
+    """What sees pictures: of two towers the one for pictures, else the model."""
+    return model if model.eyes is None else model.eyes.model
 
-    def ordinary_ids(self) -> list[int]:
-        """As of `Vocabulary`."""
-        ...
 
-    def spell(self, number: int) -> str:
-        """The text of one token."""
-        ...
+def require_length(info: ModelInfo, n_tokens: int) -> None:
+    """Refuses texts over a model's limit."""
+    if info.max_tokens is not None and n_tokens > info.max_tokens:
+        raise AttnscopeError(
+            f"a text of {n_tokens} tokens is longer than the {info.max_tokens} that {info.name} takes",
+            "give a shorter text",
+        )
+
+
+def require_numbers(info: ModelInfo, numbers: "Tensor", size: int, what: str = "token") -> None:
+    """Refuses numbers that a model has no embedding for.
+
+    Args:
+        info: What is known of the model.
+        numbers: Token numbers, or others that embeddings are looked up by.
+        size: How many embeddings there are.
+        what: What is numbered.
+    """
+    low, high = (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
+    if low < 0 or high >= size:
+        raise AttnscopeError(
+            f"{what} number {low if low < 0 else high} is beyond the {size} that {info.name} has",
+            "its tokenizer belongs to another model",
+        )
 
 
 def example_tokens(tokenizer: Tokenizer) -> Tokens:
@@ -398,7 +470,7 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
     """
     found: Tokens | None = None
     refused: AttnscopeError | None = None
-    for text in _tried(tokenizer):
+    for text in _candidates(tokenizer):
         try:
             found = tokenizer.encode(text)
         except AttnscopeError as error:
@@ -411,9 +483,8 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
     raise AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
 
 
-def _tried(tokenizer: Tokenizer) -> "Iterator[str]":
+def _candidates(tokenizer: Tokenizer) -> "Iterator[str]":
     yield from ("a", "0")  # a number is a text to models without tokenizer too
-    if isinstance(tokenizer, Spells):
-        numbers = tokenizer.ordinary_ids()
-        for number in numbers[:: len(numbers) // 64 + 1]:
-            yield tokenizer.spell(number)
+    numbers = tokenizer.ordinary_ids()
+    for number in numbers[:: len(numbers) // 64 + 1]:
+        yield tokenizer.spell(number)

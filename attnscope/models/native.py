@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.checkpoint import Checkpoint
 from attnscope.models.devices import place
 from attnscope.models.layouts import Encoder, native_info, supports
-from attnscope.models.model import Batch, ModelInfo, Tokenizer
-from attnscope.models.rerun import Outputs, Rerun
+from attnscope.models.model import Batch, LayeredModel, ModelInfo, Tokenizer, require_length, require_numbers
 from attnscope.models.tokenizer import FastTokenizer
 
 __all__ = ["NativeModel", "load_native", "supports"]
@@ -39,7 +37,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class NativeModel:
+class NativeModel(LayeredModel):
     """A loaded encoder; see models.model.Model.
 
     Args:
@@ -49,68 +47,30 @@ class NativeModel:
         network: Its weights.
     """
 
-    def __init__(self, info: ModelInfo, tokenizer: FastTokenizer, encoder: Encoder, network: "_Network") -> None:
-        self.info = info
-        self.tokenizer: Tokenizer = tokenizer
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
+        super().__init__(info, tokenizer, list(network.layers), "attention.out_proj.weight")
         self._encoder = encoder
         self._network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Runs a batch with the probe at the seam of every attention.
-
-        Padding is never attended to. No gradient is kept for weights; through a probe's own numbers they flow.
-
-        Args:
-            batch: Token numbers. Segments are passed over where the family's models know none (DistilBERT, RoBERTa).
-            probe: What happens at the seam.
-
-        Returns:
-            The last hidden states, (batch, token, d_model); those of padding mean nothing.
-
-        Raises:
-            AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
-        """
-        device = torch.device(self.info.device)
-        ids = batch.ids.to(device)
-        mask = None if batch.mask is None else batch.mask.to(device)
-        if mask is not None and bool(mask.all()):
-            mask = None
-        segments = None
-        if self._encoder.layout.reads_segments and batch.segments is not None:
-            segments = batch.segments.to(device)
-        self._check(ids, segments)
-        output: Tensor = self._network(ids, mask, segments, probe)
+        """See models.model.Model; segments are passed over where the family knows none (DistilBERT, RoBERTa)."""
+        batch = batch.to(self.info.device)
+        segments = batch.segments if self._encoder.layout.reads_segments else None
+        require_length(self.info, batch.ids.shape[1])
+        require_numbers(self.info, batch.ids, self._encoder.vocab_size)
+        if segments is not None:
+            require_numbers(self.info, segments, self._encoder.type_vocab_size, "segment")
+        output: Tensor = self._network(batch.ids, batch.mask, segments, probe)
         return output
 
     def modules(self) -> list[nn.Module]:
         """The network."""
         return [self._network]
 
-    loss = None
-    resumes = True
-
-    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True) -> Outputs:
-        """As `run`; there is no language-model head, so there are no logits."""
-        return Outputs(self.run(batch, probe))
-
-    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
-        """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        return Rerun(
-            lambda given, probe, block_of, first: self.outputs(given, probe), batch, list(self._network.layers)
-        )
-
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding, whatever the place: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
         found: Tensor = self._network.word(ids)
         return found
-
-    def blocks(self) -> dict[tuple[str, int], nn.Module]:
-        """The layers, by (kind, layer)."""
-        return {("encoder", number): layer for number, layer in enumerate(self._network.layers)}
-
-    def output_projections(self) -> dict[tuple[str, int], Tensor]:
-        """W_O by (kind, layer), each (d_model, d_model)."""
-        return {("encoder", number): weight for number, weight in enumerate(self._network.output_weights())}
 
     def untrained(self, seed: int) -> "NativeModel":
         """The same architecture with random weights, drawn as BERT draws them before training (sigma 0.02)."""
@@ -125,24 +85,7 @@ class NativeModel:
         info = replace(
             self.info, name=f"{self.info.name} untrained", sha256="", notes=(f"random weights, seed {seed}",)
         )
-        return NativeModel(info, cast(FastTokenizer, self.tokenizer), self._encoder, network)
-
-    def _check(self, ids: Tensor, segments: Tensor | None) -> None:
-        if ids.shape[1] > self._encoder.max_tokens:
-            raise AttnscopeError(
-                f"a text of {ids.shape[1]} tokens is longer than the {self._encoder.max_tokens} that "
-                f"{self.info.name} takes",
-                "give a shorter text",
-            )
-        for what, numbers, size in (
-            ("token", ids, self._encoder.vocab_size),
-            ("segment", segments, self._encoder.type_vocab_size),
-        ):
-            if numbers is not None and numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < size:
-                raise AttnscopeError(
-                    f"{what} number {int(numbers.max())} is beyond the {size} that {self.info.name} has",
-                    "its tokenizer belongs to another model",
-                )
+        return NativeModel(info, self.tokenizer, self._encoder, network)
 
 
 def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
@@ -228,10 +171,6 @@ class _Network(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, mask, probe)
         return hidden
-
-    def output_weights(self) -> list[Tensor]:
-        """W_O of each layer."""
-        return [cast(Tensor, layer.attention.out_proj.weight) for layer in cast(list[_Layer], self.layers)]
 
     def _positions(self, ids: Tensor) -> Tensor:
         if self._padding_id is None:

@@ -61,8 +61,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, resolve
-from attnscope.models.model import Batch, ModelInfo, Tokenizer
-from attnscope.models.rerun import Outputs, Rerun
+from attnscope.models.model import Batch, LayeredModel, ModelInfo, require_length, require_numbers
 from attnscope.records import Tokens
 from attnscope.text import build_tokens, word_spans
 
@@ -361,11 +360,15 @@ class OwnTokenizer:
     """
 
     name = "words and punctuation marks, hashed to 4,194,304 numbers"
-    vocab_size = VOCABULARY
+    mask_id = chat = None
 
     def ordinary_ids(self) -> list[int]:
         """Numbers of words, one in a thousand of them: all would be millions."""
         return list(range(FIRST_WORD, VOCABULARY, 997))
+
+    def spell(self, number: int) -> str:
+        """A number is a hash, and its word is not known."""
+        return ""
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
@@ -450,7 +453,7 @@ def _info(name: str, weights: dict[str, Array], sharpness: float, device: str, d
         sha256=_sha256(weights),
         architecture="own",
         engine="native",
-        road="seam",
+        path="seam",
         kinds=(variant.kind,),
         n_layers=(N_LAYERS,),
         n_heads=(N_HEADS,),
@@ -465,7 +468,7 @@ def _info(name: str, weights: dict[str, Array], sharpness: float, device: str, d
     )
 
 
-class OwnModel:
+class OwnModel(LayeredModel):
     """A loaded glass box; see models.model.Model.
 
     Args:
@@ -474,79 +477,47 @@ class OwnModel:
         variant: Which one it is.
     """
 
+    info: OwnInfo
+
     def __init__(self, info: OwnInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
-        self.info = info
-        self.tokenizer: Tokenizer = OwnTokenizer()
-        self._layers = layers
+        super().__init__(info, OwnTokenizer(), layers, "out_proj.weight")
+        self._attentions = layers
         self._variant = variant
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """Runs a batch with the probe at the seam of every attention.
+        """See models.model.Model.
 
-        Padding, on either side, is never attended to. No gradient is kept for weights; through a probe's own numbers
-        they flow.
-
-        Args:
-            batch: Token numbers; segments are passed over.
-            probe: What happens at the seam.
+        Padding may be on either side; segments are passed over.
 
         Returns:
             The residual stream at the end, (batch, token, d_model); `written_slot` says where a head has written.
             Padding's means nothing.
-
-        Raises:
-            AttnscopeError: The batch is longer than the limit, or holds numbers that are none of its tokens'.
         """
-        import torch
-
-        device = torch.device(self.info.device)
-        ids = batch.ids.to(device)
-        mask = None if batch.mask is None else batch.mask.to(device)
-        if mask is not None and bool(mask.all()):
-            mask = None
-        self._check(ids)
-        hidden = self._embedded(ids, mask)
-        for layer, looks_back in zip(self._layers, self._variant.looks_back, strict=True):
-            written, _ = layer(hidden, key_padding_mask=mask, is_causal=looks_back, probe=probe)
+        batch = batch.to(self.info.device)
+        require_length(self.info, batch.ids.shape[1])
+        require_numbers(self.info, batch.ids, VOCABULARY)
+        hidden = self._embed(batch.ids, batch.mask)
+        for layer, looks_back in zip(self._attentions, self._variant.looks_back, strict=True):
+            written, _ = layer(hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe)
             hidden = hidden + written
         return hidden
 
     def modules(self) -> "list[MultiHeadAttention]":
         """The layers."""
-        return self._layers
-
-    loss = None
-    resumes = True
-
-    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> Outputs:
-        """As `run`; there is no language-model head, so there are no logits."""
-        return Outputs(self.run(batch, probe))
-
-    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
-        """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        return Rerun(lambda given, probe, block_of, first: self.outputs(given, probe), batch, self._layers)
+        return self._attentions
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor":
-        """The codes of tokens, whatever their place: (…,) token numbers -> (…, 64)."""
+        """The codes of tokens: (…,) token numbers -> (…, 64)."""
         import torch
 
         return torch.from_numpy(token_codes(ids.cpu().numpy())).to(ids.device)
-
-    def blocks(self) -> "dict[tuple[str, int], MultiHeadAttention]":
-        """The layers, by (kind, layer)."""
-        return {(self._variant.kind, number): layer for number, layer in enumerate(self._layers)}
-
-    def output_projections(self) -> "dict[tuple[str, int], Tensor]":
-        """W_O by (kind, layer), each (d_model, d_model)."""
-        weights = [layer.get_parameter("out_proj.weight") for layer in self._layers]
-        return {(self._variant.kind, number): weight for number, weight in enumerate(weights)}
 
     def untrained(self, seed: int) -> "OwnModel":
         """The same architecture with random weights, drawn as MultiHeadAttention draws them."""
         import torch
 
         chance = torch.Generator().manual_seed(seed)
-        layers = copy.deepcopy(self._layers)
+        layers = copy.deepcopy(self._attentions)
         with torch.no_grad():
             for layer in layers:
                 for weight in layer.parameters():
@@ -557,7 +528,7 @@ class OwnModel:
         )
         return OwnModel(info, layers, self._variant)
 
-    def _embedded(self, ids: "Tensor", mask: "Tensor | None") -> "Tensor":
+    def _embed(self, ids: "Tensor", mask: "Tensor | None") -> "Tensor":
         import torch
 
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
@@ -573,18 +544,6 @@ class OwnModel:
         hidden[..., BOS_FLAG] = (ids == BOS).to(hidden)
         hidden[..., EOS_FLAG] = (ids == EOS).to(hidden)
         return hidden
-
-    def _check(self, ids: "Tensor") -> None:
-        if ids.shape[1] > MAX_TOKENS:
-            raise AttnscopeError(
-                f"a text of {ids.shape[1]} tokens is longer than the {MAX_TOKENS} that {self.info.name} takes",
-                "give a shorter text",
-            )
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < VOCABULARY:
-            raise AttnscopeError(
-                f"a token number is not between 0 and {VOCABULARY - 1}, as those of {self.info.name} are",
-                "its tokenizer belongs to another model",
-            )
 
 
 def load_own(

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.core.attention import Kind
+from attnscope.core.probes import Place
+
 
 class HiddenNorms:
     """Norms of what each layer reads of the residual stream.
@@ -15,7 +18,7 @@ class HiddenNorms:
         blocks: (kind, layer) -> the module that is given the hidden states first.
     """
 
-    def __init__(self, blocks: Mapping[tuple[str, int], nn.Module]) -> None:
+    def __init__(self, blocks: Mapping[Place, nn.Module]) -> None:
         self._blocks = dict(blocks)
         self._latest: dict[nn.Module, Tensor] = {}
 
@@ -28,7 +31,7 @@ class HiddenNorms:
                 stack.callback(block.register_forward_pre_hook(self._note, with_kwargs=True).remove)
             yield
 
-    def of(self, kind: str, layer: int) -> Tensor | None:
+    def of(self, kind: Kind, layer: int) -> Tensor | None:
         """|h| of each token as the layer reads it, (batch, token), float32 or float64; None where it cannot be seen."""
         block = self._blocks.get((kind, layer))
         return None if block is None else self._latest.get(block)

@@ -30,6 +30,8 @@ class FastTokenizer:
         name: What to call it.
     """
 
+    mask_id = chat = None  # what needs them, a language-model head or a decoder, the native engine does not run
+
     def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
         backend.no_truncation()
         backend.no_padding()

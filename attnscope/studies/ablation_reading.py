@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import Block, Chunk, block_batches
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Loss, Masks, Model, Writer
+from attnscope.models.model import Batch, Loss, Model
 from attnscope.records import Tokens
 from attnscope.studies.memory import Room, halves
 from attnscope.studies.texts import padded, special_ids
@@ -134,7 +134,7 @@ class Reader:
         self._special = special_ids(model)
         self._mask_id: int | None = None
         if loss == "masked":
-            self._mask_id = model.tokenizer.mask_id if isinstance(model.tokenizer, Masks) else None
+            self._mask_id = model.tokenizer.mask_id
             if self._mask_id is None:
                 raise AttnscopeError(
                     f"the tokenizer of {model.info.name} has no token that hides another",
@@ -257,9 +257,8 @@ def _apart(ids: Numbers, at: Numbers, read: Numbers | None = None) -> NDArray[np
 
 def _target_of(model: Model, target: str | None) -> Callable[[Tokens], Numbers]:
     """What gives the tokens that the decoder beside an encoder reads for a text."""
-    if not isinstance(model, Writer):
-        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
-    writer, limit = model, model.info.max_tokens
+    writer, limit = model.writer, model.info.max_tokens
+    assert writer is not None  # it has a decoder
     if target is not None:
         given = writer.encode_target(target).ids.astype(np.int64)
         return lambda tokens: given[:limit]

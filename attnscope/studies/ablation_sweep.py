@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from attnscope.core.running import RunningSums
 from attnscope.corpus import Block, Copies, blocks, distinct
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model, Reruns
-from attnscope.models.rerun import Outputs, Rerun
+from attnscope.models.model import Model, Outputs, Rerun
 from attnscope.studies.ablation_reading import PLACES, ReadBatch, Reader
 from attnscope.studies.late import failure
 from attnscope.studies.memory import Room
@@ -99,13 +98,13 @@ class Found:
     n_copies: int = 0
 
 
-def rerunnable(model: Model) -> Reruns:
+def rerunnable(model: Model) -> Model:
     """The model, if heads can be taken out of it.
 
     Raises:
         AttnscopeError: They cannot.
     """
-    if model.info.road != "seam" or not isinstance(model, Reruns):
+    if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} does not pass its attention through the seam: its heads cannot be taken out",
             "what they attend to can be seen: attnscope heatmap, attnscope heads",
@@ -261,7 +260,7 @@ class _Measured:
 
 
 def _parts(
-    runs: Reruns, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, reader: Reader
+    runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, reader: Reader
 ) -> Iterator[tuple[ReadBatch, _Measured]]:
     """Measures a batch; where memory does not suffice, fewer cuts at a time, and then fewer texts."""
     import torch
@@ -284,7 +283,7 @@ def _pass_tokens(room: Room) -> int:
     return PASS_TOKENS if room.tokens is None else min(PASS_TOKENS, room.tokens)
 
 
-def _measure_batch(runs: Reruns, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, pass_tokens: int) -> _Measured:
+def _measure_batch(runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, pass_tokens: int) -> _Measured:
     rerun = runs.rerun(read.batch, logits=bool(len(read.rows)))
     whole = _Whole(rerun.whole, read)
     broken = broken_rows(
@@ -382,7 +381,7 @@ def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
     return _by_row(torch.cat([values[None], apart]), read)
 
 
-def _means(runs: Reruns, batches: Iterator[ReadBatch] | Sequence[ReadBatch], reader: Reader) -> HeadMeans:
+def _means(runs: Model, batches: Iterator[ReadBatch] | Sequence[ReadBatch], reader: Reader) -> HeadMeans:
     import torch
 
     from attnscope.core.probes import Means

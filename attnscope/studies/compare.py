@@ -262,7 +262,7 @@ def _notes(models: Sequence[Model], study: _Study) -> list[str]:
     return [
         f"{model.info.name} is compared on its own dense weights: memory grows with the square of a text's length."
         for model in models
-        if model.info.road == "eager"
+        if model.info.path == "eager"
     ] + ([study.room.note] if study.room.note else [])
 
 
@@ -474,7 +474,7 @@ class _Seen:
         from attnscope.core.calls import Calls
         from attnscope.core.probes import Weights
 
-        kept = Weights(layers) if model.info.road == "eager" else Calls(layers)
+        kept = Weights(layers) if model.info.path == "eager" else Calls(layers)
         model.run(batch, kept)
         seen: Mapping[int, Any] = next(iter((kept.maps if isinstance(kept, Weights) else kept.calls).values()), {})
         n_heads = {n: one.shape[1] if isinstance(kept, Weights) else one.n_heads for n, one in sorted(seen.items())}

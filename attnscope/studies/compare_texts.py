@@ -187,7 +187,7 @@ def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tupl
     from attnscope.core.attention import attention_weights
     from attnscope.core.calls import Calls, single_head
 
-    if model.info.road == "eager":
+    if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
     probe = Calls([layer for layer, _ in chosen])
     with torch.no_grad():

@@ -32,7 +32,7 @@ from attnscope.corpus import (
     read_frequencies,
 )
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Embeds, Layered, Model, Projects, Trained, Writer, example_tokens
+from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records import Tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.block_sums import BlockSums, Hits, undisturbed
@@ -140,7 +140,7 @@ def heads(
     study = _Study(model, frequencies, options, special)
     beside = None
     if options.control:
-        beside = _Study(_untrained(model, options.seed), frequencies, options, special, trained=model)
+        beside = _Study(model.untrained(options.seed), frequencies, options, special, trained=model)
     complete = study.run(texts, scaled(report, 0, 2 if beside else 1), workers)
     if beside is not None and complete:
         complete = beside.run(texts, scaled(report, 1, 2), workers)
@@ -181,7 +181,7 @@ def _notes(model: Model, done: _Done, options: HeadsOptions) -> list[str]:
     notes = []
     if len(model.info.kinds) > 1:
         notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
-    if model.info.road == "eager":
+    if model.info.path == "eager":
         notes.append(
             "Measured on the model's own dense weights: memory grows with the square of a text's length, and what "
             "needs the values (value_weighted, norm_weighted) is undefined."
@@ -283,7 +283,7 @@ class _Work:
         """Loads the model; what it returns adds up a block."""
         model = self.model.load()
         if self.untrained:
-            model = _untrained(model, self.options.seed)
+            model = model.untrained(self.options.seed)
         study = _Study(model, self.frequencies, self.options, self.special)
         return lambda task: _done_of(study.sums_of(task[0]), task[0], study.room)
 
@@ -310,10 +310,10 @@ class _Study:
         self.notes: tuple[str, ...] = ()
         self.failures: list[dict[str, str]] = []
         self._frequencies, self._special, self._trained = frequencies, special, trained
-        self._dense = model.info.road == "eager"
+        self._dense = model.info.path == "eager"
         self._start = _start(model)
         self._factors = None if self._dense else _factors(model)
-        self._norms = HiddenNorms(model.blocks() if isinstance(model, Layered) else {})
+        self._norms = HiddenNorms(model.blocks())
         self._buffers = Buffers()
 
     def unprojected(self) -> list[str]:
@@ -517,10 +517,8 @@ class _Study:
         def tensor(array: NDArray[Any]) -> Tensor:
             return moved(torch.from_numpy(array), device)
 
-        embeddings = None
-        if isinstance(self.model, Embeds):
-            found = self.model.static_embeddings(tensor(ids).to(self.model.info.device)).float().to(device)
-            embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        found = self.model.static_embeddings(tensor(ids).to(self.model.info.device)).float().to(device)
+        embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         return TextFacts(
             real=tensor(real),
             special=tensor(special),
@@ -549,19 +547,15 @@ def _after_start(repeated: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _start(model: Model) -> Tokens | None:
     """Tokens that begin with the one that a decoder beside an encoder starts with; None for other models."""
-    if len(model.info.kinds) == 1:
+    if len(model.info.kinds) == 1 or model.writer is None:
         return None
-    if not isinstance(model, Writer):
-        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
-    return model.encode_target("a")
+    return model.writer.encode_target("a")
 
 
 def _factors(model: Model) -> dict[tuple[Any, int], Tensor]:
     """What the measures need of the output projections, worked out once for all batches."""
     from attnscope.core.measures import output_factor
 
-    if not isinstance(model, Projects):
-        return {}
     n_heads = dict(zip(model.info.kinds, model.info.n_heads, strict=True))
     return {place: output_factor(weight, n_heads[place[0]]) for place, weight in model.output_projections().items()}
 
@@ -606,12 +600,6 @@ def _n_threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _untrained(model: Model, seed: int) -> Model:
-    if not isinstance(model, Trained):
-        raise AttnscopeError(f"{model.info.name} has no untrained twin", "leave out --control")
-    return model.untrained(seed)
 
 
 def _finite(bound: float) -> float | None:

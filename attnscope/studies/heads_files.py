@@ -8,7 +8,7 @@ import numpy as np
 
 from attnscope.corpus import Corpus, CorpusText, repeat_probe
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Model, Vocabulary, example_tokens
+from attnscope.models.model import Model, example_tokens
 from attnscope.records import findings as records
 from attnscope.records.findings import Findings
 from attnscope.records.parquet import arrow
@@ -221,13 +221,13 @@ def _at_least_one(option: str, number: int | None) -> int | None:
 
 def _probe(model: Model) -> list[CorpusText]:
     """Repeated random tokens of the model's own vocabulary, between its special tokens."""
-    if not isinstance(model.tokenizer, Vocabulary):
+    ordinary = model.tokenizer.ordinary_ids()
+    if not ordinary:
         raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "give texts instead of --probe")
     example = example_tokens(model.tokenizer)
     first = int(np.flatnonzero(~example.special)[0])
     last = int(np.flatnonzero(~example.special)[-1])
     ends = example.ids[:first].tolist(), example.ids[last + 1 :].tolist()
-    ordinary = model.tokenizer.ordinary_ids()
     return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED, before=ends[0], after=ends[1]))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model, ModelInfo, Sees
+from attnscope.models.model import Model, ModelInfo
 from attnscope.records import AttentionMap, Heatmap, spans
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
@@ -243,7 +243,7 @@ def run_model(
     layers, heads = chosen_of(record)
     kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     part = _slices_of(record.maps[0])
-    if part is not None and model.info.road == "seam":
+    if part is not None and model.info.path == "seam":
         probe: Part | Weights = Part(*part, layers, heads, kinds)
     else:
         probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
@@ -265,7 +265,7 @@ def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
     import torch
 
     with torch.inference_mode():
-        if reading.inputs is not None and isinstance(model, Sees):
+        if reading.inputs is not None and model.run_inputs is not None:
             model.run_inputs(reading.inputs, probe)
         else:
             model.run(batch_of(reading, model.info.device), probe)

@@ -106,7 +106,7 @@ def write_heatmap(
                 drawing.expect(foreseen, wanted.style, wanted.query, wanted.formats)
         model = loading.load(source)
         chosen, reading = wanted.choice.within(model.info), read(model, prompt)
-        if cells := wanted.cells(longest(reading), model.info.road):
+        if cells := wanted.cells(longest(reading), model.info.path):
             long = pool_maps(model, reading, chosen, cells, wanted.pool)
             return long, _write_pooled(long, wanted)
         record = run_model(model, outline(model.info, reading, chosen, wanted.cut), reading)

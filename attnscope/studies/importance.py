@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.probes import Place
-    from attnscope.models.rerun import Outputs
+    from attnscope.models.model import Outputs
 
 DIRECTIONS = 16
 """Random directions of the last hidden states, for models without a loss."""

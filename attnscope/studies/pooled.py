@@ -102,7 +102,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
     Raises:
         AttnscopeError: The model does not pass its attention through the seam, or computes NaN.
     """
-    if model.info.road != "seam":
+    if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} does not pass its attention through the seam: only its whole maps can be seen",
             "--pooled 0, on fewer tokens",

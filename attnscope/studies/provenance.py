@@ -24,7 +24,7 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         "sha256": info.sha256,
         "architecture": info.architecture,
         "engine": info.engine,
-        "road": info.road,
+        "road": info.path,
         "dtype": info.dtype,
         "device": info.device,
         "checked": info.checked,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import weight_files
-from attnscope.models.model import Batch, Model, Sliced
+from attnscope.models.model import Batch, Model
 from attnscope.records.ablation import Ablation
 from attnscope.records.storage import finite, plain
 from attnscope.studies.ablation import AblateOptions, ablate
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention import AttentionCall, Probe
     from attnscope.core.probes import Place
-    from attnscope.models.hf.weights import Slice
-    from attnscope.models.rerun import Outputs
+    from attnscope.models.model import Outputs, Slice
 
 PRUNE_SCHEMA = "attnscope.prune/1"
 ABOUT = "prune.json"
@@ -133,7 +132,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> P
     heads: dict[Place, list[int]] = {}
     for head in effect.heads:
         heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]
-    if not isinstance(model, Sliced):
+    if model.head_slices is None:
         raise AttnscopeError(f"the weights of {model.info.name} are not those of transformers")
     slices = model.head_slices(heads)
     held = order.out.parent / f".{secrets.token_hex(8)}.part"
@@ -270,12 +269,10 @@ def _batch(model: Model) -> Batch:
     """A text that every tokenizer can read, and for an encoder-decoder a target."""
     import torch
 
-    from attnscope.models.model import Writer
-
     tokens = model.tokenizer.encode(EXAMPLE)
     target = None
-    if "cross" in model.info.kinds and isinstance(model, Writer):
-        target = torch.from_numpy(model.encode_target(EXAMPLE).ids.astype("int64"))[None]
+    if "cross" in model.info.kinds and model.writer is not None:
+        target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids.astype("int64"))[None]
     return Batch(torch.from_numpy(tokens.ids.astype("int64"))[None], target_ids=target)
 
 

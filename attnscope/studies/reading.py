@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, ChatTokenizer, Hears, Model, SeenPicture, Sees, Writer, eyes_of
+from attnscope.models.model import Batch, Model, eyes_of
 from attnscope.records import Tokens
 from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound
@@ -146,7 +146,7 @@ def read(model: Model, given: Given) -> Reading:
 def _read_text(model: Model, prompt: Prompt) -> Reading:
     limit = model.info.max_tokens
     if prompt.chat:
-        if not isinstance(model.tokenizer, ChatTokenizer):
+        if model.tokenizer.chat is None:
             raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
         if prompt.pair is not None:
             raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
@@ -160,9 +160,9 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
     if prompt.target is not None:
         raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
     if prompt.generate:
-        if not isinstance(model, Writer):
+        if model.writer is None:
             raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
-        tokens = model.generate_tokens(tokens, prompt.generate)
+        tokens = model.writer.generate(tokens, prompt.generate)
         written = len(tokens) - tokens.n_given
         if written < prompt.generate:
             notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
@@ -173,44 +173,44 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
     """What the decoder beside an encoder reads, and a note on it."""
     if prompt.generate:
         raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
-    if not isinstance(model, Writer):
-        raise AttnscopeError(f"{model.info.name} has a decoder, but nothing that it could read")
+    assert model.writer is not None  # it has a decoder
     if prompt.target is not None:
-        return truncate(model.encode_target(prompt.target), model.info.max_tokens)
-    target = model.greedy_target(tokens)
+        return truncate(model.writer.encode_target(prompt.target), model.info.max_tokens)
+    target = model.writer.greedy_target(tokens)
     answer = target.text if target.text.strip() else "nothing"
     return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
 
 
 def _see(model: Model, photo: Photo) -> Reading:
-    if not isinstance(model, Sees):
+    if model.eyes is None:
         raise AttnscopeError(
             f"{model.info.name} sees no pictures", "leave out --image, or name a vision transformer, such as DINOv2"
         )
-    seen = model.see(photo)
+    seen = model.eyes.see(photo)
     return Reading(seen.tokens.text, seen.tokens, None, seen.notes, seen.inputs, seen.picture)
 
 
 def _hear(model: Model, speech: Speech) -> Reading:
     """Frames of a recording, or patches of its spectrogram; with the transcript where there is a decoder."""
-    if not isinstance(model, Hears):
+    if model.ears is None:
+        takes = "pictures" if model.eyes is not None and eyes_of(model) is model else "texts"
         raise AttnscopeError(
-            f"{model.info.name} takes texts, not recordings", "leave out --audio, or name a model such as Whisper"
+            f"{model.info.name} takes {takes}, not recordings",
+            "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
         )
-    heard = model.hear(speech.recording)
-    if isinstance(heard, SeenPicture) or "decoder" not in model.info.kinds:
+    heard = model.ears.hear(speech.recording)
+    if heard.sound is None or model.writer is None:
         if speech.transcript is not None:
             raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
-        picture, sound = (heard.picture, None) if isinstance(heard, SeenPicture) else (None, heard.sound)
-        return Reading(heard.tokens.text, heard.tokens, None, heard.notes, heard.inputs, picture, sound)
+        return Reading(heard.tokens.text, heard.tokens, None, heard.notes, heard.inputs, heard.picture, heard.sound)
     if speech.transcript is not None:
-        target, note = truncate(model.encode_target(speech.transcript), model.info.max_tokens)
+        target, note = truncate(model.writer.encode_target(speech.transcript), model.info.max_tokens)
     else:
-        target = model.transcribe(heard, MOST_WRITTEN)
+        target = model.writer.transcribe(heard, MOST_WRITTEN)
         written = " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
     notes = (*heard.notes, note) if note else heard.notes
-    inputs = {**heard.inputs, **model.decoder_inputs(target)}
+    inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
     return Reading(target.text, heard.tokens, target, notes, inputs, sound=heard.sound)
 
 

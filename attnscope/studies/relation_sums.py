@@ -93,7 +93,7 @@ class Observer:
         self.model, self.kind = model, kind
         self.room = Room()
         self._buffers = Buffers()
-        self._dense = model.info.road == "eager"
+        self._dense = model.info.path == "eager"
         self._n_heads: NDArray[np.int64] = np.zeros(0, np.int64)  # of each layer
 
     def steps(self, batches: Batches) -> Iterator[Step]:

@@ -16,7 +16,7 @@ from attnscope.annotated.alignment import Placed, placed, placed_pair
 from attnscope.annotated.texts import merged
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model, Writer, example_tokens
+from attnscope.models.model import Model, example_tokens
 from attnscope.records import Tokens
 from attnscope.records.relations import LEAST_MASS, Relation, Relations
 from attnscope.studies.memory import halving_note
@@ -286,7 +286,7 @@ class _Study:
         info = self.model.info
         if text.target is None:
             return info.kinds[0]
-        if "cross" not in info.kinds or not isinstance(self.model, Writer):
+        if "cross" not in info.kinds or self.model.writer is None:
             raise AttnscopeError(
                 f"{info.name} has no cross-attention, by which a target would look at its text",
                 'texts with a "target" are for encoder-decoders that read text, such as Marian or T5',
@@ -420,8 +420,8 @@ class _Study:
             return [], _all_left_out(text, MIXED)
         tokens, limit = self.model.tokenizer.encode(text.text), self.model.info.max_tokens
         if text.target is not None:
-            assert isinstance(self.model, Writer)
-            target = self.model.encode_target(text.target)
+            assert self.model.writer is not None
+            target = self.model.writer.encode_target(text.target)
             if limit is not None and max(len(tokens), len(target)) > limit:
                 return [], _all_left_out(text, TOO_LONG)
             return placed_pair(text, chunks(tokens, number)[0], target)
@@ -444,9 +444,9 @@ class _Study:
 
 def _start(model: Model) -> Tokens | None:
     """What the decoder of an encoder-decoder reads while the encoder alone is studied; None for other models."""
-    if len(model.info.kinds) == 1 or not isinstance(model, Writer):
+    if len(model.info.kinds) == 1 or model.writer is None:
         return None
-    return model.encode_target("a").take(np.arange(1))
+    return model.writer.encode_target("a").take(np.arange(1))
 
 
 def _all_left_out(text: AnnotatedText, reason: str) -> dict[str, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""The eager road: the weights that a model gives out itself, where its attention does not pass the seam."""
+"""The eager path: the weights that a model gives out itself, where its attention does not pass the seam."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

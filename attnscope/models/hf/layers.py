@@ -15,7 +15,7 @@ from attnscope.models.hf.seam import Seen
 from attnscope.records import spans
 
 
-class Unclear(Exception):  # noqa: N818 - no error: the other road is taken
+class Unclear(Exception):  # noqa: N818 - no error: the other path is taken
     """The seam does not see the whole of a model's attention, or cannot tell which is which."""
 
 

@@ -25,11 +25,16 @@ from attnscope.models.hf.adapters import NONE, merge, require_peft
 from attnscope.models.hf.dispatch import DeviceMap, loading_options, where_it_lies
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
-from attnscope.models.hf.hearing import hears, listens, open_feature_extractor, sees_sound
-from attnscope.models.hf.model import HuggingFaceModel, assemble, wordless
+from attnscope.models.hf.hearing import hears, listens, sees_sound
+from attnscope.models.hf.model import HuggingFaceModel, Parts, assemble, wordless
 from attnscope.models.hf.parts import base_of, picture_tower, quiet, reads_text, sees_pictures, text_tower
-from attnscope.models.hf.senses import WordlessTokenizer, holds_processor, open_image_processor, show_all_patches
-from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
+from attnscope.models.hf.senses import (
+    holds_processor,
+    open_feature_extractor,
+    open_image_processor,
+    show_all_patches,
+)
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
 
 
 def load_huggingface(
@@ -96,17 +101,8 @@ def load_huggingface(
             notes.append(where_it_lies(getattr(model, "hf_device_map", {"": "cpu"})))
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
-        return assemble(
-            model,
-            tokenizer,
-            source.name,
-            source.origin,
-            sha256,
-            check=check,
-            notes=notes,
-            processor=processor,
-            adapter=adapter,
-        )
+        parts = Parts(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
+        return assemble(parts, check=check)
 
 
 def _readers(

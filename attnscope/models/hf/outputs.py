@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from attnscope.core.attention import Kind, Probe
+from attnscope.core.attention import AttentionCall, Kind, Probe, attend
 from attnscope.core.probes import Gate, Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import hidden_states, tolerance
 from attnscope.models.hf.examples import standing_arguments
 from attnscope.models.hf.seam import Plan, perform
-from attnscope.models.model import Loss
-from attnscope.models.rerun import Outputs, Rerun
+from attnscope.models.model import Loss, Outputs, Rerun
 from attnscope.models.tape import blocks_of
 
 _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
@@ -79,11 +78,6 @@ def run_with_logits(
     return Outputs(hidden, logits)
 
 
-def blocks_of_plan(base: PreTrainedModel, plan: Plan) -> list[nn.Module]:
-    """The blocks that a model's attention is in."""
-    return blocks_of(base, plan)
-
-
 def blocks_by_place(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:
     """The block of each attention whose hidden states are its keys'; a block that holds several such is nobody's."""
     found: dict[tuple[Kind, int], nn.Module] = {}
@@ -111,9 +105,16 @@ def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:
     """
     places = [(place.kind, place.layer) for of_module in plan.values() for place in of_module]
     allowed = tolerance(base, len(places))
+    shapes: dict[Place, tuple[int, int]] = {}
+
+    def observe(call: AttentionCall) -> Tensor:
+        shapes[call.kind, call.layer] = (call.query.shape[0], call.n_heads)
+        return attend(call)
+
     try:
+        rerun.again(observe)
         for place in places:
-            batch, n_heads = _shape(rerun, place)
+            batch, n_heads = shapes[place]
             factors = torch.ones(2 * batch, n_heads)
             factors[batch:, 0] = 0
             gate = Gate({place: factors})
@@ -127,17 +128,3 @@ def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:
     except Exception:  # a model may fail in any way where part of it is set aside
         return False
     return True
-
-
-def _shape(rerun: Rerun, place: Place) -> tuple[int, int]:
-    """Texts and heads of an attention."""
-    from attnscope.core.attention import AttentionCall, attend
-
-    found: dict[Place, tuple[int, int]] = {}
-
-    def observed(call: AttentionCall) -> Tensor:
-        found[call.kind, call.layer] = (call.query.shape[0], call.n_heads)
-        return attend(call)
-
-    rerun.again(observed)
-    return found[place]

@@ -1,10 +1,9 @@
 """What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnscope.core.attention import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.hf.examples import accepts, in_order
-from attnscope.models.model import SeenPicture
-from attnscope.records import Tokens
+from attnscope.models.hf.network import Network
+from attnscope.models.hf.parts import in_one_line
+from attnscope.models.model import Model, SensoryInput
 from attnscope.records.pictures import Picture
 from attnscope.senses.photos import Photo
 from attnscope.senses.tokens import patch_tokens
+
+OTHER_MODELS = "preprocessor_config.json and config.json belong to different models"
+"""What to think of where what a processor makes does not fit the model."""
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -65,6 +67,23 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
+    """The feature extractor of a folder; None where it has none.
+
+    Raises:
+        AttnscopeError: It cannot be loaded.
+    """
+    if not holds_processor(folder):
+        return None
+    auto: Any = transformers.AutoFeatureExtractor
+    try:
+        return auto.from_pretrained(folder, **options)
+    except Exception as error:  # transformers raises what it likes on files that it does not understand
+        raise AttnscopeError(
+            f"cannot load the feature extractor in {folder}: {first_line(error)}", "get its files again"
+        ) from error
+
+
 def _named(folder: Path) -> str:
     """What preprocessor_config.json calls the image processor; "" where it does not say."""
     try:
@@ -74,111 +93,117 @@ def _named(folder: Path) -> str:
     return str(settings.get("image_processor_type", "")).removesuffix("Fast") if isinstance(settings, dict) else ""
 
 
-class WordlessTokenizer:
-    """Stands in where a model reads no text.
+class HuggingFaceEyes:
+    """What of a model sees pictures; see models.model.Eyes.
 
     Args:
-        model: What the model is called.
-        what: What it reads instead, such as "sees pictures".
-        option: How it is given that on the command line.
+        model: The part that sees, a model for itself.
+        network: What of it is run.
+        processor: Its image processor; None = it came without one.
     """
 
-    name = "none: it reads no text"
-    note = ""
-    type_ids: dict[int, int] = {}  # noqa: RUF012
-    prefix_ids: tuple[int, ...] = ()
+    def __init__(self, model: Model, network: Network, processor: Any) -> None:
+        self.model = model
+        self._network, self._base, self._name = network, network.base, network.info.name
+        self._processor = processor
+        self._whole: set[tuple[int, ...]] = set()
 
-    def __init__(self, model: str, what: str, option: str) -> None:
-        self._message = f"{model} {what}, and reads no text", option
+    def see(self, photo: Photo) -> SensoryInput:
+        """A photo as the model sees it: through its own image processor, cut into its patches.
 
-    def _refuse(self) -> NoReturn:
-        raise AttnscopeError(*self._message)
+        Raises:
+            AttnscopeError: It has no image processor, or one that fails; it does not cut pictures into one grid of
+                patches, or does not see all of them in each layer.
+        """
+        if self._processor is None:
+            raise AttnscopeError(
+                f"{self._name} came without its image processor",
+                "hand it over: attnscope.load(model, image_processor)",
+            )
+        try:
+            made = self._processor(images=photo.image, return_tensors="pt")
+        except Exception as error:
+            told = f"the image processor of {self._name} fails on {photo.source}: {first_line(error)}"
+            raise AttnscopeError(told) from error
+        pixels, shapes = made.get("pixel_values"), made.get("spatial_shapes")
+        if isinstance(pixels, Tensor) and shapes is not None:
+            seen = self._see_patches(pixels, shapes, photo)
+        else:
+            seen = self._see_whole(pixels, photo)
+        assert seen.picture is not None
+        shape = tuple(seen.inputs["pixel_values"].shape)
+        if shape not in self._whole:
+            height, width = seen.picture.pixels.shape[:2]
+            what = f"does not take what its image processor makes of {photo.source}, {width} × {height}"
+            with in_one_line(self._name, what, OTHER_MODELS):
+                self._network.require_whole(seen.inputs, len(seen.tokens), *whole_grid(len(seen.tokens)))
+            self._whole.add(shape)
+        return seen
 
-    def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Refuses."""
-        self._refuse()
+    def _see_whole(self, pixels: Any, photo: Photo) -> SensoryInput:
+        """What a processor gives that leaves the cutting to the model."""
+        if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[:2] != (1, 3):
+            shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
+            raise AttnscopeError(
+                f"the image processor of {self._name} gives no picture of three colours, but {shape}",
+                "models that see one picture as one grid of patches are supported",
+            )
+        high, wide = _patch_size(self._base, self._name)
+        rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
+        if not rows or not columns:
+            told = f"{self._name} sees {photo.source} smaller than one of its patches"
+            raise AttnscopeError(told, "give another photo")
+        shown = _without_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
+        notes = [*photo.notes]
+        if (rows * high, columns * wide) != tuple(pixels.shape[2:]):
+            notes.append(
+                "the patches do not reach the right and lower edge of what the model is given: that is cut off"
+            )
+        inputs = {"pixel_values": pixels.to(self._base.dtype), **in_order(self._base, pixels)}
+        return self._seen(inputs, shown, (rows, columns), photo, notes)
 
-    def chat(self, text: str) -> Tokens:
-        """Refuses."""
-        self._refuse()
+    def _see_patches(self, pixels: Tensor, shapes: Any, photo: Photo) -> SensoryInput:
+        """What a processor gives that cuts pictures itself, (1, patch, pixels of it), and fills up (SigLIP 2).
 
-    def encode_target(self, text: str, start: int) -> Tokens:
-        """Refuses."""
-        self._refuse()
+        What it fills up with is left out: the model hides it from the patches.
+        """
+        rows, columns = (int(n) for n in np.asarray(shapes).reshape(-1)[:2])
+        high, wide = _patch_size(self._base, self._name)
+        patches = pixels[:, : rows * columns]
+        if patches.shape != (1, rows * columns, high * wide * 3):
+            raise AttnscopeError(
+                f"the image processor of {self._name} gives {tuple(pixels.shape)}, not {rows} x {columns} patches of "
+                f"{high} x {wide}",
+                OTHER_MODELS,
+            )
+        whole = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
+        shown = _without_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
+        inputs = {
+            "pixel_values": patches.to(self._base.dtype),
+            "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
+            "spatial_shapes": torch.tensor([[rows, columns]]),
+        }
+        return self._seen(inputs, shown, (rows, columns), photo, photo.notes)
 
-    def encode_ids(self, ids: Any) -> Tokens:
-        """Refuses."""
-        self._refuse()
-
-    def extend(self, tokens: Tokens, written: Any) -> Tokens:
-        """Refuses."""
-        self._refuse()
-
-
-def seen_by(base: PreTrainedModel, processor: Any, name: str, photo: Photo) -> SeenPicture:
-    """A photo as a model sees it: through its own processor, cut into its patches.
-
-    Args:
-        base: The model.
-        processor: Its image processor.
-        name: What the model is called.
-        photo: The photo.
-
-    Raises:
-        AttnscopeError: The processor fails, or the model does not cut pictures into one grid of patches.
-    """
-    try:
-        made = processor(images=photo.image, return_tensors="pt")
-    except Exception as error:
-        raise AttnscopeError(f"the image processor of {name} fails on {photo.source}: {first_line(error)}") from error
-    pixels, shapes = made.get("pixel_values"), made.get("spatial_shapes")
-    if isinstance(pixels, Tensor) and shapes is not None:
-        return _seen_patches(base, processor, pixels, shapes, name, photo)
-    if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[:2] != (1, 3):
-        shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
-        raise AttnscopeError(
-            f"the image processor of {name} gives no picture of three colours, but {shape}",
-            "models that see one picture as one grid of patches are supported",
-        )
-    high, wide = _patch_size(base, name)
-    rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
-    if not rows or not columns:
-        raise AttnscopeError(f"{name} sees {photo.source} smaller than one of its patches", "give another photo")
-    shown = _without_normalisation(processor, pixels)[: rows * high, : columns * wide]
-    notes = [*photo.notes]
-    if (rows * high, columns * wide) != tuple(pixels.shape[2:]):
-        notes.append("the patches do not reach the right and lower edge of what the model is given: that is cut off")
-    picture = Picture(np.ascontiguousarray(shown), (rows, columns), photo.source, photo.image.size)
-    tokens = patch_tokens(picture.grid, tokens_before(base), photo.source)
-    inputs = {"pixel_values": pixels.to(base.dtype), **in_order(base, pixels)}
-    return SeenPicture(inputs, tokens, picture, tuple(notes))
+    def _seen(
+        self,
+        inputs: dict[str, Tensor],
+        shown: NDArray[np.uint8],
+        grid: tuple[int, int],
+        photo: Photo,
+        notes: Sequence[str],
+    ) -> SensoryInput:
+        picture = Picture(np.ascontiguousarray(shown), grid, photo.source, photo.image.size)
+        tokens = patch_tokens(grid, tokens_before(self._base), photo.source)
+        return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
 
 
-def _seen_patches(
-    base: PreTrainedModel, processor: Any, pixels: Tensor, shapes: Any, name: str, photo: Photo
-) -> SeenPicture:
-    """What a processor gives that cuts pictures into patches itself, (1, patch, pixels of it), and fills up (SigLIP 2).
-
-    What it fills up with is left out: the model hides it from the patches.
-    """
-    rows, columns = (int(n) for n in np.asarray(shapes).reshape(-1)[:2])
-    high, wide = _patch_size(base, name)
-    patches = pixels[:, : rows * columns]
-    if patches.shape != (1, rows * columns, high * wide * 3):
-        raise AttnscopeError(
-            f"the image processor of {name} gives {tuple(pixels.shape)}, not {rows} x {columns} patches of "
-            f"{high} x {wide}",
-            "preprocessor_config.json and config.json belong to different models",
-        )
-    whole = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
-    shown = _without_normalisation(processor, whole.reshape(1, 3, rows * high, columns * wide))
-    inputs = {
-        "pixel_values": patches.to(base.dtype),
-        "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
-        "spatial_shapes": torch.tensor([[rows, columns]]),
-    }
-    picture = Picture(np.ascontiguousarray(shown), (rows, columns), photo.source, photo.image.size)
-    return SeenPicture(inputs, patch_tokens(picture.grid, tokens_before(base), photo.source), picture, photo.notes)
+def whole_grid(n_tokens: int) -> tuple[str, str]:
+    """What is said of models whose layers do not each see all tokens of a picture, and a hint."""
+    return (
+        f"the picture has {n_tokens} tokens: it looks through windows, or merges patches, which is not supported",
+        "models whose layers all see all patches are, such as ViT, DeiT and DINOv2",
+    )
 
 
 def show_all_patches(base: PreTrainedModel) -> list[str]:
@@ -187,27 +212,6 @@ def show_all_patches(base: PreTrainedModel) -> list[str]:
         return []
     hidden, base.config.mask_ratio = base.config.mask_ratio, 0.0
     return [f"In training it sees {1 - hidden:.0%} of the patches, drawn by lot; here it sees all, in order."]
-
-
-def require_whole_grid(sizes: set[tuple[int, int]], n_tokens: int, name: str) -> None:
-    """Refuses models whose layers do not each see all patches.
-
-    Args:
-        sizes: Queries and keys of the attentions that the model computes on a picture.
-        n_tokens: Patches of the picture, and tokens before them.
-        name: What the model is called.
-
-    Raises:
-        AttnscopeError: They are not all of all tokens.
-    """
-    strange = sorted(sizes - {(n_tokens, n_tokens)})
-    if strange:
-        queries, keys = strange[0]
-        raise AttnscopeError(
-            f"{name} has attention of {queries} queries on {keys} keys where the picture has {n_tokens} tokens: "
-            "it looks through windows, or merges patches, which is not supported",
-            "models whose layers all see all patches are, such as ViT, DeiT and DINOv2",
-        )
 
 
 def _patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
@@ -239,36 +243,3 @@ def _without_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
         values = values / float(processor.rescale_factor)
     shown: NDArray[np.uint8] = np.rint(values.clip(0, 255)).astype(np.uint8)
     return shown
-
-
-@contextlib.contextmanager
-def taking(name: str, picture: Picture) -> Iterator[None]:
-    """Within it, what a model says of a picture that it cannot take becomes one line."""
-    try:
-        yield
-    except AttnscopeError:
-        raise
-    except (ValueError, RuntimeError, TypeError) as error:
-        height, width = picture.pixels.shape[:2]
-        raise AttnscopeError(
-            f"{name} does not take what its image processor makes of {picture.source}, {width} × {height}: "
-            f"{first_line(error)}",
-            "preprocessor_config.json and config.json belong to different models",
-        ) from error
-
-
-def sizes_seen(run: Callable[[Probe], Any]) -> set[tuple[int, int]]:
-    """Queries and keys of the attentions that come in a run.
-
-    Args:
-        run: Runs the model with the probe that it is given.
-    """
-    sizes: set[tuple[int, int]] = set()
-
-    def observed(call: AttentionCall) -> Tensor:
-        sizes.add((call.query.shape[2], call.key.shape[2]))
-        return attend(call)
-
-    with torch.no_grad():
-        run(observed)
-    return sizes

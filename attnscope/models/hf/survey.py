@@ -1,8 +1,8 @@
-"""What a Hugging Face model's attention is, found out by running it: which calls, which layers, which road, is it true.
+"""What a Hugging Face model's attention is, found out by running it: which calls, which layers, which path, is it true.
 
 A model is run on small random inputs through the seam and by its own eager implementation. What comes of both must be
 the same: hidden states, number of layers, weights. A model that does not pass (all of) its attention through the seam
-takes the eager road; one that cannot be shown truly by either is refused.
+takes the eager path; one that cannot be shown truly by either is refused.
 """
 
 import re
@@ -49,7 +49,7 @@ class Survey:
     """What was found out.
 
     Attributes:
-        road: "seam" or "eager".
+        path: "seam" or "eager".
         plan: On the seam: which call is which.
         layers: Kind -> numbers of the layers that have attention, in the order of computation.
         n_layers: Kind -> how many layers there are, with and without attention.
@@ -62,7 +62,7 @@ class Survey:
         reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
     """
 
-    road: str
+    path: str
     plan: Plan
     layers: Mapping[Kind, tuple[int, ...]]
     n_layers: Mapping[Kind, int]
@@ -83,7 +83,7 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
         check: Whether to compare with eager where that is not needed to tell the layers.
 
     Raises:
-        AttnscopeError: It has no attention, differs from eager beyond rounding, or cannot be read by either road.
+        AttnscopeError: It has no attention, differs from eager beyond rounding, or cannot be read by either path.
     """
     padded, alone = examples(model)
     extras: dict[str, Any] = {}
@@ -174,7 +174,7 @@ def _read_seam(
         for one, layer in zip(calls, layers[kind], strict=True):
             plan.setdefault(one.module, []).append((seen.index(one), Place(kind, layer)))
     return Survey(
-        road="seam",
+        path="seam",
         plan={module: [place for _, place in sorted(p, key=lambda x: x[0])] for module, p in plan.items()},
         layers=layers,
         n_layers=n_layers,
@@ -255,7 +255,7 @@ def _check_long(model: PreTrainedModel, found: Survey) -> str:
     """The second self-check at load: on a text beyond what the configuration names, as far as that is cheap.
 
     Returns:
-        On the seam: why it does not see the whole; of the eager road: what a user must know. "" if all is well.
+        On the seam: why it does not see the whole; of the eager path: what a user must know. "" if all is well.
 
     Raises:
         AttnscopeError: What is seen differs from eager.
@@ -296,7 +296,7 @@ def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps
     if example is None or n_tokens <= LENGTHS[1]:
         return ""
     example.inputs.update(found.extras)
-    if found.road == "eager":
+    if found.path == "eager":
         own = _own_outcome(model, example)
         return "" if own is None else _check_eager_at(model, found, example, own)
     try:
@@ -341,7 +341,7 @@ def _allowed(model: PreTrainedModel, found: Survey) -> float:
     return tolerance(model, sum(map(len, found.layers.values())))
 
 
-# The eager road ---------------------------------------------------------------------------------------------------
+# The eager path ---------------------------------------------------------------------------------------------------
 
 
 def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras: dict[str, Any], reason: str) -> Survey:
@@ -376,7 +376,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
     n_layers = {kind: max(configured_layers(config, kind) or 0, numbers[-1] + 1) for kind, numbers in layers.items()}
     n_heads = {kind: max(weights.shape[1] for weights in named[kind]) for kind in layers}
     return Survey(
-        road="eager",
+        path="eager",
         plan={},
         layers=layers,
         n_layers=n_layers,

@@ -5,7 +5,7 @@ Imports no transformers: it is handed a tokenizer object, and knows what such ob
 
 import itertools
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,16 +67,15 @@ class HuggingFaceTokenizer:
             return self._encode_fast(text, pair, add_special_tokens=True)
         return self._encode_slow(text, pair, add_special_tokens=True)
 
-    def chat(self, text: str) -> Tokens:
+    @property
+    def chat(self) -> Callable[[str], Tokens] | None:
         """Puts a text as the user's message into the model's chat template, and tokenises what comes of it.
 
         The template writes the tokens that begin a text; none is added a second time.
-
-        Raises:
-            AttnscopeError: The tokenizer has no chat template, or it does not take a lone message.
         """
-        if not getattr(self._backend, "chat_template", None):
-            raise AttnscopeError("this model's tokenizer has no chat template", "leave out --chat")
+        return self._chat if getattr(self._backend, "chat_template", None) else None
+
+    def _chat(self, text: str) -> Tokens:
         messages = [{"role": "user", "content": text}]
         try:
             written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -266,6 +265,15 @@ class NumbersTokenizer:
     note = "There is no tokenizer: texts are given as token numbers."
     type_ids: dict[int, int] = {}  # noqa: RUF012
     prefix_ids: tuple[int, ...] = ()
+    mask_id = chat = None
+
+    def ordinary_ids(self) -> list[int]:
+        """None are known."""
+        return []
+
+    def spell(self, number: int) -> str:
+        """The number."""
+        return str(number)
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Reads token numbers.
@@ -277,10 +285,6 @@ class NumbersTokenizer:
         if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
             raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")
         return self.encode_ids([int(number) for number in numbers])
-
-    def chat(self, text: str) -> Tokens:
-        """Refuses: a chat template needs a tokenizer."""
-        raise AttnscopeError("this model has no tokenizer, and so no chat template", "leave out --chat")
 
     def encode_target(self, text: str, start: int) -> Tokens:
         """The start token, then the numbers but for the last."""
@@ -304,6 +308,26 @@ class NumbersTokenizer:
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
         """Tokens of given numbers and of those that a model wrote after them."""
         return replace(self.encode_ids([*tokens.ids.tolist(), *written]), n_given=len(tokens))
+
+
+class WordlessTokenizer(NumbersTokenizer):
+    """Stands in where a model reads no text.
+
+    Args:
+        model: What the model is called.
+        what: What it reads instead, such as "sees pictures".
+        option: How it is given that on the command line.
+    """
+
+    name = "none: it reads no text"
+    note = ""
+
+    def __init__(self, model: str, what: str, option: str) -> None:
+        self._message = f"{model} {what}, and reads no text", option
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Refuses."""
+        raise AttnscopeError(*self._message)
 
 
 def align(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: str | None) -> Spans | None:

@@ -21,28 +21,10 @@ from attnscope.models.hf.dispatch import stored
 from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import perform
 from attnscope.models.hf.survey import Survey
+from attnscope.models.model import Slice
 
 Role = Literal["query", "key", "value"]
 _ROLES: tuple[Role, ...] = ("query", "key", "value")
-
-
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """Numbers of one weight that are picked heads' alone.
-
-    Attributes:
-        name: The weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight".
-        axis: Along which axis they are chosen.
-        indices: Which.
-        role: "query", "key", "value" or "output".
-        weight: The whole weight, as the model holds it.
-    """
-
-    name: str
-    axis: int
-    indices: tuple[int, ...]
-    role: str
-    weight: Tensor
 
 
 @dataclass(eq=False)
@@ -105,7 +87,7 @@ def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tens
         out where what the heads put out is changed before it is projected, where weights are quantised, or not there,
         or not all of the map (an adapter beside them), and where a layer has fewer heads than others of its kind.
     """
-    if found.road != "seam":
+    if found.path != "seam":
         return {}
     outputs = _OutputWatch()
 

@@ -1,91 +1,175 @@
-"""What a Hugging Face model writes: a text continued, a target answered, both greedily, without the seam."""
+"""What a Hugging Face model writes: a text continued, a target answered, a recording transcribed.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+All of it greedily, and without the seam.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import standing_arguments
+from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import quiet
 from attnscope.models.hf.seam import switched
-from attnscope.models.model import ModelInfo
+from attnscope.models.model import Batch, SensoryInput
+from attnscope.records import Tokens
 
 
-def require_writing(model: Any, base: PreTrainedModel, info: ModelInfo, *, is_encoder_decoder: bool) -> None:
-    """Refuses models that cannot write, or not in this way.
+class HuggingFaceWriter:
+    """The decoder of a model; see models.model.Writer.
 
-    Raises:
-        AttnscopeError: It has an encoder and should have none, or the other way round; it is an encoder; or it has no
-            language-model head.
+    Args:
+        network: The model. It may lack the head that writing needs: a target can be read without.
     """
-    if bool(base.config.is_encoder_decoder) != is_encoder_decoder:
-        what = "has a decoder that answers" if base.config.is_encoder_decoder else "has no encoder"
-        raise AttnscopeError(
-            f"{info.name} {what}", "use a target" if not is_encoder_decoder else "leave out the target"
-        )
-    if "decoder" not in info.kinds:
-        raise AttnscopeError(f"{info.name} is an encoder and cannot continue a text", "use a decoder, such as GPT-2")
-    if not model.can_generate() or model is base and not is_encoder_decoder:
-        raise AttnscopeError(
-            f"{info.name} was loaded without a language-model head and cannot write",
-            "its files or the wrapped object hold only the base model",
-        )
 
+    def __init__(self, network: Network) -> None:
+        self._model, self._base = network.model, network.base
+        self._network, self._tokenizer = network, network.tokenizer
 
-def end_ids(model: Any, base: PreTrainedModel) -> set[int]:
-    """The numbers of the tokens that end a text."""
-    ends: set[int] = set()
-    for config in (getattr(model, "generation_config", None), base.config.get_text_config()):
-        found = getattr(config, "eos_token_id", None)
-        ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
-    return ends
+    def generate(self, tokens: Tokens, n: int) -> Tokens:
+        """Continues a text greedily: at each step the token that the model gives the most probability.
 
+        One forward pass over the result shows what the model attended to as it wrote, since no query sees later keys.
 
-def start_id(model: Any, base: PreTrainedModel, name: str) -> int:
-    """The number of the token that the decoder of an encoder-decoder starts with.
+        Args:
+            tokens: The text.
+            n: How many tokens to write at most; fewer if the model ends the text or reaches its limit.
 
-    Raises:
-        AttnscopeError: It is no encoder-decoder, or does not say.
-    """
-    if not base.config.is_encoder_decoder:
-        raise AttnscopeError(f"{name} is no encoder-decoder, so it has no target", "leave out --target")
-    for config in (getattr(model, "generation_config", None), base.config):
-        for setting in ("decoder_start_token_id", "bos_token_id"):
-            found = getattr(config, setting, None)
-            if isinstance(found, int):
-                return found
-    raise AttnscopeError(f"{name} does not say which token its decoder starts with")
+        Returns:
+            The tokens given (`n_given`) and those written, without the one that ends a text.
 
+        Raises:
+            AttnscopeError: The model cannot continue a text: it has an encoder, or no language-model head.
+        """
+        self._require_head(is_encoder_decoder=False)
+        if not len(tokens):
+            raise AttnscopeError("there is nothing to continue", "give at least one token")
+        can_cache = "use_cache" in standing_arguments(self._model)
+        past = None
 
-def continue_text(model: Any, base: PreTrainedModel, ids: Sequence[int], room: int, device: torch.device) -> list[int]:
-    """The numbers given and up to `room` that the model writes after them, without the one that ends a text."""
-    ends = end_ids(model, base)
-    written = [int(number) for number in ids]
-    can_cache = "use_cache" in standing_arguments(model)
-    step, past = torch.tensor([written], device=device), None
-    with torch.no_grad(), switched(base, None):
-        for _ in range(room):
+        def predict(written: list[int]) -> Tensor:
+            nonlocal past
+            step = torch.tensor([written if past is None else written[-1:]], device=self._network.device)
             caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
-            output = model(input_ids=step, **caching)
-            token = int(output.logits[0, -1].argmax())
+            output = self._model(input_ids=step, **caching)
+            past = getattr(output, "past_key_values", None)
+            logits: Tensor = output.logits
+            return logits
+
+        with torch.no_grad(), switched(self._base, None):
+            return self._tokenizer.extend(tokens, self._write(predict, tokens.ids.tolist(), n))
+
+    def encode_target(self, text: str) -> Tokens:
+        """What the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text.
+
+        Raises:
+            AttnscopeError: The model is no encoder-decoder, or names no start token.
+        """
+        return self._tokenizer.encode_target(text, self._start_id())
+
+    def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
+        """What the decoder reads as it answers a text by its own greedy output.
+
+        Written with the model's own settings (forced and suppressed tokens …) but without sampling and beams.
+
+        Args:
+            tokens: What the encoder reads.
+            n: How many tokens to write at most.
+
+        Returns:
+            The start token (`n_given` is 1) and what was written, without the token that ends a text.
+
+        Raises:
+            AttnscopeError: The model is no encoder-decoder, or cannot write.
+        """
+        self._require_head(is_encoder_decoder=True)
+        start = self._start_id()
+        inputs = self._network.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
+        given = {name: x.to(self._network.device) for name, x in inputs.items()}
+        # In this order, as a load takes them: else two threads could wait for each other.
+        with quiet(), torch.no_grad(), switched(self._base, None):
+            result = self._model.generate(
+                **given, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
+            )
+        written = [int(number) for number in result[0]]
+        ends = self._end_ids()
+        while len(written) > 1 and written[-1] in ends:
+            written.pop()
+        return self._tokenizer.extend(self._tokenizer.encode_ids(written[:1]), written[1:])
+
+    def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
+        """What the decoder reads as it writes what it heard, by plain greedy search: no token is suppressed or forced.
+
+        Begins with what the tokenizer puts before a transcript (language, task, no times).
+
+        Raises:
+            AttnscopeError: The model cannot write.
+        """
+        self._require_head(is_encoder_decoder=True)
+        prompt = list(self._tokenizer.prefix_ids) or [self._start_id()]
+        features = heard.inputs["input_features"].to(self._network.device)
+        with switched(self._base, None), torch.no_grad():
+            encoded = self._model.get_encoder()(features)
+
+            def predict(written: list[int]) -> Tensor:
+                ids = torch.tensor([written], device=features.device)
+                logits: Tensor = self._model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False).logits
+                return logits
+
+            return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), self._write(predict, prompt, n))
+
+    def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
+        """What the forward gets for its decoder."""
+        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._network.device)}
+
+    def _write(self, predict: Callable[[list[int]], Tensor], given: list[int], n: int) -> list[int]:
+        """The numbers that are written after those given, at most n, without the one that ends a text.
+
+        Args:
+            predict: Scores of the vocabulary after all numbers so far, (1, token, vocabulary).
+            given: Numbers that stand before.
+            n: How many are written at most; a model's limit may allow fewer.
+        """
+        ends, limit = self._end_ids(), self._network.info.max_tokens
+        written: list[int] = []
+        for _ in range(n if limit is None else min(n, limit - len(given))):
+            token = int(predict([*given, *written])[0, -1].argmax())
             if token in ends:
                 break
             written.append(token)
-            past = getattr(output, "past_key_values", None)
-            step = torch.tensor([written if past is None else [token]], device=device)
-    return written
+        return written
 
+    def _require_head(self, *, is_encoder_decoder: bool) -> None:
+        """Refuses models that cannot write, or not in this way."""
+        model, base, name = self._model, self._base, self._network.info.name
+        if bool(base.config.is_encoder_decoder) != is_encoder_decoder:
+            if is_encoder_decoder:
+                raise AttnscopeError(f"{name} has no encoder", "leave out the target")
+            raise AttnscopeError(f"{name} has a decoder that answers", "use a target")
+        if not model.can_generate() or model is base and not is_encoder_decoder:
+            raise AttnscopeError(
+                f"{name} was loaded without a language-model head and cannot write",
+                "its files or the wrapped object hold only the base model",
+            )
 
-def answer(model: Any, base: PreTrainedModel, inputs: Mapping[str, Tensor], start: int, n: int) -> list[int]:
-    """The start token and what an encoder-decoder writes after it, up to n tokens, without the one that ends a text."""
-    # In this order, as a load takes them: else two threads could wait for each other.
-    with quiet(), torch.no_grad(), switched(base, None):
-        result = model.generate(**inputs, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n)
-    written = [int(number) for number in result[0]]
-    ends = end_ids(model, base)
-    while len(written) > 1 and written[-1] in ends:
-        written.pop()
-    return written
+    def _end_ids(self) -> set[int]:
+        """The numbers of the tokens that end a text."""
+        ends: set[int] = set()
+        for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
+            found = getattr(config, "eos_token_id", None)
+            ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
+        return ends
+
+    def _start_id(self) -> int:
+        """The number of the token that the decoder of an encoder-decoder starts with."""
+        name = self._network.info.name
+        if not self._base.config.is_encoder_decoder:
+            raise AttnscopeError(f"{name} is no encoder-decoder, so it has no target", "leave out --target")
+        for config in (getattr(self._model, "generation_config", None), self._base.config):
+            for setting in ("decoder_start_token_id", "bos_token_id"):
+                found = getattr(config, setting, None)
+                if isinstance(found, int):
+                    return found
+        raise AttnscopeError(f"{name} does not say which token its decoder starts with")

@@ -1,0 +1,202 @@
+"""A transformers model whose attention is known, run with a probe at its seam: what its forward gets, what comes of it.
+
+What it is run for, a text read or written, a photo, a recording, others know.
+"""
+
+import inspect
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attnscope.core.attention import AttentionCall, Probe, attend
+from attnscope.core.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.check import hidden_states, takes_light_masks
+from attnscope.models.hf.dispatch import input_device, is_dispatched
+from attnscope.models.hf.eager import run_for_weights
+from attnscope.models.hf.examples import pad_id, position_table, standing_arguments, vocab_size
+from attnscope.models.hf.outputs import loss_of, run_with_logits
+from attnscope.models.hf.parts import in_one_line, reads_text
+from attnscope.models.hf.seam import LIGHT_FROM, perform
+from attnscope.models.hf.survey import Survey, check_beyond
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, require_length, require_numbers
+
+
+class Network:
+    """A transformers model, and what was found out of it.
+
+    Attributes:
+        model: The model, with its head if it has one.
+        base: The part of it that attends.
+        tokenizer: Its tokenizer, or what stands for one.
+        info: What is known of it.
+        found: What its attention is.
+        device: Where it takes its inputs.
+        is_spread: Whether accelerate moves what its parts get.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        base: PreTrainedModel,
+        tokenizer: HuggingFaceTokenizer | NumbersTokenizer,
+        info: ModelInfo,
+        found: Survey,
+    ) -> None:
+        self.model: Any = model
+        self.base: Any = base
+        self.tokenizer, self.info, self.found = tokenizer, info, found
+        self.device = input_device(base)
+        self.is_spread = is_dispatched(base)
+        self._takes_light: bool | None = None
+
+    @property
+    def at_seam(self) -> bool:
+        """Whether its attention passes the seam."""
+        return self.found.path == "seam"
+
+    @cached_property
+    def loss(self) -> Loss | None:
+        """What its language-model head predicts; None without one that does."""
+        return loss_of(self.model, self.info.kinds) if self.at_seam else None
+
+    def run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
+        """Runs what the forward takes: input_ids, pixel_values, input_features … Returns the last hidden states."""
+        with in_one_line(self.info.name, "does not run on this input"):
+            return self._run(inputs, probe)
+
+    def outputs(
+        self, inputs: Mapping[str, Any], probe: Probe, *, logits: bool, skipped: Mapping[nn.Module, int] | None = None
+    ) -> Outputs:
+        """As `run`, with what the head predicts if asked for.
+
+        Args:
+            inputs: What the forward gets.
+            probe: What happens at the seam.
+            logits: Whether the head is run.
+            skipped: How many of its first calls a module does not make, as a part of the model is not computed.
+        """
+        given = self._given(inputs)
+        self.require_seam("its heads cannot be changed")
+        with in_one_line(self.info.name, "does not run on this input"):
+            if logits and self.loss is not None:
+                return run_with_logits(self.model, self.base, given, self.found.plan, probe, skipped)
+            return Outputs(self._hidden(perform(self.base, given, self.found.plan, probe, skipped=skipped)))
+
+    def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
+        """What the forward gets for texts, with the model's own padding.
+
+        Args:
+            batch: The texts.
+            target: Whether an encoder-decoder's decoder is given what it reads.
+
+        Raises:
+            AttnscopeError: It reads no texts; they are too long, hold unknown numbers, or lack what the decoder reads.
+        """
+        accepted = inspect.signature(self.base.forward).parameters
+        if not reads_text(self.base):
+            self.tokenizer.encode("")  # says what it reads instead
+        batch = batch.to(batch.ids.device)
+        ids = self._pad(batch.ids, batch.mask)
+        inputs = {"input_ids": ids}
+        if batch.mask is not None:
+            inputs["attention_mask"] = batch.mask.long()
+        segments = batch.segments
+        # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
+        if segments is not None and (not bool(segments.any()) or getattr(self.base.config, "type_vocab_size", 0) < 2):
+            segments = None
+        if "token_type_ids" in accepted and (segments is not None or self.tokenizer.type_ids):
+            types = torch.zeros_like(ids) if segments is None else segments.clone()
+            for number, kind in self.tokenizer.type_ids.items():
+                types[ids == number] = kind
+            inputs["token_type_ids"] = types
+        if target and self.base.config.is_encoder_decoder:
+            if batch.target_ids is None:
+                raise AttnscopeError(
+                    f"{self.info.name} has an encoder and a decoder, and nothing is given that its decoder reads",
+                    "use encode_target or greedy_target",
+                )
+            inputs["decoder_input_ids"] = self._pad(batch.target_ids, batch.target_mask)
+            if batch.target_mask is not None:
+                inputs["decoder_attention_mask"] = batch.target_mask.long()
+        return inputs
+
+    def require_seam(self, otherwise: str) -> None:
+        """Refuses models of which only the weights can be seen."""
+        if not self.at_seam:
+            raise AttnscopeError(
+                f"{self.info.name} does not pass its attention through the seam: {otherwise}",
+                "only its weights can be seen: attnscope heatmap",
+            )
+
+    def require_whole(self, inputs: Mapping[str, Any], n_tokens: int, where: str, hint: str) -> None:
+        """Refuses models whose layers do not each see all that they are given.
+
+        Args:
+            inputs: What the forward gets.
+            n_tokens: How many tokens that is.
+            where: Where there are so many tokens, and what the model does instead.
+            hint: Which models can be shown.
+
+        Raises:
+            AttnscopeError: Its attentions are not all of all tokens.
+        """
+        sizes: set[tuple[int, int]] = set()
+
+        def observe(call: AttentionCall) -> Tensor:
+            sizes.add((call.query.shape[2], call.key.shape[2]))
+            return attend(call)
+
+        kept = Weights()
+        with torch.no_grad():
+            self._run(inputs, observe if self.at_seam else kept)
+        sizes |= {(w.shape[2], w.shape[3]) for by_layer in kept.maps.values() for w in by_layer.values()}
+        for queries, keys in sorted(sizes - {(n_tokens, n_tokens)}):
+            raise AttnscopeError(
+                f"{self.info.name} has attention of {queries} queries on {keys} keys where {where}", hint
+            )
+
+    def require_known(self, ids: Tensor) -> None:
+        """Refuses token numbers that the model has no embedding for."""
+        require_numbers(self.info, ids, vocab_size(self.base))
+
+    def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
+        given = self._given(inputs)
+        if self.at_seam:
+            return self._hidden(perform(self.base, given, self.found.plan, probe, self._light_from(given)))
+        return self._hidden(run_for_weights(self.base, given, self.found.layers, self.info.name, probe))
+
+    def _given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """All that the forward gets, on the model's device."""
+        check_beyond(self.base, self.found, inputs)
+        given = {**standing_arguments(self.base), **self.found.extras, **inputs}
+        return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in given.items()}
+
+    def _hidden(self, output: Any) -> Tensor:
+        hidden = hidden_states(output)
+        if hidden is None:
+            raise AttnscopeError(f"{self.info.name} returns no hidden states")
+        return hidden
+
+    def _light_from(self, given: Mapping[str, Any]) -> int | None:
+        """Whether this run gets light masks: on long texts, where the model is known to understand them."""
+        tokens = [given[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in given]
+        # accelerate moves masks from device to device, so that they are not known again.
+        if max(tokens, default=0) < LIGHT_FROM or self.is_spread:
+            return None
+        if self._takes_light is None:
+            self._takes_light = takes_light_masks(self.base, self.found.plan, self.found.extras)
+        return LIGHT_FROM if self._takes_light else None
+
+    def _pad(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Numbers with the model's own padding, checked."""
+        if position_table(self.base) is not None:
+            require_length(self.info, ids.shape[1])
+        ids = ids if mask is None else ids.masked_fill(~mask, pad_id(self.base))
+        self.require_known(ids)
+        return ids
