@@ -71,7 +71,7 @@ def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type: s
     model = tiny(model_type)
     shown = wrap(model)
     for batch in batches(model.config.is_encoder_decoder):
-        inputs = shown._inputs(batch)
+        inputs = shown.network.text_inputs(batch)
         with torch.no_grad():
             own = model(**inputs).last_hidden_state
         real = batch.target_mask if model.config.is_encoder_decoder else batch.mask
@@ -332,7 +332,7 @@ def test_segments_reach_models_that_know_them_and_no_others() -> None:
     bert, roberta = wrap(tiny("bert")), wrap(tiny("roberta"))
     assert not torch.equal(bert.run(Batch(ids, segments=segments), attend), bert.run(Batch(ids), attend))
     roberta.network.base.config.type_vocab_size = 1
-    assert "token_type_ids" not in roberta._inputs(Batch(ids, segments=segments))
+    assert "token_type_ids" not in roberta.network.text_inputs(Batch(ids, segments=segments))
 
 
 def test_token_numbers_beyond_the_vocabulary_are_refused() -> None:

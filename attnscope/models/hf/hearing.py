@@ -6,42 +6,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import in_one_line
+from attnscope.models.hf.parts import hears, in_one_line, sees_sound, takes_recordings
 from attnscope.models.hf.senses import OTHER_MODELS, tokens_before, whole_grid
 from attnscope.models.model import SensoryInput
 from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound
 from attnscope.senses.recordings import Recording
 from attnscope.senses.tokens import frame_tokens, patch_tokens
-
-
-def hears(base: PreTrainedModel) -> bool:
-    """Whether a model listens as Whisper does: to a window of fixed length, by an encoder that a decoder reads."""
-    encoder = getattr(base, "encoder", None)
-    convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
-    return base.main_input_name == "input_features" and bool(base.config.is_encoder_decoder) and convolves
-
-
-def listens(base: PreTrainedModel) -> bool:
-    """Whether a model is an encoder of sound whose tokens are frames in time: wav2vec 2.0, HuBERT, WavLM, w2v-BERT."""
-    takes = "input_values" if hasattr(base.config, "conv_stride") else "input_features"
-    frames = hasattr(base.config, "conv_stride") or hasattr(base.config, "feature_projection_input_dim")
-    return frames and base.main_input_name == takes and not base.config.is_encoder_decoder
-
-
-def sees_sound(base: PreTrainedModel) -> bool:
-    """Whether a model cuts the spectrogram of a recording into patches, as the audio spectrogram transformer does."""
-    strides = hasattr(base.config, "frequency_stride") and hasattr(base.config, "time_stride")
-    return base.main_input_name == "input_values" and strides
-
-
-def takes_recordings(base: PreTrainedModel) -> bool:
-    """Whether a model takes recordings in any of these ways."""
-    return hears(base) or listens(base) or sees_sound(base)
 
 
 class HuggingFaceEars:

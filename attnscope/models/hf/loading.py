@@ -25,9 +25,19 @@ from attnscope.models.hf.adapters import NONE, merge, require_peft
 from attnscope.models.hf.dispatch import DeviceMap, loading_options, where_it_lies
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
-from attnscope.models.hf.hearing import hears, listens, sees_sound
-from attnscope.models.hf.model import HuggingFaceModel, Parts, assemble, wordless
-from attnscope.models.hf.parts import base_of, picture_tower, quiet, reads_text, sees_pictures, text_tower
+from attnscope.models.hf.model import HuggingFaceModel, Parts, assemble
+from attnscope.models.hf.parts import (
+    base_of,
+    hears,
+    listens,
+    picture_tower,
+    quiet,
+    reads_text,
+    sees_pictures,
+    sees_sound,
+    text_tower,
+    wordless,
+)
 from attnscope.models.hf.senses import (
     holds_processor,
     open_feature_extractor,

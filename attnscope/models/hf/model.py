@@ -20,13 +20,23 @@ from attnscope.models.hf.adapters import NONE, Adapter, unwrap
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.eager import mixes_lengths, run_one_by_one
 from attnscope.models.hf.examples import accepts, examples, max_tokens
-from attnscope.models.hf.hearing import HuggingFaceEars, takes_recordings
+from attnscope.models.hf.hearing import HuggingFaceEars
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.outputs import blocks_by_place, can_resume, skipped_calls
-from attnscope.models.hf.parts import base_of, in_one_line, picture_tower, quiet, reads_text, sees_pictures, text_tower
+from attnscope.models.hf.parts import (
+    base_of,
+    in_one_line,
+    picture_tower,
+    quiet,
+    reads_text,
+    sees_pictures,
+    takes_recordings,
+    text_tower,
+    wordless,
+)
 from attnscope.models.hf.senses import HuggingFaceEyes
 from attnscope.models.hf.survey import survey
-from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.hf.writing import HuggingFaceWriter
 from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, Slice
@@ -215,15 +225,6 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):
         reader = wordless(name, base)
     return assemble(Parts(hf_model, reader, name, processor=senses, adapter=adapter), check=check)
-
-
-def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
-    """What stands for the tokenizer of a model that reads no text."""
-    if sees_pictures(base):
-        return WordlessTokenizer(name, "sees pictures", "attnscope heatmap --image photo.png")
-    if takes_recordings(base):
-        return WordlessTokenizer(name, "hears recordings", "attnscope heatmap --audio speech.wav")
-    return WordlessTokenizer(name, f"reads {base.main_input_name}", "models of text, pictures and sound can be shown")
 
 
 def assemble(parts: Parts, *, check: bool) -> HuggingFaceModel:

@@ -20,7 +20,7 @@ from attnscope.models.hf.dispatch import input_device, is_dispatched
 from attnscope.models.hf.eager import run_for_weights
 from attnscope.models.hf.examples import pad_id, position_table, standing_arguments, vocab_size
 from attnscope.models.hf.outputs import loss_of, run_with_logits
-from attnscope.models.hf.parts import in_one_line, reads_text
+from attnscope.models.hf.parts import in_one_line, reads_text, wordless
 from attnscope.models.hf.seam import LIGHT_FROM, perform
 from attnscope.models.hf.survey import Survey, check_beyond
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
@@ -100,7 +100,7 @@ class Network:
         """
         accepted = inspect.signature(self.base.forward).parameters
         if not reads_text(self.base):
-            self.tokenizer.encode("")  # says what it reads instead
+            wordless(self.info.name, self.base).encode("")
         batch = batch.to(batch.ids.device)
         ids = self._pad(batch.ids, batch.mask)
         inputs = {"input_ids": ids}

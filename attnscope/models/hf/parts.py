@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
 from attnscope.models.hf.examples import accepts
+from attnscope.models.hf.tokenizer import WordlessTokenizer
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -41,6 +42,40 @@ def reads_text(base: PreTrainedModel) -> bool:
 def sees_pictures(base: PreTrainedModel) -> bool:
     """Whether a model reads pictures and no text."""
     return base.main_input_name == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
+
+
+def hears(base: PreTrainedModel) -> bool:
+    """Whether a model listens as Whisper does: to a window of fixed length, by an encoder that a decoder reads."""
+    encoder = getattr(base, "encoder", None)
+    convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
+    return base.main_input_name == "input_features" and bool(base.config.is_encoder_decoder) and convolves
+
+
+def listens(base: PreTrainedModel) -> bool:
+    """Whether a model is an encoder of sound whose tokens are frames in time: wav2vec 2.0, HuBERT, WavLM, w2v-BERT."""
+    takes = "input_values" if hasattr(base.config, "conv_stride") else "input_features"
+    frames = hasattr(base.config, "conv_stride") or hasattr(base.config, "feature_projection_input_dim")
+    return frames and base.main_input_name == takes and not base.config.is_encoder_decoder
+
+
+def sees_sound(base: PreTrainedModel) -> bool:
+    """Whether a model cuts the spectrogram of a recording into patches, as the audio spectrogram transformer does."""
+    strides = hasattr(base.config, "frequency_stride") and hasattr(base.config, "time_stride")
+    return base.main_input_name == "input_values" and strides
+
+
+def takes_recordings(base: PreTrainedModel) -> bool:
+    """Whether a model takes recordings in any of these ways."""
+    return hears(base) or listens(base) or sees_sound(base)
+
+
+def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
+    """What stands for the tokenizer of a model that reads no text."""
+    if sees_pictures(base):
+        return WordlessTokenizer(name, "sees pictures", "attnscope heatmap --image photo.png")
+    if takes_recordings(base):
+        return WordlessTokenizer(name, "hears recordings", "attnscope heatmap --audio speech.wav")
+    return WordlessTokenizer(name, f"reads {base.main_input_name}", "models of text, pictures and sound can be shown")
 
 
 def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
