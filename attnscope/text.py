@@ -29,7 +29,7 @@ def build_tokens(
     pieces: Sequence[str],
     offsets: Sequence[tuple[int, int]] | None,
     special: Sequence[bool],
-    segments: Sequence[int],
+    segments: Sequence[int] | None = None,
     pair: str | None = None,
     style: Style = "auto",
 ) -> Tokens:
@@ -44,11 +44,12 @@ def build_tokens(
         pieces: Each token as the tokenizer's vocabulary writes it.
         offsets: First and last + 1 character of each token in its own text; an empty range = no text; None = unknown.
         special: Whether the tokenizer added the token.
-        segments: 0 for a token of `text`, 1 for one of `pair`.
+        segments: 0 for a token of `text`, 1 for one of `pair`; None = all 0.
         pair: The second text of a pair.
         style: How the pieces are written; "auto" guesses from the pieces.
     """
     n = len(ids)
+    segments = [0] * n if segments is None else segments
     if style == "auto":
         style = _guess_style(pieces)
     labels = tuple(_label(piece, style) or f"<{number}>" for piece, number in zip(pieces, ids, strict=True))

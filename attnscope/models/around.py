@@ -21,6 +21,7 @@ from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.stepwise import Rotation
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
+from attnscope.models.projections import OutputWatch, hooks, is_transposed, linear_maps
 
 _patching = threading.Lock()
 
@@ -80,21 +81,23 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
             "not pass transformers' attention interface",
             "its weights can be seen with `attnscope heatmap`",
         )
-    roots = list(model.modules())
+    roots = model.modules()
     watch = _Watch(kind, layer)
-    with torch.no_grad(), watch.linears(roots), watch.rotations(roots):
+    with torch.no_grad(), hooks(linear_maps(roots), watch.projections.look), watch.rotations(roots):
         model.run(batch, watch)
     if watch.call is None or watch.output is None:
         raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
     rotation, unrotated, note = _rotation(watch.call, watch.turns)
     notes = [note] if note else []
-    if watch.projection is None:
+    weight = bias = attended = None
+    for place, projection in watch.projections.found.items():
+        weight, bias = projection.get_parameter("weight").detach(), getattr(projection, "bias", None)
+        weight, bias = weight.T if is_transposed(projection) else weight, None if bias is None else bias.detach()
+        attended = watch.projections.results[place]
+        attended = attended[0] if attended.ndim == 3 else attended
+    if weight is None:
         notes.append("no linear map is fed just what the heads put out, so that W_O cannot be shown")
-        return Surroundings(watch.call, watch.output, unrotated, rotation, notes=tuple(notes))
-    weight, bias = _as_linear(watch.projection)
-    return Surroundings(
-        watch.call, watch.output, unrotated, rotation, weight, bias, watch.attended, tuple(notes)
-    )  # fmt: skip
+    return Surroundings(watch.call, watch.output, unrotated, rotation, weight, bias, attended, tuple(notes))
 
 
 class _Watch:
@@ -103,41 +106,20 @@ class _Watch:
     def __init__(self, kind: str, layer: int) -> None:
         self.call: AttentionCall | None = None
         self.output: Tensor | None = None
-        self.projection: nn.Module | None = None
-        self.attended: Tensor | None = None
+        self.projections = OutputWatch()
         self.turns: list[_Turn] = []
         self._kind, self._layer = kind, layer
         self._since: list[_Turn] = []
-        self._joined: Tensor | None = None
 
     def __call__(self, call: AttentionCall) -> Tensor:
         output = attend(call)
         if (call.kind, call.layer) == (self._kind, self._layer):
             self.call, self.output, self.turns = call, output, self._since
-            self._joined = output.transpose(1, 2).flatten(2)
-        elif self.projection is None:
-            self._joined = None  # the next attention began: W_O is not to be found any more
+            self.projections.expect((call.kind, call.layer), output)
+        else:
+            self.projections.give_up()  # the next attention began: W_O is not to be found any more
         self._since = []
         return output
-
-    @contextlib.contextmanager
-    def linears(self, roots: Iterable[nn.Module]) -> Iterator[None]:
-        """Finds the linear map that is fed what the heads put out."""
-
-        def look(module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
-            if self._joined is None or self.projection is not None or not given or not isinstance(given[0], Tensor):
-                return
-            if given[0].numel() == self._joined.numel() and torch.equal(
-                given[0].reshape(self._joined.shape), self._joined
-            ):
-                self.projection, self.attended = module, result[0] if result.ndim == 3 else result
-
-        with contextlib.ExitStack() as stack:
-            for root in roots:
-                for module in root.modules():
-                    if isinstance(module, nn.Linear) or _is_conv1d(module):
-                        stack.callback(module.register_forward_hook(look).remove)
-            yield
 
     @contextlib.contextmanager
     def rotations(self, roots: Iterable[nn.Module]) -> Iterator[None]:
@@ -180,16 +162,6 @@ class _Watch:
             self._since.append(_Turn(function, given[2:], named, before, after))
 
 
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' linear map with a transposed weight (GPT-2)."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
-
-
-def _as_linear(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    weight, bias = module.get_parameter("weight").detach(), getattr(module, "bias", None)
-    return (weight.T if _is_conv1d(module) else weight), None if bias is None else bias.detach()
-
-
 # Rotary positions -------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +189,7 @@ def _rotation(
             key = after[1].expand(-1, call.key.shape[1], -1, -1)
             if not torch.equal(after[0], call.query[..., columns]) or not torch.equal(key, call.key[..., columns]):
                 continue
-            found = _taken_apart(turn, heads_axis, call.query.shape[2], columns, d_head)
+            found = _learn_rotation(turn, heads_axis, call.query.shape[2], columns, d_head)
             if found is None:
                 return None, None, unseen
             unrotated = call.query.clone(), call.key.clone()
@@ -229,7 +201,7 @@ def _rotation(
     return None, None, unseen
 
 
-def _taken_apart(
+def _learn_rotation(
     turn: _Turn, heads_axis: int, n_tokens: int, columns: slice, d_head: int
 ) -> Rotation | None:  # fmt: skip
     """Learns a rotation from what the model's own function does to each column alone; None if it is not by pairs."""

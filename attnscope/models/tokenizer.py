@@ -1,6 +1,7 @@
 """Tokenizers by the tokenizers library alone: no transformers, no torch, ready while those still load."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class FastTokenizer:
         backend.no_padding()
         self.name = name
         self._backend = backend
-        self._style = _style(backend)
+        self._style = style_of(backend)
 
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
@@ -82,21 +83,35 @@ class FastTokenizer:
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
-        encoding = self._backend.encode(text, pair)
-        special = [bool(flag) for flag in encoding.special_tokens_mask]
-        return build_tokens(
-            text,
-            ids=encoding.ids,
-            pieces=encoding.tokens,
-            offsets=encoding.offsets,
-            special=special,
-            segments=segments_of(encoding.sequence_ids),
-            pair=pair,
-            style=self._style,
-        )
+        return tokens_of(self._backend.encode(text, pair), text, pair, self._style)
 
 
-def _style(backend: tokenizers.Tokenizer) -> Style:
+def tokens_of(
+    encoding: tokenizers.Encoding, text: str, pair: str | None, style: Style, special: Sequence[bool] | None = None
+) -> Tokens:
+    """What the tokenizers library made of a text, or of a pair of texts, as Tokens.
+
+    Args:
+        encoding: What it made.
+        text: The text.
+        pair: The second text of a pair.
+        style: How pieces are written.
+        special: Whether a token is not of the text; None = as the library says.
+    """
+    return build_tokens(
+        text,
+        ids=encoding.ids,
+        pieces=encoding.tokens,
+        offsets=encoding.offsets,
+        special=[bool(flag) for flag in encoding.special_tokens_mask] if special is None else special,
+        segments=segments_of(encoding.sequence_ids),
+        pair=pair,
+        style=style,
+    )
+
+
+def style_of(backend: tokenizers.Tokenizer) -> Style:
+    """How a tokenizer writes its pieces."""
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
     if "ByteLevel" in parts:
         return "bytes"

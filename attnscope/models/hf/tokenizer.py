@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.models.tokenizer import style_of, tokens_of
 from attnscope.records import Tokens
-from attnscope.text import Style, build_tokens, segments_of
+from attnscope.text import Style, build_tokens
 
 Spans = list[tuple[int, int]]
 
@@ -63,9 +64,7 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
-        if self._backend.is_fast:
-            return self._encode_fast(text, pair, add_special_tokens=True)
-        return self._encode_slow(text, pair, add_special_tokens=True)
+        return self._encode(text, pair, add_special_tokens=True)
 
     @property
     def chat(self) -> Callable[[str], Tokens] | None:
@@ -81,8 +80,7 @@ class HuggingFaceTokenizer:
             written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and raise what they like
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
-        encode = self._encode_fast if self._backend.is_fast else self._encode_slow
-        return encode(written, None, add_special_tokens=False)
+        return self._encode(written, None, add_special_tokens=False)
 
     def encode_target(self, text: str, start: int) -> Tokens:
         """What a decoder reads that is to write `text`: the start token, then the text but for its last token.
@@ -97,54 +95,39 @@ class HuggingFaceTokenizer:
             raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
         if ids and ids[0] == start:  # Whisper's says it itself
             ids = ids[1:]
-        pieces, spans = self._pieces(ids), self._target_spans(text, ids)
-        special = self._special(ids)
-        return build_tokens(
-            text,
-            ids=[start, *ids[:-1]],
-            pieces=[*self._pieces([start]), *pieces[:-1]],
-            offsets=None if spans is None else [(0, 0), *spans[:-1]],
-            special=[True, *special[:-1]],
-            segments=[0] * len(ids),
-            style=self._style,
-        )
+        spans = align(text, self._pieces(ids), self._special(ids), self._backend.unk_token)
+        spans = None if spans is None else [(0, 0), *spans[:-1]]
+        return self._build(text, [start, *ids[:-1]], spans, [True, *self._special(ids)[:-1]])
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
         """Tokens of given numbers, where there is no text: the text is what the tokenizer decodes."""
         ids = [int(number) for number in ids]
-        text, spans = self._decoded(ids)
-        return build_tokens(
-            text,
-            ids=ids,
-            pieces=self._pieces(ids),
-            offsets=spans,
-            special=self._special(ids),
-            segments=[0] * len(ids),
-            style=self._style,
-        )
+        text, spans = self._decode(ids)
+        return self._build(text, ids, spans)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
         """Tokens of a text and of what a model wrote after it; `n_given` says where that begins."""
         given, written = tokens.ids.tolist(), [int(number) for number in written]
-        whole, spans = self._decoded([*given, *written])
-        head, _ = self._decoded(given)
+        whole, spans = self._decode([*given, *written])
+        head, _ = self._decode(given)
         offsets: Spans | None = None
         if spans is not None and whole.startswith(head):
             shift = len(tokens.text) - len(head)
             later = [(max(a + shift, 0), max(b + shift, 0)) for a, b in spans[len(given) :]]
             offsets = [*((int(a), int(b)) for a, b in tokens.offsets), *later]
-        extended = build_tokens(
-            tokens.text + (whole[len(head) :] if whole.startswith(head) else ""),
-            ids=[*given, *written],
-            pieces=self._pieces([*given, *written]),
-            offsets=offsets if tokens.words is not None else None,
-            special=[*tokens.special.tolist(), *self._special(written)],
-            segments=[0] * (len(given) + len(written)),
-            style=self._style,
-        )
-        return replace(extended, n_given=len(given))
+        text = tokens.text + (whole[len(head) :] if whole.startswith(head) else "")
+        special = [*tokens.special.tolist(), *self._special(written)]
+        spans = offsets if tokens.words is not None else None
+        return replace(self._build(text, [*given, *written], spans, special), n_given=len(given))
 
-    def _decoded(self, ids: list[int]) -> tuple[str, Spans | None]:
+    def _build(
+        self, text: str, ids: Sequence[int], spans: Spans | None, special: Sequence[bool] | None = None, **more: Any
+    ) -> Tokens:
+        special = self._special(ids) if special is None else special
+        pieces = self._pieces(ids)
+        return build_tokens(text, ids=ids, pieces=pieces, offsets=spans, special=special, style=self._style, **more)
+
+    def _decode(self, ids: list[int]) -> tuple[str, Spans | None]:
         """The text of token numbers, and where each stands in it: what a token adds to the text of those before it.
 
         A token that ends within a character adds nothing; the one that completes it adds it. Nor does one add anything
@@ -165,22 +148,12 @@ class HuggingFaceTokenizer:
             ends.append(len(start))
         return text, list(zip([0, *ends[:-1]], ends, strict=True))
 
-    def _encode_fast(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
+    def _encode(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
+        if not self._backend.is_fast:
+            return self._encode_slow(text, pair, add_special_tokens=add_special_tokens)
         encoded = self._call(text, pair, add_special_tokens, return_offsets_mapping=True)
         one = encoded.encodings[0]
-        special = [bool(flag) for flag in one.special_tokens_mask]
-        if not add_special_tokens:
-            special = self._special(one.ids)
-        return build_tokens(
-            text,
-            ids=one.ids,
-            pieces=one.tokens,
-            offsets=one.offsets,
-            special=special,
-            segments=segments_of(one.sequence_ids),
-            pair=pair,
-            style=self._style,
-        )
+        return tokens_of(one, text, pair, self._style, None if add_special_tokens else self._special(one.ids))
 
     def _encode_slow(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
         ids = list(self._call(text, pair, add_special_tokens)["input_ids"])
@@ -195,16 +168,7 @@ class HuggingFaceTokenizer:
                 continue
             found = align(part, [pieces[i] for i in places], [special[i] for i in places], self._backend.unk_token)
             spans = None if found is None else [*spans, *found]
-        return build_tokens(
-            text,
-            ids=ids,
-            pieces=pieces,
-            offsets=spans,
-            special=special,
-            segments=segments,
-            pair=pair,
-            style=self._style,
-        )
+        return self._build(text, ids, spans, special, segments=segments, pair=pair)
 
     def _call(self, text: str, pair: str | None, add_special_tokens: bool, **more: Any) -> Any:
         try:
@@ -239,9 +203,6 @@ class HuggingFaceTokenizer:
         special |= {number for number, token in self._backend.added_tokens_decoder.items() if token.special}
         unknown = self._backend.unk_token_id
         return [number in special and number != unknown for number in ids]
-
-    def _target_spans(self, text: str, ids: Sequence[int]) -> Spans | None:
-        return align(text, self._pieces(ids), self._special(ids), self._backend.unk_token)
 
     def _odd_type_ids(self) -> dict[int, int]:
         if "token_type_ids" not in self._backend.model_input_names:
@@ -301,7 +262,6 @@ class NumbersTokenizer:
             pieces=pieces,
             offsets=[(int(end) - len(piece), int(end)) for end, piece in zip(ends, pieces, strict=True)],
             special=[False] * len(pieces),
-            segments=[0] * len(pieces),
             style="plain",
         )
 
@@ -423,7 +383,7 @@ def _bare(piece: str) -> str:
 
 def _style(backend: Any) -> Style:
     inner = getattr(backend, "backend_tokenizer", None) or getattr(backend, "_tokenizer", None)
-    parts = "" if inner is None else f"{inner.normalizer!r} {inner.pre_tokenizer!r} {inner.decoder!r}"
-    if "ByteLevel" in parts or hasattr(backend, "byte_decoder"):
+    style: Style = "plain" if inner is None else style_of(inner)
+    if style == "bytes" or hasattr(backend, "byte_decoder"):
         return "bytes"
-    return "sentencepiece" if "Metaspace" in parts or "▁" in parts or hasattr(backend, "sp_model") else "plain"
+    return "sentencepiece" if hasattr(backend, "sp_model") else style

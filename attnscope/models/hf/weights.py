@@ -5,6 +5,7 @@ head's do; that is read off derivatives at the seam, so that fused, interleaved 
 The output projection is the first one whose input is what the seam gave out.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Place
@@ -22,6 +22,7 @@ from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import perform
 from attnscope.models.hf.survey import Survey
 from attnscope.models.model import Slice
+from attnscope.models.projections import OutputWatch, hooks, is_transposed, linear_maps
 
 Role = Literal["query", "key", "value"]
 _ROLES: tuple[Role, ...] = ("query", "key", "value")
@@ -53,7 +54,7 @@ def head_slices(
     Raises:
         AttnscopeError: Layers share weights, or a head has no weights of its own; says which and why.
     """
-    seen = _observed(base, found, heads)
+    seen = _trace(base, found, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
     shared = _shared_weights(model)
     slices = []
@@ -87,92 +88,49 @@ def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tens
         out where what the heads put out is changed before it is projected, where weights are quantised, or not there,
         or not all of the map (an adapter beside them), and where a layer has fewer heads than others of its kind.
     """
-    if found.path != "seam":
-        return {}
-    outputs = _OutputWatch()
+    outputs = OutputWatch()
 
-    def observed(call: AttentionCall) -> Tensor:
+    def observe(call: AttentionCall) -> Tensor:
         output = attend(call)
         if call.n_heads == found.n_heads[call.kind]:
-            outputs.gave((call.kind, call.layer), output)
+            outputs.expect((call.kind, call.layer), output)
         return output
 
-    handles = [module.register_forward_pre_hook(outputs.before) for module in _projections(base)]
-    try:
-        with torch.no_grad():
-            perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observed)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), hooks(linear_maps([base]), outputs.look):
+        perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observe)
     adapted = {getattr(module, "base_layer", None) for module in base.modules()}
     weights: dict[Place, Tensor] = {}
     for place, module in outputs.found.items():
         weight = None if module in adapted else stored(module, "weight")
         if weight is not None and weight.is_floating_point():
-            weights[place] = weight.T if isinstance(module, Conv1D) else weight
+            weights[place] = weight.T if is_transposed(module) else weight
     return weights
 
 
-class _OutputWatch:
-    """Finds output projections: the first map that is fed what the seam gave out, as it is.
-
-    Attributes:
-        found: Which it is, by place.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[Place, nn.Linear | Conv1D] = {}
-        self._last: tuple[Place, Tensor] | None = None
-
-    def gave(self, place: Place, output: Tensor) -> None:
-        """Takes down what an attention gave out, (batch, head, query, d_value)."""
-        self._last = place, output.transpose(1, 2)
-
-    def before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """The hook before each projection."""
-        if self._last is None or not inputs or not isinstance(inputs[0], Tensor):
-            return
-        place, output = self._last
-        if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
-            assert isinstance(module, nn.Linear | Conv1D)
-            self.found[place] = module
-            self._last = None
-
-
-def _projections(base: PreTrainedModel) -> list[nn.Linear | Conv1D]:
-    return [module for module in base.modules() if isinstance(module, nn.Linear | Conv1D)]
-
-
-def _observed(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
+def _trace(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
     """Runs a model on a small input, and finds out what the heads of the places depend on."""
-    projections = _projections(base)
     given: dict[nn.Module, Tensor] = {}
-    called: dict[nn.Module, int] = {}
+    called: Counter[nn.Module] = Counter()
     seen: dict[Place, _Attention] = {}
-    outputs = _OutputWatch()
+    outputs = OutputWatch()
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        called[module] = called.get(module, 0) + 1
+        outputs.look(module, inputs, output)
+        called[module] += 1
         given[module] = output.detach().requires_grad_()
         # A copy, for some models write into what a projection gave them.
         return given[module].clone()
 
-    def observed(call: AttentionCall) -> Tensor:
+    def observe(call: AttentionCall) -> Tensor:
         output = attend(call).detach()
         place = (call.kind, call.layer)
         if place in heads:
             seen[place] = _Attention(call.n_heads, call.n_kv_heads, _dependencies(call, given))
-            outputs.gave(place, output)
+            outputs.expect(place, output)
         return output
 
-    handles = [module.register_forward_pre_hook(outputs.before) for module in projections]
-    handles += [module.register_forward_hook(after) for module in projections]
-    try:
-        with torch.enable_grad():
-            perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observed)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.enable_grad(), hooks(linear_maps([base]), after):
+        perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observe)
     for place, module in outputs.found.items():
         seen[place].out = module
     used = {module for one in seen.values() for of_head in one.features.values() for module in of_head}
@@ -237,7 +195,7 @@ def _members(kv_head: int, group: int) -> range:
 def _rows(module: nn.Module, features: Sequence[int], role: str, name: str) -> list[Slice]:
     """What makes these features: rows of a Linear's weight, columns of a Conv1D's, and of the bias."""
     weight, bias = _weight(module), getattr(module, "bias", None)
-    found = [Slice(f"{name}.weight", 1 if isinstance(module, Conv1D) else 0, tuple(features), role, weight)]
+    found = [Slice(f"{name}.weight", 1 if is_transposed(module) else 0, tuple(features), role, weight)]
     if isinstance(bias, Tensor):
         found.append(Slice(f"{name}.bias", 0, tuple(features), role, bias))
     return found
@@ -254,7 +212,7 @@ def _columns(attention: _Attention, place: Place, heads: Sequence[int], names: M
             "its effect can still be seen: attnscope ablate",
         )
     weight = _weight(module)
-    axis = 0 if isinstance(module, Conv1D) else 1
+    axis = 0 if is_transposed(module) else 1
     width = weight.shape[axis] // attention.n_heads
     indices = tuple(i for head in sorted(heads) for i in range(head * width, (head + 1) * width))
     return Slice(f"{names[module]}.weight", axis, indices, "output", weight)
