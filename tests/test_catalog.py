@@ -14,7 +14,7 @@ from attnscope.models.catalog import (
     BUILT_IN,
     KNOWN,
     Source,
-    known,
+    list_models,
     read_config,
     resolve,
     verify,
@@ -113,16 +113,18 @@ def test_a_catalogue_name_wins_over_a_folder_that_a_path_still_reaches(tmp_path,
 
 def test_the_list_of_models(cache):
     ours = [("minilm", "installed"), ("own", "built in"), ("own-causal", "built in")]
-    assert [(entry.name, entry.state) for entry in known()] == ours
+    assert [(entry.name, entry.state) for entry in list_models()] == ours
     whole = put_into_cache(cache, "org/whole", "config.json", "model.safetensors")
     put_into_cache(cache, "org/part", "config.json")
     put_into_cache(cache, MINILM.repo_id, "config.json", "model.safetensors")
-    assert [(e.name, e.state, e.folder) for e in known()[3:]] == [("org/whole", "cached", whole)]
+    assert [(e.name, e.state, e.folder) for e in list_models()[3:]] == [("org/whole", "cached", whole)]
 
 
 @pytest.mark.usefixtures("not_installed", "cache")
 def test_the_list_of_models_tells_what_is_not_here():
-    assert [(e.name, e.state, e.folder) for e in known() if e.name not in BUILT_IN] == [("minilm", "not here", None)]
+    assert [(e.name, e.state, e.folder) for e in list_models() if e.name not in BUILT_IN] == [
+        ("minilm", "not here", None)
+    ]
 
 
 # Folders

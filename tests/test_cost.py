@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.models.sizes import PRESETS, attention_weights, by_hand, changed, divisors, sizes_of
+from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
 from attnscope.records.cost import load
 from attnscope.studies.cost import BYTES, cost, find_sizes
 from attnscope.views import cost_figure
@@ -133,7 +133,7 @@ def test_figures_that_circulate_wrongly() -> None:
 
 def test_the_number_of_heads_changes_no_parameters() -> None:
     for heads in (1, 2, 4, 8, 16, 32):
-        found = cost(by_hand(256, heads, 3), 100)
+        found = cost(sizes_by_hand(256, heads, 3), 100)
         assert found.value("attention_weights_per_layer") == 4 * 256**2
         assert found.value("scores_bytes") == heads * 100**2 * 2
     rows = cost("bert-base", 512).heads
@@ -175,7 +175,7 @@ def test_multiply_adds_are_those_of_the_matrix_products() -> None:
 @given(heads=st.integers(1, 8), d_head=st.integers(1, 16), layers=st.integers(1, 5), n=st.integers(1, 300))
 @few_examples
 def test_texts_are_tokens_times_their_length(heads: int, d_head: int, layers: int, n: int) -> None:
-    found = cost(by_hand(heads * d_head, heads, layers), n)
+    found = cost(sizes_by_hand(heads * d_head, heads, layers), n)
     for quantity in found.groups["per_token"]:
         name = quantity.name.replace("_per_token", "_per_text").replace("per_token", "per_text")
         assert found.value(name) == n * quantity.value
@@ -249,16 +249,16 @@ def test_sizes_that_make_no_sense_are_refused(config: dict[str, Any], says: str)
 
 def test_what_would_be_if() -> None:
     s = PRESETS["gpt2"]
-    assert changed(s) is s and changed(s, n_heads=12) is s
-    wider = changed(s, n_heads=6)
+    assert change_sizes(s) is s and change_sizes(s, n_heads=12) is s
+    wider = change_sizes(s, n_heads=6)
     assert (wider.d_head, wider.n_kv_heads) == (128, 6)
     assert attention_weights(wider) == attention_weights(s)
-    assert changed(s, d_model=1536).d_embedding == 1536
+    assert change_sizes(s, d_model=1536).d_embedding == 1536
     with pytest.raises(AttnscopeError, match="not divisible by 7"):
-        changed(s, n_heads=7)
+        change_sizes(s, n_heads=7)
     with pytest.raises(AttnscopeError, match="not divisible by 7"):
-        by_hand(768, 7, 2)
-    assert by_hand(768, 7, 2, d_head=100).d_head == 100
+        sizes_by_hand(768, 7, 2)
+    assert sizes_by_hand(768, 7, 2, d_head=100).d_head == 100
 
 
 @pytest.mark.parametrize(

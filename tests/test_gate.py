@@ -194,10 +194,10 @@ def test_a_model_is_left_as_it_was() -> None:
 def test_a_block_is_left_as_it_was_where_it_fails() -> None:
     block = nn.Linear(3, 3)
     tape = Tape([block])
-    with pytest.raises(RuntimeError), tape.recording(2):
+    with pytest.raises(RuntimeError), tape.record(2):
         block(torch.zeros(2, 4))
     assert "forward" not in vars(block)
-    with tape.recording(2):
+    with tape.record(2):
         block(torch.zeros(2, 3))
     assert tape.current is None
 
@@ -207,14 +207,14 @@ def test_what_is_changed_in_place_later_is_not_changed_on_the_tape() -> None:
     tape = Tape([block])
     given = torch.ones(2, 3)
     with torch.no_grad():
-        with tape.recording(2):
+        with tape.record(2):
             first = block(given)
             kept = first.clone()
             first += 1
-        with tape.playing(1, 2):
+        with tape.play(1, 2):
             again = block(given.repeat(2, 1))
             again += 5
-        with tape.playing(1):
+        with tape.play(1):
             torch.testing.assert_close(block(given), kept)
 
 

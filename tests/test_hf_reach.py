@@ -18,7 +18,7 @@ from attnscope.models.hf.check import _without_blocks
 from attnscope.models.hf.examples import LENGTHS
 from attnscope.models.hf.model import wrap
 from attnscope.models.hf.reach import reaches
-from attnscope.models.hf.seam import switched
+from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
 
@@ -160,7 +160,7 @@ def test_reaches_are_those_that_attention_has() -> None:
 def test_hooks_buffers_lists_and_settings_are_put_back() -> None:
     model = llama()
     before = copy.copy(vars(model)), state(model)
-    with pytest.raises(KeyError), switched(model, None):
+    with pytest.raises(KeyError), use_attention(model, None):
         model.layers[0].register_forward_hook(lambda *_: None)
         model.rotary_emb.register_buffer("inv_freq", torch.ones(4), persistent=False)
         model.rotary_emb.max_seq_len_cached = 1_000_000

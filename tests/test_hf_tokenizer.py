@@ -130,9 +130,10 @@ def test_chat_adds_the_first_token_once() -> None:
     assert tokens.special.tolist() == [True, True, False, False, True]
 
 
-@pytest.mark.parametrize("template", [None, "{{ raise_exception('no user here') }}"])
-def test_chat_without_a_template_that_works(template: str | None) -> None:
-    with pytest.raises(AttnscopeError, match="no chat template|no user here") as caught:
+def test_chat_without_a_template_that_works() -> None:
+    assert HuggingFaceTokenizer(byte_level(chat_template=None)).chat is None
+    template = "{{ raise_exception('no user here') }}"
+    with pytest.raises(AttnscopeError, match="no user here") as caught:
         HuggingFaceTokenizer(byte_level(chat_template=template)).chat("the c")
     assert "--chat" in caught.value.hint
 
@@ -182,6 +183,7 @@ def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
     assert tokens.words is not None
     extended = tokenizer.extend(tokens, [8])
     assert (extended.labels[-1], extended.n_given) == ("#8", 3)
-    for refuse in (tokenizer.encode, tokenizer.chat, lambda text: tokenizer.encode_target(text, 0)):
+    assert tokenizer.chat is None
+    for refuse in (tokenizer.encode, lambda text: tokenizer.encode_target(text, 0)):
         with pytest.raises(AttnscopeError, match="no tokenizer"):
             refuse("the cat")

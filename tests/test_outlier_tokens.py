@@ -85,7 +85,7 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine: str, tmp_pa
     tokens = torch.from_numpy(model.tokenizer.encode("the cat saw a cat").ids)[None]
     plain = AutoModel.from_pretrained(folder)(input_ids=tokens, output_hidden_states=True)
     norms = HiddenNorms(model.blocks())
-    with torch.no_grad(), norms.watched():
+    with torch.no_grad(), norms.watch():
         model.run(Batch(tokens), Weights())
         for layer in range(2):
             seen = norms.of("encoder", layer)

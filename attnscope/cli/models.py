@@ -10,9 +10,9 @@ from attnscope.cli import groups, options
 @groups.command(omit=("quiet",))
 def models(printing: groups.Printing) -> None:
     """List the models that can be named, and whether they are on this machine."""
-    from attnscope.models.catalog import known
+    from attnscope.models.catalog import list_models
 
-    entries = known()
+    entries = list_models()
     if printing.json:
         from json import dumps
 

@@ -131,7 +131,7 @@ class _Watch:
         files = {type(module).__module__ for root in roots for module in root.modules()}
         mine = threading.get_ident()
 
-        def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(function: Callable[..., Any]) -> Callable[..., Any]:
             def turn(*given: Any, **named: Any) -> Any:
                 result = function(*given, **named)
                 if threading.get_ident() == mine:
@@ -148,7 +148,7 @@ class _Watch:
                     for name, function in list(vars(module).items()) if module else []:
                         if name.startswith(("apply_rotary", "apply_multimodal_rotary")) and callable(function):
                             patched.append((module, name, function))
-                            setattr(module, name, watched(function))
+                            setattr(module, name, watch(function))
                 yield
             finally:
                 for module, name, function in patched:

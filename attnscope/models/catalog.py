@@ -105,7 +105,7 @@ class Entry:
     folder: Path | None
 
 
-def known() -> list[Entry]:
+def list_models() -> list[Entry]:
     """All models that can be named: the catalogue's, then complete ones in the Hub's cache."""
     entries = []
     for name, record in KNOWN.items():
@@ -326,7 +326,7 @@ def hashes() -> dict[tuple[Path, int, int], str]:
         return dict(_hashed)
 
 
-def know(found: dict[tuple[Path, int, int], str]) -> None:
+def remember_hashes(found: dict[tuple[Path, int, int], str]) -> None:
     """Takes over what `hashes` of another process gave: files that have not changed need no hashing again."""
     with _hash_lock:
         _hashed.update(found)
@@ -454,7 +454,7 @@ def _config_folder(repo_id: str, known_as: str = "") -> Path:
     if constants.HF_HUB_OFFLINE:
         raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
     try:
-        found = _within(2 * HUB_PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json"))
+        found = _run_within(2 * HUB_PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json"))
     except Exception as error:  # as in _download
         raise _explain(error, repo_id, known_as) from error
     return Path(found).parent
@@ -468,7 +468,7 @@ def _download(repo_id: str, allow_pickle: bool = False, trust_remote_code: bool 
         raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
     try:
         # Asked first and against a clock: a dead network can hold a name look-up or a retry for half a minute.
-        info = _within(HUB_PATIENCE_S, lambda: HfApi().model_info(repo_id, timeout=HUB_PATIENCE_S))
+        info = _run_within(HUB_PATIENCE_S, lambda: HfApi().model_info(repo_id, timeout=HUB_PATIENCE_S))
         names = {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
         if "config.json" not in names:
             raise AttnscopeError(
@@ -499,7 +499,7 @@ def _weights_of(repo_id: str, names: Collection[str], allow_pickle: bool) -> set
     raise _no_weights(f"{repo_id} on the Hub", names)
 
 
-def _within(seconds: float, work: Callable[[], _T]) -> _T:
+def _run_within(seconds: float, work: Callable[[], _T]) -> _T:
     """Runs `work` in a thread that is left behind when the time is up."""
     results: list[_T] = []
     errors: list[Exception] = []

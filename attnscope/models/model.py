@@ -211,7 +211,7 @@ class Rerun:
             self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
             return attend(call)
 
-        with self._tape.recording(len(batch.ids)):
+        with self._tape.record(len(batch.ids)):
             self.whole = forward(batch, observe, {}, 0)
 
     def block(self, places: "Iterable[Place]") -> int:
@@ -226,7 +226,7 @@ class Rerun:
             first: The first block to compute; those before it return what they returned.
             times: How often the texts come: all of them, then all of them again, and so on.
         """
-        with self._tape.playing(first, times):
+        with self._tape.play(first, times):
             return self._forward(self._batch.repeat(times), probe, self._block_of, first)
 
 

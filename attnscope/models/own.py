@@ -251,7 +251,7 @@ def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
     Args:
         name: "own" or "own-causal".
     """
-    return {place: head.roles for place, head in _placed(name)}
+    return {place: head.roles for place, head in _all_heads(name)}
 
 
 def descriptions(name: str = "own") -> dict[tuple[int, int], str]:
@@ -260,10 +260,10 @@ def descriptions(name: str = "own") -> dict[tuple[int, int], str]:
     Args:
         name: "own" or "own-causal".
     """
-    return {place: head.what for place, head in _placed(name)}
+    return {place: head.what for place, head in _all_heads(name)}
 
 
-def _placed(name: str) -> Iterator[tuple[tuple[int, int], Head]]:
+def _all_heads(name: str) -> Iterator[tuple[tuple[int, int], Head]]:
     for layer, heads in enumerate(VARIANTS[name].heads):
         for number, head in enumerate(heads):
             yield (layer, number), head
@@ -372,10 +372,10 @@ class OwnTokenizer:
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
-        rows = [_added(BOS, 0), _added(REST, 0), *_spelled(text, 0)]
+        rows = [_special_row(BOS, 0), _special_row(REST, 0), *_split(text, 0)]
         if pair is not None:
-            rows += [_added(SEP, 0), *_spelled(pair, 1)]
-        rows.append(_added(EOS, 0 if pair is None else 1))
+            rows += [_special_row(SEP, 0), *_split(pair, 1)]
+        rows.append(_special_row(EOS, 0 if pair is None else 1))
         ids, pieces, offsets, special, segments = zip(*rows, strict=True)
         return build_tokens(
             text,
@@ -392,11 +392,11 @@ class OwnTokenizer:
 _Row = tuple[int, str, tuple[int, int], bool, int]
 
 
-def _added(number: int, segment: int) -> _Row:
+def _special_row(number: int, segment: int) -> _Row:
     return number, SPECIAL[number], (0, 0), True, segment
 
 
-def _spelled(text: str, segment: int) -> Iterator[_Row]:
+def _split(text: str, segment: int) -> Iterator[_Row]:
     for start, end in word_spans(text):
         word = text[start:end]
         yield _number(word), word, (start, end), False, segment

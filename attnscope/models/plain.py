@@ -49,12 +49,12 @@ class PlainEncoder:
         Returns:
             Queries, keys and values of all heads, with W_O; without what the heads put out.
         """
-        hidden = self._embedded(tokens)
+        hidden = self._embed(tokens)
         for number in range(layer):
             hidden = self._layer(hidden, number)
         return self._inputs(hidden, layer)
 
-    def _embedded(self, tokens: Tokens) -> Array:
+    def _embed(self, tokens: Tokens) -> Array:
         w, encoder = self._weights, self._encoder
         ids = tokens.ids.astype(np.int64)
         hidden = w["word.weight"][ids]

@@ -23,7 +23,7 @@ class HiddenNorms:
         self._latest: dict[nn.Module, Tensor] = {}
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """While it lasts, what the blocks are given is noted."""
         with ExitStack() as stack:
             stack.callback(self._latest.clear)

@@ -112,7 +112,7 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
         if family in LAYOUTS:
             return _bert(config, name, source)
         reader = _FAMILIES.get(str(family))
-        return _built(config, name, source) if reader is None else reader(config, name, source)
+        return _build_to_count(config, name, source) if reader is None else reader(config, name, source)
     except KeyError as error:
         raise AttnscopeError(
             f"the configuration of {name} does not say {error.args[0]}", "give its sizes as options, such as --d-model"
@@ -121,7 +121,7 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
         raise AttnscopeError(f"the configuration of {name} has sizes that make no sense: {error}") from None
 
 
-def by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
+def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
     """Sizes that a user gives: a decoder without biases, feed-forward of 4 · d_model, if not said otherwise."""
     given = {name: value for name, value in others.items() if value is not None}
     if "d_head" not in given and d_model % n_heads:
@@ -134,7 +134,7 @@ def by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
     )  # fmt: skip
 
 
-def changed(sizes: Sizes, **others: Any) -> Sizes:
+def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     """Sizes with some of them replaced, where they are not None: what would be, if.
 
     d_head follows d_model / n_heads where only one of these two is given, and key/value heads follow query heads where
@@ -234,7 +234,7 @@ _FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
 }
 
 
-def _built(config: Config, name: str, source: str) -> Sizes:
+def _build_to_count(config: Config, name: str, source: str) -> Sizes:
     """The sizes of any other model: by the names that transformers gives them, its parameters counted."""
     import warnings
 

@@ -34,7 +34,7 @@ class Tape:
         return len(self._outputs) if self._depth else None
 
     @contextlib.contextmanager
-    def recording(self, batch: int) -> Iterator[None]:
+    def record(self, batch: int) -> Iterator[None]:
         """Keeps what the blocks return.
 
         Args:
@@ -43,7 +43,7 @@ class Tape:
         self._outputs.clear()
         self._batch = batch
 
-        def kept(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        def keep(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
             self._depth += 1
             try:
                 output = forward(*given, **named)
@@ -53,11 +53,11 @@ class Tape:
             self._outputs.append(_each(output, Tensor.clone))
             return output
 
-        with self._replaced(kept):
+        with self._replace_forwards(keep):
             yield
 
     @contextlib.contextmanager
-    def playing(self, first: int, times: int = 1) -> Iterator[None]:
+    def play(self, first: int, times: int = 1) -> Iterator[None]:
         """Lets blocks before number `first` return what they returned, each text `times` times over.
 
         Args:
@@ -66,23 +66,23 @@ class Tape:
         """
         number = 0
 
-        def repeated(tensor: Tensor) -> Tensor:
+        def repeat(tensor: Tensor) -> Tensor:
             if tensor.ndim and tensor.shape[0] == self._batch and times > 1:
                 return tensor.repeat(times, *(1 for _ in tensor.shape[1:]))
             return tensor.clone()
 
-        def played(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        def answer(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
             nonlocal number
             number += 1
             if number > first:
                 return forward(*given, **named)
-            return _each(self._outputs[number - 1], repeated)
+            return _each(self._outputs[number - 1], repeat)
 
-        with self._replaced(played):
+        with self._replace_forwards(answer):
             yield
 
     @contextlib.contextmanager
-    def _replaced(self, function: Callable[..., Any]) -> Iterator[None]:
+    def _replace_forwards(self, function: Callable[..., Any]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for block in self._blocks:
                 stack.enter_context(_forward_of(block, function))

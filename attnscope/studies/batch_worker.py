@@ -90,7 +90,7 @@ class _Drawer:
         import torch
 
         torch.set_num_threads(setup.threads)
-        catalog.know(setup.hashes)
+        catalog.remember_hashes(setup.hashes)
         self._setup, self._wanted = setup, setup.wanted
         self._model: Model = setup.loading.load(setup.source)
         self._chosen = setup.wanted.choice.within(self._model.info)

@@ -13,9 +13,9 @@ from attnscope.models.sizes import (
     Sizes,
     attention_biases,
     attention_weights,
-    by_hand,
-    changed,
+    change_sizes,
     divisors,
+    sizes_by_hand,
     sizes_of,
 )
 from attnscope.records.cost import Cost, Curve, HeadRow, Quantity
@@ -49,16 +49,16 @@ def find_sizes(spec: str | None = None, **given: int | None) -> Sizes:
                 f"presets: {', '.join(PRESETS)}; or a folder, or a Hub id",
             )
         others = {name: value for name, value in given.items() if name not in ("d_model", "n_heads", "n_layers")}
-        return by_hand(d_model, n_heads, n_layers, **others)
+        return sizes_by_hand(d_model, n_heads, n_layers, **others)
     if spec in PRESETS:
-        return changed(PRESETS[spec], **given)
+        return change_sizes(PRESETS[spec], **given)
     close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
     try:
         source = find_config(spec)
     except AttnscopeError as error:
         hint = f"did you mean the preset {close[0]}?" if close else f"{error.hint}; presets: {', '.join(PRESETS)}"
         raise AttnscopeError(error.message, hint.removeprefix("; ")) from None
-    return changed(sizes_of(read_config(source), source.name, source.origin), **given)
+    return change_sizes(sizes_of(read_config(source), source.name, source.origin), **given)
 
 
 def cost(
@@ -83,7 +83,7 @@ def cost(
         raise UsageError(f"there is no precision {dtype!r}", f"choose from {', '.join(BYTES)}")
     if n_tokens is not None and n_tokens < 1:
         raise UsageError(f"a text of {n_tokens} tokens is none", "give at least 1")
-    sizes = find_sizes(model, **given) if isinstance(model, str) else changed(model, **given)
+    sizes = find_sizes(model, **given) if isinstance(model, str) else change_sizes(model, **given)
     n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
     notes = list(sizes.notes)
     if sizes.kind != "encoder":

@@ -461,7 +461,7 @@ class _Study:
             if not self._dense:
                 probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
                              norms=self._norms.of)  # fmt: skip
-                with self._norms.watched():
+                with self._norms.watch():
                     self.model.run(given, sparing(probe, facts.real.shape[1]))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             kept = Weights()

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Model
-from attnscope.models.catalog import BUILT_IN, KNOWN, hashes, know
+from attnscope.models.catalog import BUILT_IN, KNOWN, hashes, remember_hashes
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.provenance import versions
 
@@ -192,7 +192,7 @@ class WorkersModel:
         other = [f"{name} {here.get(name)}, not {of}" for name, of in self.versions.items() if here.get(name) != of]
         if other:
             raise AttnscopeError(f"a worker has {other[0]}", "install the same versions on all machines")
-        know(self.hashes)
+        remember_hashes(self.hashes)
         model = self.loading.load(self.spec)
         if model.info.sha256 != self.sha256:
             raise AttnscopeError(

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention import Kind, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import Example, examples
-from attnscope.models.hf.seam import Plan, perform, switched
+from attnscope.models.hf.seam import Plan, perform, use_attention
 
 Maps = dict[Kind, list[Tensor]]
 
@@ -187,7 +187,7 @@ def _real_queries(example: Example, kind: Kind) -> Tensor | None:
 
 def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, Maps]:
     """Runs a model by its own eager attention; returns its output and the weights it gives out."""
-    with switched(model, "eager"):
+    with use_attention(model, "eager"):
         parts = set(model.modules())
         output = model(**inputs, output_attentions=True)
         maps = eager_maps(model.config, output)
@@ -224,10 +224,10 @@ def run_eager_or_own(model: PreTrainedModel, example: Example, *, with_maps: boo
     try:
         if with_maps:
             return Outcome.of(*run_eager(model, example.inputs))
-        with switched(model, "eager"):
+        with use_attention(model, "eager"):
             return Outcome.of(model(**example.inputs), {})
     except Exception:  # a model may fail in any way
-        with switched(model, None):
+        with use_attention(model, None):
             return Outcome.of(model(**example.inputs), {})
 
 

@@ -51,7 +51,7 @@ def input_device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def stored(module: nn.Module, name: str) -> torch.Tensor | None:
+def find_parameter(module: nn.Module, name: str) -> torch.Tensor | None:
     """A parameter of a module, also where accelerate keeps it elsewhere between forward passes; else None."""
     held = getattr(module, name, None)
     if not isinstance(held, torch.Tensor) or not held.is_meta:
@@ -65,7 +65,7 @@ def stored(module: nn.Module, name: str) -> torch.Tensor | None:
     return None
 
 
-def where_it_lies(device_map: Mapping[str, Any]) -> str:
+def describe_spread(device_map: Mapping[str, Any]) -> str:
     """Which parts of a model lie where, as a sentence."""
     counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values())
     parts = ", ".join(f"{device} ({n} part{'s' if n > 1 else ''})" for device, n in counts.items())

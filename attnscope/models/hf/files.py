@@ -37,7 +37,7 @@ def head_of(key: str, model: PreTrainedModel) -> str:
     A part is on top by its place in the model, never by its name: routers have classifiers too. The pooler alone lies
     within base models, beside the layers.
     """
-    first, _, rest = _within(key, model).partition(".")
+    first, _, rest = _name_in_base(key, model).partition(".")
     if first == "pooler":
         return first
     if model.base_model is not model:
@@ -61,14 +61,14 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], held: _
     buffers = {key for key, _ in model.named_buffers()}
     extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
     extras = [key for key in extras if not _is_mask(held.get(key))]
-    used = [key for key in extras if _belongs_inside(_within(key, model), model)]
+    used = [key for key in extras if _belongs_inside(_name_in_base(key, model), model)]
     if used:
         raise AttnscopeError(
             f"{name} holds {len(used)} weights that its config.json has no place for, such as {used[0]}: attention "
             "would be computed without them",
             "give the config.json that belongs to the weights",
         )
-    parts = sorted({_within(key, model).partition(".")[0] for key in extras})
+    parts = sorted({_name_in_base(key, model).partition(".")[0] for key in extras})
     return [f"The files also hold {', '.join(parts)}, which is not part of what is shown."] if parts else []
 
 
@@ -77,7 +77,7 @@ def notes_on_unsaved(model: PreTrainedModel, held: _Shapes) -> list[str]:
     patterns = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
     if not held or not patterns:
         return []
-    known = set(held) | {_within(key, model) for key in held}
+    known = set(held) | {_name_in_base(key, model) for key in held}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     base = _base(model)
     inside = {id(parameter) for parameter in base.parameters()}
@@ -87,7 +87,7 @@ def notes_on_unsaved(model: PreTrainedModel, held: _Shapes) -> list[str]:
         if id(parameter) in inside
         and key not in tied
         and key not in known
-        and _within(key, model) not in known
+        and _name_in_base(key, model) not in known
         and any(re.search(pattern, key) for pattern in patterns)
     ]
     if not unsaved:
@@ -103,7 +103,7 @@ def _base(model: PreTrainedModel) -> nn.Module:
     return found
 
 
-def _within(key: str, model: PreTrainedModel) -> str:
+def _name_in_base(key: str, model: PreTrainedModel) -> str:
     """A weight's name as the base model has it."""
     return key.removeprefix(f"{model.base_model_prefix}.") if model.base_model is not model else key
 

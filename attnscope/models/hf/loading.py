@@ -22,7 +22,7 @@ from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, file_sha256, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
 from attnscope.models.hf.adapters import NONE, merge, require_peft
-from attnscope.models.hf.dispatch import DeviceMap, loading_options, where_it_lies
+from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
 from attnscope.models.hf.model import HuggingFaceModel, Parts, assemble
@@ -108,7 +108,7 @@ def load_huggingface(
                     "--device-map auto spreads it over all devices; --dtype bfloat16 takes half the memory",
                 ) from error
         else:
-            notes.append(where_it_lies(getattr(model, "hf_device_map", {"": "cpu"})))
+            notes.append(describe_spread(getattr(model, "hf_device_map", {"": "cpu"})))
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
         parts = Parts(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
@@ -176,7 +176,7 @@ def _read_model(
             "the files are incomplete, or of another model than config.json describes",
         )
     heads = sorted(set(parts.values()))
-    quantised = _quantised(config)
+    quantised = _quantisation(config)
     notes = [f"By config.json its weights are {quantised}: the maps are those of what was loaded."] if quantised else []
     notes += [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
     if not quantised:
@@ -221,7 +221,7 @@ def _forget_kernels(config: Any) -> None:
             waiting += [getattr(one, name, None) for name in one.sub_configs]
 
 
-def _quantised(config: Any) -> str:
+def _quantisation(config: Any) -> str:
     """How weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
     given = getattr(config, "quantization_config", None)
     if not given:
@@ -242,7 +242,7 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
             f"{source.name} brings its own Python code, which could do anything",
             "--trust-remote-code if you have read it and trust it",
         )
-    quantised = _quantised(config)
+    quantised = _quantisation(config)
     if quantised:
         return AttnscopeError(
             f"{source.name} is {quantised}, and cannot be loaded here: {line}",

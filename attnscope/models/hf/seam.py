@@ -39,7 +39,7 @@ from transformers.masking_utils import (
 
 from attnscope.core.attention import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.state import unchanged
+from attnscope.models.hf.state import restore_state
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
@@ -189,7 +189,7 @@ def perform(
 def _forward(
     model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run, through: Callable[..., Any] | None = None
 ) -> tuple[Any, list[Seen]]:
-    with switched(model, implementation_for(model)):
+    with use_attention(model, implementation_for(model)):
         token = _run.set(run)
         try:
             output = (through or model)(**inputs)
@@ -334,16 +334,16 @@ def _mask(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> T
     n_keys = int(asked["kv_length"])
     if run is None or run.light_from is None or n_keys < run.light_from:
         if run is not None and run.plan is not None and n_keys > LONGEST_WRITTEN_OUT:
-            return _unless_needed(written_out, asked)
+            return _mask_if_free(written_out, asked)
         return written_out(**asked)
     rule = _rule(asked)
     padding = prepare_padding_mask(asked.get("attention_mask"), n_keys, asked.get("kv_offset", 0))
     if rule is None or (padding is not None and padding.ndim != 2):
-        return _unless_needed(written_out, asked) if n_keys > LONGEST_WRITTEN_OUT else written_out(**asked)
+        return _mask_if_free(written_out, asked) if n_keys > LONGEST_WRITTEN_OUT else written_out(**asked)
     if written_out is sdpa_mask:
         # Where these models would get no mask at all, they get none here.
         try:
-            return sdpa_mask(**{**asked, "mask_function": _written_out})
+            return sdpa_mask(**{**asked, "mask_function": _never_write_out})
         except _NeededError:
             pass
     batch = int(asked["batch_size"])
@@ -355,14 +355,14 @@ def _mask(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> T
     return mask
 
 
-def _written_out(*_: object) -> Any:
+def _never_write_out(*_: object) -> Any:
     raise _NeededError
 
 
-def _unless_needed(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> Tensor | None:
+def _mask_if_free(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> Tensor | None:
     """The mask where there need be none; one that would have to be written out at this length is refused."""
     try:
-        return written_out(**{**asked, "mask_function": _written_out})
+        return written_out(**{**asked, "mask_function": _never_write_out})
     except _NeededError:
         n = int(asked["kv_length"])
         raise AttnscopeError(
@@ -384,7 +384,7 @@ def _rule(asked: Mapping[str, Any]) -> Light | None:
         if part is causal_mask_function:
             is_causal = True
         elif part is not bidirectional_mask_function:
-            near = _closed_over(part, "sliding_window")
+            near = _closure_value(part, "sliding_window")
             if not isinstance(near, int):
                 return None
             # The one says "less than", the other "at most".
@@ -402,14 +402,14 @@ def _parts(function: Any) -> "list[Callable[..., Any]] | None":
     """The mask functions that all have to allow a key, None if one of them is not known."""
     code = getattr(function, "__code__", None)
     if code is _AND:
-        parts = [_parts(part) for part in _closed_over(function, "mask_functions")]
+        parts = [_parts(part) for part in _closure_value(function, "mask_functions")]
         return None if None in parts else [one for part in parts for one in part or ()]
     if function in (causal_mask_function, bidirectional_mask_function) or code in (_WINDOW, _BIDIRECTIONAL_WINDOW):
         return [function]
     return None
 
 
-def _closed_over(function: Any, name: str) -> Any:
+def _closure_value(function: Any, name: str) -> Any:
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     return cells[name].cell_contents if name in cells else None
 
@@ -448,7 +448,7 @@ _switches_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def switched(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
+def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
     """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
 
     What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it.
@@ -462,7 +462,7 @@ def switched(model: PreTrainedModel, implementation: str | None) -> Iterator[Non
     with _switches_lock:
         switch = _switches.setdefault(model, _Switch())
     configs = _configs(model)
-    with switch.lock, unchanged(model, configs):
+    with switch.lock, restore_state(model, configs):
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             for module in model.modules():

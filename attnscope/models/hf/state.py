@@ -17,7 +17,7 @@ _HOLDERS = frozenset({dict, OrderedDict, list, set})
 
 
 @contextlib.contextmanager
-def unchanged(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
+def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     """Puts back all that is no parameter: attributes of modules, submodules, buffers, hooks, and settings of configs.
 
     Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that

@@ -41,7 +41,7 @@ from attnscope.models.hf.layers import (
     number_layers,
 )
 from attnscope.models.hf.reach import beyond, length_at_load, longest, reaches
-from attnscope.models.hf.seam import Place, Plan, Seen, perform, rehearse, switched
+from attnscope.models.hf.seam import Place, Plan, Seen, perform, rehearse, use_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
                 found = replace(found, notes=(*found.notes, *more))
                 reason = reason or (_check_long(model, found) if check else "")
             except AttnscopeError as error:
-                raise _explained(model, alone, error) from error
+                raise _explain_difference(model, alone, error) from error
             except Exception as error:  # padding, too, may be more than a model can take
                 reason = _one_line(error)
         if not reason:
@@ -123,22 +123,22 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
         return replace(found, notes=(*found.notes, wrong)) if wrong else found
 
 
-def _explained(model: PreTrainedModel, example: Example, error: AttnscopeError) -> AttnscopeError:
+def _explain_difference(model: PreTrainedModel, example: Example, error: AttnscopeError) -> AttnscopeError:
     """Why the seam differs from eager attention, where transformers' own two implementations differ as well."""
     if not model._supports_sdpa:
         return error
     try:
-        with switched(model, "sdpa"):
+        with use_attention(model, "sdpa"):
             own = Outcome.of(model(**example.inputs), {})
         compare_hidden(model, example, own, run_eager_or_own(model, example), tolerance(model, 1) * 8)
     except AttnscopeError as differing:
-        return _differing(model, differing)
+        return _name_difference(model, differing)
     except Exception:  # of a model that fails by sdpa nothing more is known
         return error
     return error
 
 
-def _differing(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
+def _name_difference(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
     """Says of a difference that it is between two implementations of transformers, neither of them ours."""
     found = re.search(r"differ from the model's own by ([^,]*)", error.message)
     if not found:
@@ -319,7 +319,7 @@ def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps
 def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:
     """What a model computes as it is; None where it takes no text of this length, whatever its configuration says."""
     try:
-        with switched(model, None):
+        with use_attention(model, None):
             return Outcome.of(model(**example.inputs), {})
     except Exception:
         return None
@@ -361,7 +361,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
     try:
         compare_hidden(model, alone, Outcome.of(output, maps), Outcome.of(own, {}), allowed)
     except AttnscopeError as error:
-        raise _differing(model, error) from error
+        raise _name_difference(model, error) from error
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
     if any(
         float((whole.float() - cut[-1:, :, : whole.shape[2], : whole.shape[3]].float()).abs().max()) > allowed
@@ -396,7 +396,7 @@ def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras:
         AttnscopeError: It does not run.
     """
     try:
-        with switched(model, None):
+        with use_attention(model, None):
             own = model(**alone.inputs)
             if hidden_states(own) is None and not extras:
                 extras["output_hidden_states"] = True

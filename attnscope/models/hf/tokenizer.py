@@ -322,7 +322,7 @@ def _align_bytes(text: str, pieces: Sequence[str], special: Sequence[bool]) -> S
 
 
 def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: str | None) -> Spans | None:
-    folded, origin = _folded(text)
+    folded, origin = _fold(text)
     place = 0
     spans: Spans = []
     waiting: int | None = None
@@ -336,7 +336,7 @@ def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool],
             waiting = i
             spans.append((0, 0))
             continue
-        bare, _ = _folded(_bare(piece))
+        bare, _ = _fold(_strip_marks(piece))
         bare = bare.strip()
         while place < len(folded) and folded[place].isspace():
             place += 1
@@ -363,7 +363,7 @@ def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool],
     return spans
 
 
-def _folded(text: str) -> tuple[str, list[int]]:
+def _fold(text: str) -> tuple[str, list[int]]:
     """A text without case and accents, and the place in it that each character came from."""
     folded, origin = [], []
     for i, char in enumerate(text):
@@ -374,7 +374,7 @@ def _folded(text: str) -> tuple[str, list[int]]:
     return "".join(folded), origin
 
 
-def _bare(piece: str) -> str:
+def _strip_marks(piece: str) -> str:
     """A piece without the marks of WordPiece, SentencePiece and BPE vocabularies."""
     if len(piece) > 2:
         piece = piece.removeprefix("##").removesuffix("@@")

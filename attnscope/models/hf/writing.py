@@ -12,7 +12,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import standing_arguments
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import quiet
-from attnscope.models.hf.seam import switched
+from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch, SensoryInput
 from attnscope.records import Tokens
 
@@ -58,7 +58,7 @@ class HuggingFaceWriter:
             logits: Tensor = output.logits
             return logits
 
-        with torch.no_grad(), switched(self._base, None):
+        with torch.no_grad(), use_attention(self._base, None):
             return self._tokenizer.extend(tokens, self._write(predict, tokens.ids.tolist(), n))
 
     def encode_target(self, text: str) -> Tokens:
@@ -89,7 +89,7 @@ class HuggingFaceWriter:
         inputs = self._network.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
         given = {name: x.to(self._network.device) for name, x in inputs.items()}
         # In this order, as a load takes them: else two threads could wait for each other.
-        with quiet(), torch.no_grad(), switched(self._base, None):
+        with quiet(), torch.no_grad(), use_attention(self._base, None):
             result = self._model.generate(
                 **given, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
             )
@@ -110,7 +110,7 @@ class HuggingFaceWriter:
         self._require_head(is_encoder_decoder=True)
         prompt = list(self._tokenizer.prefix_ids) or [self._start_id()]
         features = heard.inputs["input_features"].to(self._network.device)
-        with switched(self._base, None), torch.no_grad():
+        with use_attention(self._base, None), torch.no_grad():
             encoded = self._model.get_encoder()(features)
 
             def predict(written: list[int]) -> Tensor:
