@@ -14,6 +14,7 @@ import pytest
 
 import attnscope
 import attnscope.studies.heads as study
+from attnscope.core.measures import catalogue
 from attnscope.corpus import CorpusText, chunks
 from attnscope.errors import AttnscopeError
 from attnscope.models.own import roles as own_roles
@@ -229,9 +230,54 @@ def test_a_long_text_among_short_ones_does_not_outweigh_them(own: Any) -> None:
     assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
         place: set(known) for place, known in own_roles("own").items()
     }
-    whole = heads(own, [*SENTENCES, long])
-    assert whole.corpus["effective_texts"] < 3
+
+
+def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own: Any) -> None:
+    """Of about 1,300 tokens without a cut: as one unit it leaves the evidence of 1.7 texts, and no role."""
+    long = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:1000])
+    n_units = -(-len(own.tokenizer.encode(long)) // 512)
+    found = heads(own, [*SENTENCES, long])
+    assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (27, 0)
+    assert n_units == 3 < found.corpus["effective_texts"] < n_units + 3
+    (tally,) = tallies_of(found.sums).values()
+    assert tally.n_texts == 26 + n_units
+    assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
+        place: set(known) for place, known in own_roles("own").items()
+    }
+
+
+def test_units_change_no_value_and_sinks_are_told_of_the_text(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
+    whole = heads(own, [text])
+    assert whole.corpus["effective_texts"] == 1
     assert "cut long ones into chunks that count apart" in role_notes(whole)[0]
+    monkeypatch.setattr(catalogue, "UNIT_QUERIES", 64)
+    found = heads(own, [text])
+    assert 4 < found.corpus["effective_texts"] <= -(-found.corpus["n_tokens"] // 64)
+    ours, theirs = (tallies_of(of.sums)["encoder"] for of in (found, whole))
+    assert set(ours.measures.total("c")[..., ours.names.index("sink")].ravel()) == {1.0}
+    # Some roundings of float32 for each query, of an entropy of up to ln 356; of distances, for each query and token.
+    n = found.corpus["n_tokens"]
+    slack = np.array([n * 2.0**-20 * (n if "distance" in name else 1) for name in ours.names])
+    for part in ("measures", "uniform"):
+        for name in ("s", "c"):
+            off = np.abs(getattr(ours, part).total(name) - getattr(theirs, part).total(name))
+            assert (off <= slack).all(), (part, name, off.max((0, 1)))
+
+
+def test_units_of_chunks_are_told_as_one_text(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of two units each: a sink counts once."""
+    text = " ".join(SENTENCES[:12])
+    options = HeadsOptions(chunk=60)
+    whole = heads(own, [text, *SENTENCES[:3]], options)
+    monkeypatch.setattr(catalogue, "UNIT_QUERIES", 32)
+    found = heads(own, [text, *SENTENCES[:3]], options)
+    ours, theirs = (tallies_of(of.sums)["encoder"].measures for of in (found, whole))
+    assert ours.n_texts > theirs.n_texts + 2
+    sink = tallies_of(found.sums)["encoder"].names.index("sink")
+    for name in ("s", "c"):
+        np.testing.assert_array_equal(ours.total(name)[..., sink], theirs.total(name)[..., sink])
+    assert found.corpus["effective_texts"] > whole.corpus["effective_texts"] + 2
 
 
 def test_a_control_has_random_weights_on_the_same_texts(own: Any) -> None:

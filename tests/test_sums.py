@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from attnscope.core import sums as sums_module
 from attnscope.core import wide
 from attnscope.core.attention import AttentionCall, allowed, attend, attention_weights
-from attnscope.core.measures import MEASURES, TextFacts, measure_names, measures_of_weights, output_factor
+from attnscope.core.measures import MEASURES, TextFacts, catalogue, measure_names, measures_of_weights, output_factor
 from attnscope.core.measures.facts import outlying
 from attnscope.core.sums import Sums
 from tests import rounding
@@ -126,6 +126,62 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
         patch.setattr(sums_module, "KEPT_NUMBERS", kept)
         patch.setattr(sums_module, "SHORT_LIST", 1 if elements == 1 else 8)
         check(*situation)
+
+
+@given(situation=situations(), elements=st.sampled_from([1, 300, 10**6]), size=st.integers(1, 6))
+@few_examples
+def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) -> None:
+    """A unit's sums are those of a text of which no other query counts; what is of whole texts stays as it was."""
+    call, keys, queries = situation
+    asking = queries or keys
+    n = call.query.shape[2]
+    n_units = -(-n // size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wide, "TILE_ELEMENTS", elements)
+        patch.setattr(wide, "LEAST_QUERIES", 2)
+        patch.setattr(catalogue, "UNIT_QUERIES", size)
+        patch.setattr(catalogue, "MOST_UNITS", 20)
+        options = {"query_facts": queries, "output_projections": {(call.kind, 0): PROJECTION}}
+        norms = made_up_norms(keys)
+        probe = Sums(keys, **options, norms=lambda kind, layer: norms, in_units=True)
+        whole = Sums(keys, **options, norms=lambda kind, layer: norms)
+        rounding.require_output(probe(call), call)
+        whole(call)
+        which = None if call.kind == "cross" else outlying(norms, keys)
+        given = {"values": call.value, "factor": output_factor(PROJECTION, call.n_heads), "outlying": which}
+        weights, may = attention_weights(call), allowed(call)
+        dense = measures_of_weights(weights, keys, queries, allowed=may, **given, in_units=True)
+    of_texts = [catalogue.measure_names().index(name) for name in ("received", "sink")]
+    for found in (probe.sums[call.kind][0], dense):
+        assert found.sum.shape[1] == len(weights) * n_units
+        for part in ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform"):
+            by_unit, of_whole = getattr(found, part), getattr(whole.sums[call.kind][0], part)
+            added = by_unit.reshape(len(by_unit), len(weights), n_units, -1).sum(2)
+            np.testing.assert_allclose(added, of_whole, atol=1e-11)
+            if not part.startswith("offset"):
+                np.testing.assert_array_equal(by_unit.reshape(*added.shape[:2], n_units, -1)[of_texts, :, 1:], 0)
+        for unit in range(n_units):
+            here = torch.zeros_like(asking.real)
+            here[:, unit * size : (unit + 1) * size] = True
+            alone = dataclasses.replace(asking, context=~here if asking.context is None else asking.context | ~here)
+            texts = (alone, None) if queries is None else (keys, alone)
+            wanted = expected(weights, may, *texts, call.value, PROJECTION, which)
+            mine = [getattr(found, part)[:, unit::n_units].copy() for part in ("sum", "count")]
+            for ours, theirs in zip(mine, (wanted.sum, wanted.count), strict=True):
+                ours[of_texts], theirs[of_texts] = 0, 0
+                np.testing.assert_allclose(ours, theirs, atol=1e-11)
+            np.testing.assert_allclose(found.offset_sum[:, unit::n_units], wanted.offset_sum, atol=1e-11)
+
+
+def test_units_are_of_512_queries_and_at_most_64() -> None:
+    assert [catalogue.unit_queries(n) for n in (0, 1, 512, 513, 32_768, 32_769, 64_000)] == [512] * 5 + [513, 1000]
+    call, keys = long_call(513, n_kv_heads=1, group=1)
+    short, long = Sums(keys, in_units=True), Sums(keys)
+    short(call), long(call)
+    ours, theirs = short.sums["encoder"][0], long.sums["encoder"][0]
+    assert (ours.sum.shape[1], theirs.sum.shape[1]) == (4, 2)
+    for name in theirs.names:
+        np.testing.assert_allclose(ours.value(name), theirs.value(name), rtol=1e-5, atol=1e-6)
 
 
 def long_call(n: int = 97, **fields) -> tuple[AttentionCall, TextFacts]:
@@ -291,7 +347,7 @@ def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_texts_and_mask_determine_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(sums_module, "blocks", lambda call: asked.append(call.layer) or wide.blocks(call))
+    monkeypatch.setattr(sums_module, "blocks", lambda call, **cut: asked.append(call.layer) or wide.blocks(call, **cut))
     call, keys = long_call()
     probe = Sums(keys)
     for layer in range(3):

@@ -20,8 +20,16 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
-from attnscope.core.measures.catalogue import REACH, WINDOW, measure_names
-from attnscope.core.measures.dense import add_outlying, add_uniform, finish, uniform_likeness
+from attnscope.core.measures.catalogue import REACH, WINDOW, measure_names, unit_queries
+from attnscope.core.measures.dense import (
+    Received,
+    add_outlying,
+    add_received,
+    add_uniform,
+    finish,
+    key_norms,
+    uniform_likeness,
+)
 from attnscope.core.measures.facts import TextFacts, key_columns, outlying, pair_targets
 from attnscope.core.measures.norms import output_factor
 from attnscope.core.measures.queries import ground
@@ -54,9 +62,10 @@ class Sums:
         buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
         norms: (kind, layer) -> how long the hidden states are that a layer reads, (batch, token), asked as it comes;
             None leaves outlier_token undefined.
+        in_units: Whether blocks of `unit_queries` of texts that are longer are units of their own.
 
     Attributes:
-        sums: Kind -> layer -> sums and counts by measure, text and head. In the order in which they came.
+        sums: Kind -> layer -> sums and counts by measure, unit and head. In the order in which they came.
 
     Raises:
         ValueError: A measure is unknown.
@@ -71,6 +80,7 @@ class Sums:
         output_projections: Mapping[tuple[Kind, int], Tensor] | None = None,
         buffers: Buffers | None = None,
         norms: Callable[[Kind, int], Tensor | None] | None = None,
+        in_units: bool = False,
     ) -> None:
         chosen = None if measures is None else tuple(measures)
         self.names = measure_names(chosen)
@@ -79,7 +89,7 @@ class Sums:
         self._offsets = chosen is None or "positional" in chosen
         self._facts, self._query_facts = facts, query_facts
         self._buffers = Buffers() if buffers is None else buffers
-        self._norms = norms
+        self._norms, self._in_units = norms, in_units
         self._projections = dict(output_projections or {})
         self._plans: dict[object, tuple[_Plan, Tensor | None]] = {}
         self._moved: dict[tuple[TextFacts, torch.device], TextFacts] = {}
@@ -104,10 +114,10 @@ class Sums:
                 f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Sums probe"
             )
         plan = self._plan(call)
-        run = _Run(call, plan, self._internal, self._outlying(call, plan.keys))
+        run = _Run(call, plan, self._internal, self._outlying(call, plan.keys), self._factor(call))
         for tile in tiles(call, plan.blocks, self._buffers):
             run.add(tile, plan.place(tile.block))
-        totals, uniform = run.finish(self._factor(call))
+        totals, uniform = run.finish()
         layers[call.layer] = joined(totals, uniform, self.names)
         return run.output.to(call.value.dtype)
 
@@ -142,7 +152,9 @@ class Sums:
         )
         if name not in self._plans:
             keys, of_queries = self._facts_on(keys, device), self._facts_on(of_queries, device)
-            plan = _Plan(call, keys, of_queries, self._internal, own_text=queries is None, offsets=self._offsets)
+            size = unit_queries(n_queries) if self._in_units else max(n_queries, 1)
+            plan = _Plan(call, keys, of_queries, self._internal, own_text=queries is None, offsets=self._offsets,
+                         unit=size)  # fmt: skip
             self._plans[name] = plan, mask  # held, so that its address stays its own
         return self._plans[name][0]
 
@@ -244,6 +256,7 @@ class _Plan:
         *,
         own_text: bool,
         offsets: bool,
+        unit: int,
     ) -> None:
         batch, _, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
@@ -251,14 +264,16 @@ class _Plan:
         self.dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.device = call.query.device
         mask_heads = 1 if call.mask is None or call.mask.ndim < 3 else call.mask.shape[-3]
-        self.uniform = Totals(names, batch, mask_heads)
+        self._unit, self.n_units = unit, max(-(-n_queries // unit), 1)
+        n_units = batch * self.n_units
+        self.uniform = Totals(names, n_units, mask_heads)
         self.summed = sum_dtype(self.device)
-        self.evenly = torch.zeros(batch, mask_heads, n_keys, dtype=self.summed, device=self.device)
+        self.evenly = torch.zeros(n_units, mask_heads, n_keys, dtype=self.summed, device=self.device)
         self.counted = torch.zeros(batch, mask_heads, dtype=self.summed, device=self.device)
         self.columns = key_columns(keys, self.summed)
         self.off_rest = self.columns["active"].to(self.dtype)
         self._rarest = None if keys.rarest is None else keys.rarest.to(self.dtype)
-        self.blocks = blocks(call)
+        self.blocks = blocks(call, unit=unit)
         self.active_names: list[str] = []
         kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else 2 * len(_FUNCTIONS))
         self._keeps = kept <= KEPT_NUMBERS
@@ -270,6 +285,11 @@ class _Plan:
         columns = {start: key_columns(facts, self.dtype) for start, facts in self._texts.items()}
         for block in self.blocks:
             self._prepare(block, mask_heads, queries.asking, columns[block.texts.start])
+
+    def units(self, block: Block) -> slice:
+        """The units of evidence that a block is part of, one a text; see SumsOf."""
+        texts, unit, step = block.texts, block.queries.start // self._unit, self.n_units
+        return slice(texts.start * step + unit, (texts.stop - 1) * step + unit + 1, step)
 
     def _prepare(self, block: Block, mask_heads: int, asking: Tensor, columns: dict[str, Tensor]) -> None:
         facts = self._texts[block.texts.start]
@@ -284,11 +304,12 @@ class _Plan:
             allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype, columns=columns,
             cosines=cosines,
         )  # fmt: skip
-        band = add_uniform(self.uniform, block.texts, given)
+        units = self.units(block)
+        band = add_uniform(self.uniform, units, given)
         self.uniform.settle()
         counted = given.counted.to(self.dtype)
         share = counted / given.n_allowed.clamp(min=1)
-        self.evenly[block.texts, :, block.keys] += (share.unsqueeze(2) @ allowed.to(self.dtype)).squeeze(2)
+        self.evenly[units, :, block.keys] += (share.unsqueeze(2) @ allowed.to(self.dtype)).squeeze(2)
         self.counted[block.texts] += counted.sum(-1)
         defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
         self.active_names = [name for name in defined if name.endswith("_active")]
@@ -393,7 +414,9 @@ class _Plan:
 class _Run:
     """One attention call's sums, tile by tile."""
 
-    def __init__(self, call: AttentionCall, plan: _Plan, names: tuple[str, ...], outlying: Tensor | None) -> None:
+    def __init__(
+        self, call: AttentionCall, plan: _Plan, names: tuple[str, ...], outlying: Tensor | None, factor: Tensor | None
+    ) -> None:
         batch, n_heads, n_queries, _ = call.query.shape
         n_keys, d_value = call.value.shape[2:]
         self._call, self._plan, self._outlying = call, plan, outlying
@@ -401,10 +424,18 @@ class _Run:
         # Laid out as the model reads it next: heads side by side in each query's row.
         rows = torch.zeros(batch, n_queries, n_heads, d_value, dtype=plan.dtype, device=plan.device)
         self.output = rows.transpose(1, 2)
-        self._totals = Totals(names, batch, n_heads)
+        self._totals = Totals(names, batch * plan.n_units, n_heads)
+        self._uniform = plan.uniform.copy()
+        # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
+        self._totals.take_counts(self._uniform)
+        self._uniform.widen(n_heads)
+        self._key_norms = key_norms(self._totals, call.value, n_heads, factor)
+        # Of the unit at hand of each text; and of whole texts, where these have several.
         self._received = torch.zeros(batch, n_heads, n_keys, dtype=plan.summed, device=plan.device)
         self._evenly_active = torch.zeros_like(self._received)
-        # Sums of tiles by what they are, (batch, head, ...): a tile's handfuls are added together, not one by one.
+        self._of_texts = torch.zeros_like(self._received) if plan.n_units > 1 else self._received
+        self._last: Block | None = None
+        # Sums of tiles by what they are, (unit, head, ...): those of a tile are added together, not one by one.
         self._slots: dict[str, slice] = {}
         self._board = self._received.new_zeros(0)
         self._pieces: list[tuple[str, Tensor]] = []
@@ -422,22 +453,24 @@ class _Run:
         """Takes down sums of the tile at hand, (text, head) or (text, head, several)."""
         self._pieces.append((name, sums.unsqueeze(-1) if sums.ndim == 2 else sums))
 
-    def _post(self, texts: slice) -> None:
+    def _post(self, units: slice) -> None:
         """Adds what was taken down of one tile; every tile has the same."""
         if not self._slots:
             start = 0
             for name, piece in self._pieces:
                 self._slots[name] = slice(start, start := start + piece.shape[-1])
-            batch, n_heads = self._received.shape[:2]
-            self._board = self._received.new_zeros(batch, n_heads, start)
-        self._board[texts] += torch.cat([piece for _, piece in self._pieces], -1)
+            self._board = self._received.new_zeros(*self._totals.sum.shape[1:], start)
+        self._board[units] += torch.cat([piece for _, piece in self._pieces], -1)
         self._pieces.clear()
 
     def add(self, tile: Tile, place: _Place) -> None:
         """Adds one tile; spends its scores."""
-        block, weights = tile.block, tile.weights
+        block, weights, units = tile.block, tile.weights, self._plan.units(tile.block)
         if not weights.numel():
             return
+        if self._plan.n_units > 1 and self._last is not None and self._plan.units(self._last) != units:
+            self._close_units(self._last.texts, self._plan.units(self._last))
+        self._last = block
         self.output[block.texts, :, block.queries] = times_values(weights, self._values[block.texts, :, block.keys])
         self._add_received(tile, place)
         self._add_shares_of_mass(tile, place)
@@ -459,7 +492,7 @@ class _Run:
             self._add_places_of_the_largest(tile, place, largest, ties)
         elif self._wants["band"]:
             self._add_places_of_the_largest(tile, place, largest, None)
-        self._post(block.texts)
+        self._post(units)
 
     def _add_received(self, tile: Tile, place: _Place) -> None:
         """Mass that each key received, and where it lay, a few queries at a time.
@@ -602,24 +635,36 @@ class _Run:
         self._note("band", (band * rows["band"]).sum(2))
         self._note("band_active", band.mul_(rows["band_active"]).sum(2))
 
-    def finish(self, factor: Tensor | None) -> tuple[Totals, Totals]:
+    def finish(self) -> tuple[Totals, Totals]:
         """Turns what was added up into measures; returns the totals of the heads and of uniform attention."""
-        plan, totals, received = self._plan, self._totals, self._received
-        whole = slice(0, received.shape[0])
-        uniform = plan.uniform.copy()
-        # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
-        totals.take_counts(uniform)
-        uniform.widen(received.shape[1])
+        plan, totals, uniform = self._plan, self._totals, self._uniform
+        batch, n_units = len(self._received), plan.n_units
         if self._slots:
-            self._add_board(whole, uniform)
-        columns = torch.stack(list(plan.columns.values()), -1)
-        totals.add_several(list(plan.columns), whole, (received @ columns).permute(2, 0, 1), "sum")
-        evenly = plan.evenly, self._evenly_active
-        if self._outlying is not None and self._slots:
-            counts = self._board[..., self._slots["outlying"]]
-            add_outlying(totals, uniform, self._outlying, received, evenly, counts)
-        finish(totals, uniform, plan.keys, received, evenly, plan.counted, self._call.value, factor)
+            self._add_board(slice(0, batch * n_units), uniform)
+        if n_units == 1:
+            self._close_units(slice(0, batch), slice(0, batch))
+        elif self._last is not None:
+            self._close_units(self._last.texts, plan.units(self._last))
+        evenly = plan.evenly.unflatten(0, (batch, n_units)).sum(1) if n_units > 1 else plan.evenly
+        finish(totals, uniform, self._key_norms, self._of_texts, evenly, plan.counted)
         return totals, uniform
+
+    def _close_units(self, texts: slice, units: slice) -> None:
+        """Adds what follows from the mass that keys received from the queries of some units, and begins the next."""
+        plan, totals = self._plan, self._totals
+        received = Received(self._received[texts], plan.evenly[units], self._evenly_active[texts])
+        columns = torch.stack([column[texts] for column in plan.columns.values()], -1)
+        off_rest = plan.columns["active"][texts]
+        totals.add_several(list(plan.columns), units, (received.mass @ columns).permute(2, 0, 1), "sum")
+        if self._outlying is not None and self._slots:
+            counts = self._board[units, :, self._slots["outlying"]]
+            add_outlying(totals, self._uniform, units, self._outlying[texts], received, counts)
+        norms = {name: norm[texts] for name, norm in self._key_norms.items()}
+        add_received(totals, self._uniform, units, off_rest, received, norms)
+        if plan.n_units > 1:
+            self._of_texts[texts] += received.mass
+            received.mass.zero_()
+            received.evenly_active.zero_()
 
     def _add_board(self, whole: slice, uniform: Totals) -> None:
         plan, totals = self._plan, self._totals

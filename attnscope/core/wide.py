@@ -151,7 +151,9 @@ class Tile:
         return entropies if self.block.empty is None else entropies.masked_fill(self.block.empty, 0.0)
 
 
-def blocks(call: AttentionCall, elements: int | None = None, queries: slice | None = None) -> list[Block]:
+def blocks(
+    call: AttentionCall, elements: int | None = None, queries: slice | None = None, unit: int | None = None
+) -> list[Block]:
     """Cuts an attention into tiles: whole short texts together, long ones into ranges of queries.
 
     Depends on the call's mask, causality and shapes alone, so that what is worked out for a block serves every layer.
@@ -160,6 +162,7 @@ def blocks(call: AttentionCall, elements: int | None = None, queries: slice | No
         call: The attention.
         elements: About how many weights a tile may hold; None = TILE_ELEMENTS.
         queries: Which queries, from first to last + 1; None = all.
+        unit: No tile holds queries on both sides of a multiple of so many, counted from the first; None = any may.
 
     Returns:
         Blocks that cover every one of these queries of every text once; for no texts or no queries, none. Memory:
@@ -178,11 +181,17 @@ def blocks(call: AttentionCall, elements: int | None = None, queries: slice | No
     together = max(elements // whole_text, 1)
     rows = n_queries if together > 1 else min(max(elements // max(n_heads * n_keys, 1), LEAST_QUERIES), n_queries)
     first, last = (0, n_queries) if queries is None else (queries.start, queries.stop)
-    rows = min(rows, last - first)
+    unit = last - first if unit is None else min(unit, last - first)
+    together = together if unit == last - first else 1
+    edges = [
+        (q, min(q + rows, start + unit, last))
+        for start in range(first, last, unit)
+        for q in range(start, min(start + unit, last), rows)
+    ]
     return [
-        _block(mask, slice(b, min(b + together, batch)), slice(q, min(q + rows, last)), n_keys, call)
+        _block(mask, slice(b, min(b + together, batch)), slice(*edge), n_keys, call)
         for b in range(0, batch, together)
-        for q in range(first, last, rows)
+        for edge in edges
     ]
 
 

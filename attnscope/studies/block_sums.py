@@ -26,12 +26,13 @@ _SUMS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_un
 
 
 class BlockSums:
-    """The sums over the texts of one block. Each chunk of a text is a piece of evidence of its own.
+    """The sums over the texts of one block. Each chunk of a text is a unit of evidence of its own, or several.
 
-    One sum for all chunks of a text would leave the evidence of one text, however long it is, and that of little more
-    where all others are short: the longest one outweighs them. A chunk is as long as what the model takes, so that
-    what it says depends little on the chunk before it, beyond what all texts like these have in common (the reasoning
-    of the block bootstrap: Künsch 1989, Annals of Statistics 17; Politis & Romano 1994, JASA 89).
+    One sum for all of a text would leave the evidence of one text, however long it is, and that of little more where
+    all others are short: the longest one outweighs them. A chunk is as long as what the model takes, and where that is
+    much, blocks of its queries count apart (`unit_queries`): what a unit says depends little on the one before it,
+    beyond what all texts like these have in common (the reasoning of the block bootstrap: Künsch 1989, Annals of
+    Statistics 17; Politis & Romano 1994, JASA 89).
 
     Attributes:
         n_texts: Texts that are whole in it.
@@ -58,27 +59,36 @@ class BlockSums:
 
         Args:
             batch: The chunks.
-            sums: Their measures: kind -> layer -> sums, in the order of the batch.
+            sums: Their measures: kind -> layer -> sums by unit, in the order of the batch; as many units a chunk as
+                the longest has.
             hits: Of each chunk, the hits of `pair_hits` by kind.
         """
+        from attnscope.core.measures.catalogue import unit_queries
+
         for kind, by_layer in sums.items():
             if kind not in self._tallies:
                 self._tallies[kind] = _empty(kind, by_layer)
         by_text = {kind: {at: of.sum.swapaxes(0, 1) for at, of in by_layer.items()} for kind, by_layer in sums.items()}
+        each = unit_queries(max(map(len, batch)))
+        step = -(-max(map(len, batch)) // each)
         for row, place in broken_rows(by_text).items():
-            self.broken.setdefault(batch[row].text, place)
-            self._open.pop(batch[row].text, None)
+            text = batch[row // step].text
+            self.broken.setdefault(text, place)
+            self._open.pop(text, None)
         well = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
         if not well:
             return
+        kept = [batch[row] for row in well]
+        # Units of padding alone are none.
+        units = [row * step + unit for row in well for unit in range(-(-len(batch[row]) // each))]
         found = {
-            kind: {part: _stacked(part, by_layer, self._tallies[kind])[well] for part in _SUMS}
+            kind: {part: _stacked(part, by_layer, self._tallies[kind])[units] for part in _SUMS}
             for kind, by_layer in sums.items()
         }
-        kept = [batch[row] for row in well]
-        for row, chunk in enumerate(kept):
+        for row, chunk in zip(well, kept, strict=True):
             if chunk.n_chunks > 1:
-                self._open.setdefault(chunk.text, _OpenText()).take(row, found, self._tallies)
+                mine = [at for at, unit in enumerate(units) if unit // step == row]
+                self._open.setdefault(chunk.text, _OpenText()).take(mine, found, self._tallies)
         for kind, of in found.items():
             tally = self._tallies[kind]
             tally.measures.add(of["sum"], of["count"])
@@ -116,17 +126,17 @@ class _OpenText:
         self._held: dict[str, dict[str, NDArray[np.float64]]] = {}
 
     def take(
-        self, row: int, found: Mapping[str, Mapping[str, NDArray[np.float64]]], tallies: Mapping[str, Tally]
+        self, units: Sequence[int], found: Mapping[str, Mapping[str, NDArray[np.float64]]], tallies: Mapping[str, Tally]
     ) -> None:
-        """Takes what a chunk says of the whole text out of the sums of a batch."""
+        """Takes what the units of a chunk say of the whole text out of the sums of a batch."""
         for kind, of in found.items():
             if "sink" not in tallies[kind].names:
                 continue
             columns = [tallies[kind].names.index(name) for name in _TOLD]
             held = self._held.setdefault(kind, {})
             for part in ("sum", "count", "uniform_sum"):
-                held[part] = held.get(part, 0.0) + of[part][row : row + 1, ..., columns]
-                of[part][row, ..., columns[0]] = 0.0
+                held[part] = held.get(part, 0.0) + of[part][units][..., columns].sum(0, keepdims=True)
+                of[part][units, ..., columns[0]] = 0.0
 
     def close(self, tallies: Mapping[str, Tally]) -> None:
         """Adds which heads are sinks on the text: it counts once, not chunk by chunk."""

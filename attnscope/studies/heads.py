@@ -460,7 +460,7 @@ class _Study:
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
                 probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
-                             norms=self._norms.of)  # fmt: skip
+                             norms=self._norms.of, in_units=True)  # fmt: skip
                 with self._norms.watch():
                     self.model.run(given, sparing(probe, facts.real.shape[1]))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
@@ -469,7 +469,10 @@ class _Study:
             read = facts if written is None else written
             texts = {"encoder": (facts, None), "decoder": (read, None), "cross": (facts, read)}
             return {
-                str(kind): {layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()}
+                str(kind): {
+                    layer: measures_of_weights(weights, *texts[kind], in_units=True)
+                    for layer, weights in by_layer.items()
+                }
                 for kind, by_layer in kept.maps.items()
             }
 

@@ -24,6 +24,23 @@ SINK_THRESHOLD = 0.3
 OUTLYING = 3.0
 """A token is outlying in a layer whose hidden state is so many times as long as the median of its text's."""
 
+UNIT_QUERIES = 512
+"""Queries of one unit of evidence. As many as most encoders take at once, so that a text counts alike whatever a model
+takes; and a longer text is a batch of its own (`corpus.TOKEN_BUDGET`), so that units do not depend on batches."""
+
+MOST_UNITS = 64
+"""Units of one text: with so many Student's t is the normal distribution, and what is held by unit is linear in the
+text's length."""
+
+
+def unit_queries(n_queries: int) -> int:
+    """How many queries of a text of so many are one unit of evidence: UNIT_QUERIES, or a MOST_UNITS-th of the text.
+
+    Queries far apart in a text depend on each other little: blocks of them that are long enough are nearly independent,
+    while the queries of one are not (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
+    """
+    return max(UNIT_QUERIES, -(-n_queries // MOST_UNITS))
+
 
 @dataclass(frozen=True)
 class Measure:

@@ -1,25 +1,25 @@
 """The definition of all measures on dense weights, and what it shares with `core.sums`, which needs none."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import measure_names
+from attnscope.core.measures.catalogue import measure_names, unit_queries
 from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.norms import value_norms
 from attnscope.core.measures.queries import Ground, Rows, at_offsets, ground, linear_rows
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
 
 
-def add_rows(totals: Totals, texts: slice, rows: Rows, given: Ground) -> None:
+def add_rows(totals: Totals, units: slice, rows: Rows, given: Ground) -> None:
     """Adds up measures that are known query by query.
 
     Args:
         totals: What to add to.
-        texts: Which texts the rows are of.
-        rows: Name -> (text, head, query); `active` among them.
+        units: Which units the rows are of.
+        rows: Name -> (unit, head, query); `active` among them.
         given: What the mask and the texts say of these queries.
     """
     names = [name for name in given.defined if name in totals]
@@ -28,22 +28,22 @@ def add_rows(totals: Totals, texts: slice, rows: Rows, given: Ground) -> None:
     counts = torch.stack([given.defined[name] for name in names]).to(given.n_allowed.dtype)
     is_active = torch.tensor([name.endswith("_active") for name in names], device=counts.device)
     share = torch.where(is_active[:, None, None, None], rows["active"], 1.0)
-    totals.add_several(names, texts, (counts * share).sum(-1), "count")
+    totals.add_several(names, units, (counts * share).sum(-1), "count")
     known = [i for i, name in enumerate(names) if name in rows]
     if not known:
         return
     values = torch.stack([rows[names[i]].expand_as(rows["active"]) for i in known])
-    totals.add_several([names[i] for i in known], texts, (values * counts[known]).sum(-1), "sum")
+    totals.add_several([names[i] for i in known], units, (values * counts[known]).sum(-1), "sum")
 
 
-def add_uniform(totals: Totals, texts: slice, given: Ground) -> Tensor:
+def add_uniform(totals: Totals, units: slice, given: Ground) -> Tensor:
     """Adds what uniform attention has on some queries, but for `_active`; returns which offsets each may attend to."""
     rows = given.uniform | uniform_likeness(given)
     of_all = {name: part for name, part in given.defined.items() if not name.endswith("_active")}
-    add_rows(totals, texts, rows, replace(given, defined=of_all))
+    add_rows(totals, units, rows, replace(given, defined=of_all))
     band = given.band.to(given.n_allowed.dtype)
     share = 1 / given.n_allowed.clamp(min=1)
-    totals.add_offsets(texts, (band * share[..., None]).sum(2), band.sum(2))
+    totals.add_offsets(units, (band * share[..., None]).sum(2), band.sum(2))
     return band
 
 
@@ -62,8 +62,9 @@ def measures_of_weights(
     factor: Tensor | None = None,
     measures: Iterable[str] | None = None,
     outlying: Tensor | None = None,
+    in_units: bool = False,
 ) -> SumsOf:
-    """All measures of one layer from its dense weights: their definition, and the road for models that only have these.
+    """All measures of one layer from its dense weights: their definition, and the way of models that only have these.
 
     Computed in float64, one text at a time, as MEASURES states them. A few arrays as large as a text's weights.
 
@@ -78,9 +79,10 @@ def measures_of_weights(
         factor: `output_factor` of the layer, for norm_weighted; None leaves it undefined.
         measures: Which of MEASURES; None = all.
         outlying: Which keys are outlying (`facts.outlying`), (batch, key), for outlier_token; None leaves it undefined.
+        in_units: Whether blocks of `unit_queries` of a longer text are units of their own.
 
     Returns:
-        Sums and counts by text and head.
+        Sums and counts by unit and head.
 
     Raises:
         ValueError: Shapes do not fit together, or a measure is unknown.
@@ -94,43 +96,49 @@ def measures_of_weights(
             f"{tuple(keys.real.shape)} keys"
         )
     names = internal_names(measures)
-    everything = (slice(0, n_queries), slice(0, n_keys))
+    size = unit_queries(n_queries) if in_units else max(n_queries, 1)
+    parts = [slice(start, min(start + size, n_queries)) for start in range(0, n_queries, size)] or [slice(0, 0)]
+    every_key = slice(0, n_keys)
     may = (weights > 0).any(1, keepdim=True) if allowed is None else allowed
     may = may[(None,) * (4 - may.ndim)].expand(batch, -1, n_queries, n_keys)
-    totals, uniform = Totals(names, batch, n_heads), Totals(names, batch, n_heads)
+    totals, uniform = (Totals(names, batch * len(parts), n_heads) for _ in range(2))
+    norms = key_norms(totals, values, n_heads, factor)
     received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=weights.device)
     evenly = torch.zeros(batch, may.shape[1], n_keys, dtype=torch.float64, device=weights.device)
-    evenly_active = torch.zeros_like(received)
-    seeing = torch.zeros(batch, n_heads, 2, dtype=torch.float64, device=weights.device)
     counted = torch.zeros(batch, may.shape[1], dtype=torch.float64, device=weights.device)
-    for t in range(batch):
-        texts = slice(t, t + 1)
+    for unit, (t, queries) in enumerate((t, queries) for t in range(batch) for queries in parts):
+        texts, units, here = slice(t, t + 1), slice(unit, unit + 1), (queries, every_key)
         text = keys.part(texts)
-        part = weights[texts].double()
-        given = ground(may[texts], text, of_queries.asking[texts], *everything, own_text=own_text)
-        band = add_uniform(uniform, texts, given)
-        rows = linear_rows(part, text, *everything, own_text=own_text)
+        part, may_here = weights[texts, :, queries].double(), may[texts, :, queries]
+        given = ground(may_here, text, of_queries.asking[texts, queries], *here, own_text=own_text)
+        band = add_uniform(uniform, units, given)
+        rows = linear_rows(part, text, *here, own_text=own_text)
         rows |= _rows_of_weights(part, text, given, rows)
-        add_rows(totals, texts, rows, given)
+        add_rows(totals, units, rows, given)
         active = {name: part for name, part in given.defined.items() if name.endswith("_active")}
         even = given.uniform | uniform_likeness(given)
         even = {name: even[name] * rows["active"] for name in active if name in even} | {"active": rows["active"]}
-        add_rows(uniform, texts, even, replace(given, defined=active))
+        add_rows(uniform, units, even, replace(given, defined=active))
         largest = part.amax(-1, keepdim=True) if n_keys else part.sum(-1, keepdim=True)
-        hits = (at_offsets(part, *everything) == largest) / (part == largest).sum(-1, keepdim=True).clamp(min=1)
-        totals.add_offsets(texts, (hits * band).sum(2), band.sum(2))
+        hits = (at_offsets(part, *here) == largest) / (part == largest).sum(-1, keepdim=True).clamp(min=1)
+        totals.add_offsets(units, (hits * band).sum(2), band.sum(2))
         is_counted = given.counted.double()
-        received[texts] = (part * is_counted[..., None]).sum(2)
-        evenly[texts] = (may[texts] * (is_counted / given.n_allowed.clamp(min=1))[..., None]).sum(2)
         share = rows["active"] * is_counted / given.n_active.clamp(min=1)
-        evenly_active[texts] = (may[texts] * share[..., None]).sum(2)
-        counted[texts] = is_counted.sum(-1)
+        of_unit = Received(
+            (part * is_counted[..., None]).sum(2),
+            (may_here * (is_counted / given.n_allowed.clamp(min=1))[..., None]).sum(2),
+            (may_here * share[..., None]).sum(2),
+        )
+        off_rest = (text.real & ~text.resting).double()
+        add_received(totals, uniform, units, off_rest, of_unit, {name: norm[texts] for name, norm in norms.items()})
+        received[texts] += of_unit.mass
+        evenly[texts] += of_unit.evenly
+        counted[texts] += is_counted.sum(-1)
         if outlying is not None:
-            sees = (may[texts] & outlying[texts, None, None]).any(-1) * is_counted
-            seeing[texts] = torch.stack([sees.expand_as(rows["active"]), rows["active"] * sees], -1).sum(2)
-    if outlying is not None:
-        add_outlying(totals, uniform, outlying, received, (evenly, evenly_active), seeing)
-    finish(totals, uniform, keys, received, (evenly, evenly_active), counted, values, factor)
+            sees = (may_here & outlying[texts, None, None]).any(-1) * is_counted
+            counts = torch.stack([sees.expand_as(rows["active"]), rows["active"] * sees], -1).sum(2)
+            add_outlying(totals, uniform, units, outlying[texts], of_unit, counts)
+    finish(totals, uniform, norms, received, evenly, counted)
     return joined(totals, uniform, measure_names(measures))
 
 
@@ -156,62 +164,98 @@ def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Ro
     return rows
 
 
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What keys receive from the queries of some units, one unit of a text.
+
+    Attributes:
+        mass: Sum over the queries of A_qk, (unit, head, key).
+        evenly: Likewise under uniform attention, (unit, mask head, key).
+        evenly_active: What each key would receive if a head spread what it does not rest evenly over the keys that
+            nobody rests on, (unit, head, key), resting keys included.
+    """
+
+    mass: Tensor
+    evenly: Tensor
+    evenly_active: Tensor
+
+
 def add_outlying(
-    totals: Totals, uniform: Totals, mask: Tensor, received: Tensor, evenly: tuple[Tensor, Tensor], counts: Tensor
+    totals: Totals, uniform: Totals, units: slice, mask: Tensor, received: Received, counts: Tensor
 ) -> None:
     """Adds the mass on outlying tokens; none of them is a resting key, so that `_active` has the same sum.
 
     Args:
         totals: Of the heads.
         uniform: Of uniform attention, for each head.
-        mask: Which tokens are outlying, (batch, key), bool.
-        received: As for `finish`.
-        evenly: Likewise.
-        counts: Queries that may attend to an outlying token, and their mass off resting keys, (batch, head, 2).
+        units: Which units these are.
+        mask: Which tokens are outlying, (unit, key), bool.
+        received: By the queries of these units.
+        counts: Queries that may attend to an outlying token, and their mass off resting keys, (unit, head, 2).
     """
-    whole, worth = slice(0, len(mask)), mask.to(received.dtype)[:, None]
-    for ending, even, i in (("", evenly[0], 0), ("_active", evenly[1], 1)):
-        totals.add(f"outlier_token{ending}", whole, (received * worth).sum(-1), counts[..., i])
-        uniform.add(f"outlier_token{ending}", whole, (even * worth).sum(-1))
+    worth = mask.to(received.mass.dtype)[:, None]
+    for ending, even, i in (("", received.evenly, 0), ("_active", received.evenly_active, 1)):
+        totals.add(f"outlier_token{ending}", units, (received.mass * worth).sum(-1), counts[..., i])
+        uniform.add(f"outlier_token{ending}", units, (even * worth).sum(-1))
 
 
-def finish(
-    totals: Totals,
-    uniform: Totals,
-    keys: TextFacts,
-    received: Tensor,
-    evenly: tuple[Tensor, Tensor],
-    counted: Tensor,
-    values: Tensor | None,
-    factor: Tensor | None,
+def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tensor | None) -> Rows:
+    """Norms of what each key has to give, by measure, (batch, head, key); without measures that are undefined.
+
+    Args:
+        wanted: Which measures are.
+        values: (batch, kv_head, key, d_value), or None.
+        n_heads: Query heads.
+        factor: `output_factor`, or None.
+    """
+    if values is None:
+        return {}
+    by = {"value_weighted": None, "norm_weighted": factor}
+    return {
+        name: value_norms(values, n_heads, of)
+        for name, of in by.items()
+        if name in wanted and not (name == "norm_weighted" and factor is None)
+    }
+
+
+def add_received(
+    totals: Totals, uniform: Totals, units: slice, off_rest: Tensor, received: Received, norms: Rows
 ) -> None:
-    """Adds what needs all queries of a text: received mass, the norms behind it, and sinks.
+    """Adds the norms behind the mass that keys received.
 
     Args:
         totals: Of the heads.
         uniform: Of uniform attention, for each head.
-        keys: The texts of the keys.
-        received: The mass that each key received, (batch, head, key).
-        evenly: Likewise under uniform attention, (batch, mask head, key); and what each key would receive if a head
-            spread what it does not rest evenly over the keys that nobody rests on, (batch, head, key), resting keys
-            included.
-        counted: How many queries were counted, (batch, mask head).
-        values: (batch, kv_head, key, d_value), or None.
-        factor: `output_factor`, or None.
+        units: Which units these are.
+        off_rest: 1 for keys that nobody rests on, of the text of each unit, (unit, key).
+        received: By the queries of these units.
+        norms: As `key_norms` gives them, of these texts.
+    """
+    mass = received.mass
+    both = torch.stack([torch.ones_like(off_rest), off_rest], -1)  # (unit, key, 2)
+    for name, by_key in norms.items():
+        norm = by_key.to(mass.dtype)
+        of_heads = (mass * norm) @ both
+        even = (received.evenly * norm).sum(-1), (received.evenly_active * norm * off_rest[:, None]).sum(-1)
+        for i, ending in enumerate(("", "_active")):
+            totals.add(name + ending, units, of_heads[..., i])
+            uniform.add(name + ending, units, even[i])
+
+
+def finish(totals: Totals, uniform: Totals, norms: Rows, received: Tensor, evenly: Tensor, counted: Tensor) -> None:
+    """Adds what needs all queries of a text: the most attended key, and sinks.
+
+    Args:
+        totals: Of the heads.
+        uniform: Of uniform attention, for each head.
+        norms: As `key_norms` gives them: measures that are not there are undefined.
+        received: The mass that each key received, (text, head, key).
+        evenly: Likewise under uniform attention, (text, mask head, key).
+        counted: How many queries were counted, (text, mask head).
     """
     n_heads = received.shape[1]
-    off_rest = (keys.real & ~keys.resting).to(received.dtype)
-    both = torch.stack([torch.ones_like(off_rest), off_rest], -1)  # (batch, key, 2)
-    of_heads: dict[str, Tensor] = {}
-    of_uniform: dict[str, Tensor] = {}
-    for name, by in (("value_weighted", None), ("norm_weighted", factor)):
-        if values is None or name not in totals or (name == "norm_weighted" and factor is None):
-            continue
-        norm = value_norms(values, n_heads, by).to(received.dtype)
-        of_heads[name] = (received * norm) @ both
-        parts = (evenly[0] * norm).sum(-1), (evenly[1] * norm * off_rest[:, None]).sum(-1)
-        of_uniform[name] = torch.stack(parts, -1)
-    for part, mass, norms in ((totals, received, of_heads), (uniform, evenly[0], of_uniform)):
+    for part, mass in ((totals, received), (uniform, evenly)):
         largest = mass.amax(-1) if mass.shape[2] else mass.sum(-1)
-        part.finish_keys(largest.expand(-1, n_heads), counted, norms)
-        part.finish_sinks()
+        for name in {"value_weighted", "norm_weighted"} - norms.keys():
+            part.clear(name)
+        part.finish_texts(largest.expand(-1, n_heads), counted)

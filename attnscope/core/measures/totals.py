@@ -19,14 +19,18 @@ Sum = NDArray[np.float64]
 class SumsOf:
     """The measures of one layer on one batch, as sums and counts.
 
+    A unit is a text; or, where long texts were cut (`catalogue.unit_queries`), a block of a text's queries, all of
+    the first text before those of the second, and each text with as many. What is of a whole text (received, sink)
+    is then in its first unit.
+
     Attributes:
         names: What the first axis of the sums holds (`measure_names`).
-        sum: (measure, batch, head), float64.
+        sum: (measure, unit, head), float64.
         count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
         uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. Of
             `…_active` each query weighs as it does in the head, by the head's mass on keys that nobody rests on: a head
             that spreads evenly over them has just this, however much it rests where.
-        offset_sum: (offset, batch, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
+        offset_sum: (offset, unit, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
             the largest weight each counts 1/t.
         offset_count: Queries that may attend to a key at the offset.
         offset_uniform: The sum under uniform attention, where all allowed keys share the largest weight.
@@ -56,23 +60,23 @@ class SumsOf:
 
 
 _AT_ONCE = 1000
-"""So many handfuls of numbers wait before they are converted together."""
+"""So many small tensors wait before they are converted together."""
 
 
 class Totals:
-    """Adds up one layer's measures text by text, and assembles SumsOf. Shared by both roads.
+    """Adds up one layer's measures unit by unit (see SumsOf); shared by dense weights and tiles.
 
     Args:
         names: Which sums are wanted.
-        batch: How many texts.
+        n_units: How many units, of all texts.
         n_heads: How many heads.
     """
 
-    def __init__(self, names: tuple[str, ...], batch: int, n_heads: int) -> None:
+    def __init__(self, names: tuple[str, ...], n_units: int, n_heads: int) -> None:
         self.names = names
-        shape = (len(names), batch, n_heads)
+        shape = (len(names), n_units, n_heads)
         self.sum, self.count = np.zeros(shape), np.zeros(shape)
-        offsets = (len(OFFSETS), batch, n_heads)
+        offsets = (len(OFFSETS), n_units, n_heads)
         self.offset_sum, self.offset_count = np.zeros(offsets), np.zeros(offsets)
         self._place = {name: i for i, name in enumerate(names)}
         self._waiting: list[tuple[str, int | slice | list[int], slice, Tensor]] = []
@@ -80,30 +84,30 @@ class Totals:
     def __contains__(self, name: str) -> bool:
         return name in self._place
 
-    def add(self, name: str, texts: slice, sums: Tensor | None, counts: Tensor | None = None) -> None:
-        """Adds sums and counts of some texts, each (text, head or 1); what nobody asked for is passed over."""
+    def add(self, name: str, units: slice, sums: Tensor | None, counts: Tensor | None = None) -> None:
+        """Adds sums and counts of some units, each (unit, head or 1); what nobody asked for is passed over."""
         i = self._place.get(name)
         if i is None:
             return
         for kind, numbers in (("sum", sums), ("count", counts)):
             if numbers is not None:
-                self._later(kind, i, texts, numbers)
+                self._later(kind, i, units, numbers)
 
-    def add_several(self, names: list[str], texts: slice, numbers: Tensor, kind: Literal["sum", "count"]) -> None:
-        """Adds sums or counts of several measures, (measure, text, head or 1); what nobody asked for is passed over."""
+    def add_several(self, names: list[str], units: slice, numbers: Tensor, kind: Literal["sum", "count"]) -> None:
+        """Adds sums or counts of several measures, (measure, unit, head or 1); what nobody asked for is passed over."""
         known = [i for i, name in enumerate(names) if name in self._place]
         if known:
             numbers = numbers if len(known) == len(names) else numbers[known]
-            self._later(kind, [self._place[names[i]] for i in known], texts, numbers)
+            self._later(kind, [self._place[names[i]] for i in known], units, numbers)
 
-    def add_offsets(self, texts: slice, sums: Tensor, counts: Tensor) -> None:
-        """Adds the counts of largest weights by offset, each (text, head or 1, offset)."""
-        self._later("offset_sum", slice(None), texts, sums.permute(2, 0, 1))
-        self._later("offset_count", slice(None), texts, counts.permute(2, 0, 1))
+    def add_offsets(self, units: slice, sums: Tensor, counts: Tensor) -> None:
+        """Adds the counts of largest weights by offset, each (unit, head or 1, offset)."""
+        self._later("offset_sum", slice(None), units, sums.permute(2, 0, 1))
+        self._later("offset_count", slice(None), units, counts.permute(2, 0, 1))
 
-    def _later(self, kind: str, place: int | slice | list[int], texts: slice, numbers: Tensor) -> None:
-        # A tile has some fifty handfuls of numbers: converted one by one they would take as long as the tile itself.
-        self._waiting.append((kind, place, texts, numbers))
+    def _later(self, kind: str, place: int | slice | list[int], units: slice, numbers: Tensor) -> None:
+        # A tile has some fifty small tensors: converted one by one they would take as long as the tile itself.
+        self._waiting.append((kind, place, units, numbers))
         if len(self._waiting) >= _AT_ONCE:
             self.settle()
 
@@ -113,35 +117,29 @@ class Totals:
             return
         flat = torch.cat([numbers.detach().flatten() for *_, numbers in self._waiting]).cpu().double().numpy()
         start = 0
-        for kind, place, texts, numbers in self._waiting:
+        for kind, place, units, numbers in self._waiting:
             end = start + numbers.numel()
-            getattr(self, kind)[place, texts] += flat[start:end].reshape(numbers.shape)
+            getattr(self, kind)[place, units] += flat[start:end].reshape(numbers.shape)
             start = end
         self._waiting.clear()
 
-    def finish_keys(self, largest: Tensor, counted: Tensor, norms: dict[str, Tensor]) -> None:
-        """Adds what follows from the mass that each key received.
+    def finish_texts(self, largest: Tensor, counted: Tensor) -> None:
+        """Adds what is of whole texts, to their first units: the key that received most, and whether a head is a sink.
 
         Args:
-            largest: What the most attended key of each text received, (batch, head).
-            counted: How many queries were counted, (batch, head or 1).
-            norms: Measure -> sum over keys of the mass received times the value's norm: of all keys, and of those that
-                nobody rests on, (batch, head, 2).
+            largest: What the most attended key of each text received, (text, head).
+            counted: How many queries of each text were counted, (text, head or 1).
         """
-        whole = slice(0, self.sum.shape[1])
-        self.add("received", whole, largest, counted.expand(largest.shape))
-        for name in ("value_weighted", "norm_weighted"):
-            if name in norms:
-                self.add(name, whole, norms[name][..., 0])
-                self.add(f"{name}_active", whole, norms[name][..., 1])
-            else:
-                self.clear(name)
-
-    def finish_sinks(self) -> None:
-        """Adds which texts a head is a sink on, from what first_token came to."""
+        n_texts, n_units = len(largest), self.sum.shape[1]
+        each = max(n_units // max(n_texts, 1), 1)
+        first = slice(0, n_units, each)
+        self.add("received", first, largest, counted.expand(largest.shape))
         self.settle()
         if "sink" in self:
-            tell_sinks(self.names, self.sum, self.count)
+            of_texts = [part.reshape(len(part), n_texts, each, part.shape[2]).sum(2) for part in (self.sum, self.count)]
+            tell_sinks(self.names, *of_texts)
+            i = self._place["sink"]
+            self.sum[i, first], self.count[i, first] = (part[i] for part in of_texts)
 
     def clear(self, name: str) -> None:
         """Makes a measure undefined, and its `_active`."""
