@@ -19,7 +19,7 @@ import torch
 from attnscope.core.attention import attend
 from attnscope.core.measures import MEASURES, OFFSETS, TextFacts, output_factor
 from attnscope.core.sums import Sums
-from attnscope.core.wide import Buffers
+from attnscope.core.tiles import Buffers
 from attnscope.corpus import TOKEN_BUDGET
 from attnscope.models import load
 from attnscope.models.model import Batch

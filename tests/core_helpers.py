@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, jaxtyped
 from torch import Tensor
 
 from attnscope.core import attention, example, reference
+from attnscope.core.tiles import Tile, attend_in_tiles
 
 EXACT = {"rtol": 1e-12, "atol": 1e-13}
 """float64 against float64: some hundred roundings."""
@@ -141,3 +142,35 @@ def checked_seam(
 
 def see_all(call: attention.AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     return checked_seam(call, call.query, call.key, call.value)
+
+
+class TileSums(NamedTuple):
+    """An attention as its tiles tell it, (batch, head, query, ...)."""
+
+    output: Tensor
+    weights: Tensor
+    largest: Tensor
+    log_sum_exp: Tensor
+    entropy_nats: Tensor
+
+
+def read_tiles(call: attention.AttentionCall) -> TileSums:
+    """Everything that a tile can say, put together again."""
+    batch, n_heads, n_queries, _ = call.query.shape
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    rows = (batch, n_heads, n_queries)
+    weights = torch.zeros(*rows, call.key.shape[2], dtype=dtype, device=call.query.device)
+    largest, entropies = (torch.zeros(rows, dtype=dtype, device=call.query.device) for _ in range(2))
+    log_sums = torch.full(rows, -math.inf, dtype=dtype, device=call.query.device)
+
+    def read(tile: Tile) -> None:
+        block = tile.block
+        if not tile.weights.numel():
+            return
+        here = (block.texts, slice(None), block.queries)
+        weights[(*here, block.keys)] = tile.weights
+        largest[here] = tile.weights.amax(-1)
+        log_sums[here] = tile.log_sum_exp(largest[here])
+        entropies[here] = tile.entropies(log_sums[here])
+
+    return TileSums(attend_in_tiles(call, read), weights, largest, log_sums, entropies)

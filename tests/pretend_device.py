@@ -11,7 +11,7 @@ It is torch's third-party backend (PrivateUse1), as a Python mode; nothing is co
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,9 +29,6 @@ _INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default,
 
 moves: Counter[str] = Counter()
 """How often tensors of more than one number were moved, and how: "pretend to cpu"."""
-
-special: dict[Any, Callable[..., Any]] = {}
-"""Operations that the device has and the processor has not: what computes them, on ordinary tensors."""
 
 _lacks: set[torch.dtype] = set()
 
@@ -121,7 +118,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         inner["device"] = torch.device("cpu")
     inner.pop("pin_memory", None)
     pretends = source is not None and source.type == NAME
-    found = (special.get(function, function) if pretends else function)(*inner_args, **inner)
+    found = function(*inner_args, **inner)
     if not pretends or function is aten._local_scalar_dense.default:
         return found
     wrapped = tree_map_only(torch.Tensor, lambda x: Pretended(x, source), found)

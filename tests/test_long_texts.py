@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnscope import heads, heatmap, pooled_heatmap
-from attnscope.core import sums, wide
+from attnscope.core import tiles
 from attnscope.core.attention import AttentionCall, attend
-from attnscope.core.measures import TextFacts
+from attnscope.core.measures import TextFacts, plan
 from attnscope.core.sums import Sums
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
@@ -313,8 +313,8 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(
 ) -> None:
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
     monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", 64)
-    monkeypatch.setattr(wide, "TILE_ELEMENTS", 1)
-    monkeypatch.setattr(sums, "KEPT_NUMBERS", 1)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
+    monkeypatch.setattr(plan, "KEPT_NUMBERS", 1)
     model, n = model_of(model_type, **more), 640
     run(model, n)  # what is made once and kept
     with Largest() as largest:

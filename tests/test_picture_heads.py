@@ -15,7 +15,7 @@ from PIL import Image
 
 import attnscope
 from attnscope import cli
-from attnscope.core import picture_sums, wide
+from attnscope.core import picture_sums, tiles
 from attnscope.core.attention import AttentionCall
 from attnscope.core.picture_measures import PICTURE_MEASURES, cielab, gradient, picture_facts
 from attnscope.core.picture_sums import PictureSums
@@ -171,7 +171,7 @@ def test_uniform_attention_has_the_value_of_the_baseline() -> None:
     torch.testing.assert_close(output, value.mean(2, keepdim=True).expand(1, 2, n, 4))
     probe.keep("encoder", 1, torch.full((1, 2, n, n), 1 / n, dtype=torch.float64))
     assert probe.uniform is not None
-    for sums in probe.sums.values():
+    for sums in probe.sums["encoder"].values():
         np.testing.assert_allclose(sums.sum, np.repeat(probe.uniform.sum, 2, 1), rtol=1e-5)
         np.testing.assert_allclose(sums.count, np.repeat(probe.uniform.count, 2, 1), rtol=1e-5)
     value_of = dict(zip(PICTURE_MEASURES, (probe.uniform.sum / probe.uniform.count)[:, 0].tolist(), strict=True))
@@ -196,13 +196,13 @@ def test_sums_do_not_depend_on_how_queries_are_cut(monkeypatch: pytest.MonkeyPat
     whole, cut, kept = (PictureSums(facts) for _ in range(3))
     output = whole(call)
     torch.testing.assert_close(output, (weights @ value.double()).float())
-    monkeypatch.setattr(wide, "TILE_ELEMENTS", 1)  # 16 queries a tile, 3 tiles
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)  # 16 queries a tile, 3 tiles
     monkeypatch.setattr(picture_sums, "_ROWS", 7)
     torch.testing.assert_close(cut(call), output)
     kept.keep("encoder", 0, weights)
     for probe in (cut, kept):
-        np.testing.assert_allclose(probe.sums[0].sum, whole.sums[0].sum, rtol=1e-5)
-        np.testing.assert_allclose(probe.sums[0].count, whole.sums[0].count, rtol=1e-5)
+        np.testing.assert_allclose(probe.sums["encoder"][0].sum, whole.sums["encoder"][0].sum, rtol=1e-5)
+        np.testing.assert_allclose(probe.sums["encoder"][0].count, whole.sums["encoder"][0].count, rtol=1e-5)
         assert probe.uniform is not None and whole.uniform is not None
         np.testing.assert_allclose(probe.uniform.sum, whole.uniform.sum, rtol=1e-9)
 
@@ -212,8 +212,8 @@ def test_a_flat_picture_has_no_edges_and_one_colour() -> None:
     assert facts.edges is None
     probe = PictureSums(facts)
     probe.keep("encoder", 0, torch.eye(6)[None, None] * 0.5 + 0.5 / 6)
-    counts = dict(zip(PICTURE_MEASURES, probe.sums[0].count[:, 0].tolist(), strict=True))
-    sums = dict(zip(PICTURE_MEASURES, probe.sums[0].sum[:, 0].tolist(), strict=True))
+    counts = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].count[:, 0].tolist(), strict=True))
+    sums = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].sum[:, 0].tolist(), strict=True))
     assert counts["edges"] == counts["cls"] == counts["resting_from_cls"] == 0
     assert sums["similar_colour"] == pytest.approx(counts["similar_colour"]) and counts["similar_colour"] > 2
     assert picture_facts(np.zeros((8, 8, 3), np.uint8), (1, 1), ()).reach.tolist() == [math.inf]

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core import attention, pooling, wide
+from attnscope.core import attention, pooling, tiles
 from attnscope.core.pooling import Grid
 from attnscope.core.probes import Part, Pooled, Weights
-from tests.core_helpers import EXACT, calls, make_call
+from tests.core_helpers import EXACT, calls, make_call, read_tiles
 
 
 def loops(weights: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[float, int, int]]]:
@@ -68,8 +68,8 @@ def test_pooling_is_what_its_definition_says_of_any_call(
     grid = data.draw(grids(call.query.shape[2], call.key.shape[2]))
     dense = attention.attention_weights(call)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wide, "LEAST_QUERIES", rows)
-        patch.setattr(wide, "TILE_ELEMENTS", 40)  # several tiles a text, and several texts a tile
+        patch.setattr(tiles, "LEAST_QUERIES", rows)
+        patch.setattr(tiles, "TILE_ELEMENTS", 40)  # several tiles a text, and several texts a tile
         found = pooling.pooled_attention(call, grid)
     assert torch.allclose(found.output, attention.attend_with_weights(call)[0], atol=1e-9)
     for b in range(dense.shape[0]):
@@ -127,7 +127,7 @@ def test_a_part_is_that_part_of_the_whole(
 @given(call=calls(), window=st.none() | st.integers(1, 6))
 def test_attend_lean_gives_what_attend_gives(call: attention.AttentionCall, window: int | None) -> None:
     call = dataclasses.replace(call, window=window)
-    assert torch.allclose(pooling.attend_lean(call), attention.attend(call), **EXACT)
+    assert torch.allclose(tiles.attend_lean(call), attention.attend(call), **EXACT)
 
 
 def test_probes_keep_chosen_layers_and_heads_alone() -> None:
@@ -170,10 +170,9 @@ def test_a_window_is_the_mask_that_it_stands_for(call: attention.AttentionCall, 
     windowed = dataclasses.replace(call, window=window)
     assert torch.equal(attention.attention_weights(windowed), attention.attention_weights(masked))
     assert torch.allclose(attention.attend(windowed), attention.attend(masked), **EXACT)
-    tiled, dense = (wide.attend_wide(one, entropy=True, kernel="tile") for one in (windowed, masked))
+    tiled, dense = (read_tiles(one) for one in (windowed, masked))
     assert torch.allclose(tiled.output, dense.output, **EXACT)
-    assert torch.allclose(tiled.entropy_nats, dense.entropy_nats, atol=1e-5)  # type: ignore[arg-type]
-    assert wide.choose_kernel(dataclasses.replace(windowed, bias=None, softcap=None, sinks=None)) == "tile"
+    assert torch.allclose(tiled.entropy_nats, dense.entropy_nats, atol=1e-5)
 
 
 def test_a_window_is_positive() -> None:

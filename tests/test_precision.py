@@ -17,12 +17,12 @@ from attnscope.core.calls import rows_together, single_head
 from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
 from attnscope.core.full_width import full_width
 from attnscope.core.measures import measures_of_weights, output_factor
-from attnscope.core.pooling import Grid, attend_lean, part_of_weights, pooled_attention
+from attnscope.core.pooling import Grid, part_of_weights, pooled_attention
 from attnscope.core.probes import Gate, Means
 from attnscope.core.relations import Links, links_of_weights
 from attnscope.core.sums import Sums
-from attnscope.core.wide import Kernel, attend_wide
-from tests.core_helpers import make_call
+from attnscope.core.tiles import attend_in_tiles, attend_lean
+from tests.core_helpers import make_call, read_tiles
 from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of
 
@@ -75,8 +75,7 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype: torch.dtyp
     ways = {
         "attend": attend(call),
         "dense": attend_with_weights(call)[0],
-        "wide": attend_wide(call, kernel="wide").output,
-        "tile": attend_wide(call, kernel="tile").output,
+        "tiles": attend_in_tiles(call),
         "lean": attend_lean(call),
         "pooled": pooled_attention(call, Grid(8, 8)).output,
         "sums": Sums(facts)(call),
@@ -106,17 +105,12 @@ def test_weights_and_their_sums_are_float32(dtype: torch.dtype) -> None:
 
 
 @LOW
-@pytest.mark.parametrize("kernel", ["wide", "tile"])
-def test_columns_single_weights_and_entropies_are_float32(dtype: torch.dtype, kernel: Kernel) -> None:
+def test_what_tiles_say_is_float32(dtype: torch.dtype) -> None:
     call = low_call(dtype)
     weights = attention_weights(exact(call))
-    columns = torch.stack([torch.arange(N) / N, (torch.arange(N) % 3 == 0).double()], -1).expand(2, -1, -1)
-    indices = torch.arange(N).sub(1).view(1, N, 1).expand(2, -1, -1)
-    found = attend_wide(call, columns, indices, entropy=True, kernel=kernel)
-    gathered = weights.gather(-1, indices.clamp(min=0)[:, None].expand(-1, 4, -1, -1))
-    gathered[:, :, 0] = 0
-    assert off(found.columns, weights @ columns[:, None]) <= FLOAT32
-    assert off(found.gathered, gathered) <= FLOAT32
+    found = read_tiles(call)
+    assert off(found.weights, weights) <= FLOAT32
+    assert off(found.largest, weights.amax(-1)) <= FLOAT32
     assert off(found.entropy_nats, torch.special.entr(weights).sum(-1)) <= 8 * FLOAT32
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnscope.core import wide
+from attnscope.core import tiles
 from attnscope.core.attention import AttentionCall, attend, attention_weights
 from attnscope.core.relations import LinkFacts, Links, LinkSums, links_of_weights, word_weights
 from tests.core_helpers import EXACT
@@ -168,8 +168,8 @@ def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int
     facts = facts_of(units, links)
     expected = by_loops(attention_weights(call).double().tolist(), units, links, facts.n_cells)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(wide, "TILE_ELEMENTS", elements)
-        patched.setattr(wide, "LEAST_QUERIES", 1)
+        patched.setattr(tiles, "TILE_ELEMENTS", elements)
+        patched.setattr(tiles, "LEAST_QUERIES", 1)
         probe = Links(facts)
         output = probe(call)
     torch.testing.assert_close(output, attend(call), **EXACT)
@@ -223,10 +223,10 @@ def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
     facts = facts_of(units, [(0, [unit], [(unit + 5) % (n - 1)], 0) for unit in range(n - 1)])
     call = made_call(0, units, causal=False)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(wide, "TILE_ELEMENTS", 4 * n * 16)
+        patched.setattr(tiles, "TILE_ELEMENTS", 4 * n * 16)
         probe = Links(facts)
         probe(call)
-    (plan,) = probe._plans.values()
-    assert len(plan[1]) == n // 16
-    assert max(len(place.kept) for place in plan[1]) == 1
-    assert max(place.n_rows for place in plan[1]) <= 17
+    ((plan, _),) = probe._plans.values()
+    assert len(plan) == n // 16
+    assert max(len(links.kept) for links in plan.values()) == 1
+    assert max(links.n_rows for links in plan.values()) <= 17

@@ -80,13 +80,13 @@ def test_the_probe_is_what_dense_weights_give() -> None:
         heard = weights[2:, :23]
         mean = heard @ times / heard.sum(1)
         spread = np.sqrt(((times - mean[:, None]) ** 2 * heard).sum(1) / heard.sum(1))
-        sums, counts = probe.sums[0][:, :, head]
+        sums, counts = (part[:, head] for part in probe.sums["cross"][0])
         assert sums / counts == pytest.approx(
             [kendalltau(np.arange(7), mean).statistic, (np.diff(mean) > 0).mean(), heard.sum(1).mean(), spread.mean()],
             abs=1e-5,
         )
     assert probe.uniform is not None
-    assert probe.uniform[0, 2, 0] / probe.uniform[1, 2, 0] == pytest.approx(23 / 31)
+    assert probe.uniform.sum[2, 0] / probe.uniform.count[2, 0] == pytest.approx(23 / 31)
     with pytest.raises(RuntimeError, match="twice"):
         probe(call)
     with pytest.raises(ValueError, match="the facts are of"):

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.core import sums as sums_module
-from attnscope.core import wide
+from attnscope.core import tiles
 from attnscope.core.attention import AttentionCall, allowed, attend, attention_weights
 from attnscope.core.measures import MEASURES, TextFacts, catalogue, measure_names, measures_of_weights, output_factor
+from attnscope.core.measures import plan as plan_module
 from attnscope.core.measures.facts import outlying
 from attnscope.core.sums import Sums
 from tests import rounding
@@ -121,10 +122,10 @@ def situations(draw: st.DrawFn) -> tuple[AttentionCall, TextFacts, TextFacts | N
 @few_examples
 def test_every_measure_is_its_definition(situation, elements: int, kept: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wide, "TILE_ELEMENTS", elements)
-        patch.setattr(wide, "LEAST_QUERIES", 2)
-        patch.setattr(sums_module, "KEPT_NUMBERS", kept)
-        patch.setattr(sums_module, "SHORT_LIST", 1 if elements == 1 else 8)
+        patch.setattr(tiles, "TILE_ELEMENTS", elements)
+        patch.setattr(tiles, "LEAST_QUERIES", 2)
+        patch.setattr(plan_module, "KEPT_NUMBERS", kept)
+        patch.setattr(plan_module, "SHORT_LIST", 1 if elements == 1 else 8)
         check(*situation)
 
 
@@ -137,8 +138,8 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) 
     n = call.query.shape[2]
     n_units = -(-n // size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wide, "TILE_ELEMENTS", elements)
-        patch.setattr(wide, "LEAST_QUERIES", 2)
+        patch.setattr(tiles, "TILE_ELEMENTS", elements)
+        patch.setattr(tiles, "LEAST_QUERIES", 2)
         patch.setattr(catalogue, "UNIT_QUERIES", size)
         patch.setattr(catalogue, "MOST_UNITS", 20)
         options = {"query_facts": queries, "output_projections": {(call.kind, 0): PROJECTION}}
@@ -207,7 +208,7 @@ def long_call(n: int = 97, **fields) -> tuple[AttentionCall, TextFacts]:
 )
 @pytest.mark.parametrize("elements", [10_000, 10**7])
 def test_float32_is_exact_to_1e5(monkeypatch: pytest.MonkeyPatch, fields, elements: int) -> None:
-    monkeypatch.setattr(wide, "TILE_ELEMENTS", elements)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", elements)
     call, keys = long_call(**fields)
     check(call, keys, tolerance=1e-5)
 
@@ -335,7 +336,7 @@ def test_a_head_that_spreads_evenly_is_uniform_attention_in_every_measure() -> N
 
 
 def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "TILE_ELEMENTS", 200_000)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 200_000)
     n = 1537
     keys = make_facts([n], n, vocabulary=200)
     call = make_call(batch=1, n_kv_heads=12, n_queries=n, n_keys=n, d_head=8, d_value=8, dtype=torch.float32,
@@ -347,7 +348,9 @@ def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_texts_and_mask_determine_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(sums_module, "blocks", lambda call, **cut: asked.append(call.layer) or wide.blocks(call, **cut))
+    monkeypatch.setattr(
+        plan_module, "blocks", lambda call, **cut: asked.append(call.layer) or tiles.blocks(call, **cut)
+    )
     call, keys = long_call()
     probe = Sums(keys)
     for layer in range(3):

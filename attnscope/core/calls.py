@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind, allowed, attend
-from attnscope.core.wide import LEAST_QUERIES, blocks, tiles
+from attnscope.core.tiles import LEAST_QUERIES, blocks, tiles
 
 
 class Calls:

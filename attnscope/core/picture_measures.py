@@ -15,76 +15,55 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.measures.catalogue import Measure
+
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class PictureMeasure:
-    """One head measure on pictures.
-
-    Attributes:
-        name: What results and records call it; its unit is part of the name where it has one.
-        what: What a large value says, in one line.
-        formula: What is added up, and what that is divided by: q runs over the patches (`_from_cls`: is [CLS]), k over
-            the keys named, a_q = sum of A_qk over patches k.
-        unit: Of the value.
-        low: Smallest possible value.
-        high: Largest possible value.
-        source: The publication that the definition is from, or "ours".
-    """
-
-    name: str
-    what: str
-    formula: str
-    unit: str
-    low: float
-    high: float
-    source: str
 
 
 _INF = math.inf
 _DOSOVITSKIY = "Dosovitskiy et al. 2021, appendix D.7 (there in pixels)"
 _CLARK = "Clark et al. 2019, section 3.3"
 
-PICTURE_MEASURES: dict[str, PictureMeasure] = {
+PICTURE_MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
-        PictureMeasure("distance_patches", "attends far away in the picture",
+        Measure("distance_patches", "attends far away in the picture",
                        "sum of A_qk times the Euclidean distance of patches q and k, a patch being 1 / sum of a_q",
                        "patches", 0, _INF, _DOSOVITSKIY),
-        PictureMeasure("rows_apart_patches", "attends far up and down",
+        Measure("rows_apart_patches", "attends far up and down",
                        "sum of A_qk |row(q) - row(k)| over patches k / sum of a_q", "patches", 0, _INF, "ours"),
-        PictureMeasure("columns_apart_patches", "attends far left and right",
+        Measure("columns_apart_patches", "attends far left and right",
                        "sum of A_qk |column(q) - column(k)| over patches k / sum of a_q", "patches", 0, _INF, "ours"),
-        PictureMeasure("self_patch", "attends to the patch itself",
+        Measure("self_patch", "attends to the patch itself",
                        "sum of A_qq / sum of a_q", "share", 0, 1, "ours"),
-        PictureMeasure("near_patches", "attends to the up to 8 patches around, without itself",
+        Measure("near_patches", "attends to the up to 8 patches around, without itself",
                        "sum of A_qk over k != q at most 1 row and 1 column away / sum of a_q", "share", 0, 1, "ours"),
-        PictureMeasure("similar_colour", "attends to other patches of its own colour",
+        Measure("similar_colour", "attends to other patches of its own colour",
                        "sum of A_qk over patches k != q no farther in colour than the median of q's distances to the "
                        "others / sum of (a_q - A_qq); colour: CIELAB of the patch's mean light", "share", 0, 1, "ours"),
-        PictureMeasure("edges", "attends to patches with many edges",
+        Measure("edges", "attends to patches with many edges",
                        "sum of A_qk g_k / sum of a_q; g_k: mean gradient of luma in patch k / that of the picture",
                        "times the picture's mean", 0, _INF, "ours"),
-        PictureMeasure("max_weight", "is confident: puts much on a single patch",
+        Measure("max_weight", "is confident: puts much on a single patch",
                        "sum of the largest A_qk over patches k / sum of a_q", "share", 0, 1,
                        "Voita et al. 2019, confidence"),
-        PictureMeasure("entropy_nats", "spreads over many keys",
+        Measure("entropy_nats", "spreads over many keys",
                        "- sum over all k of A_qk ln A_qk / patches", "nats", 0, _INF, _CLARK),
-        PictureMeasure("resting", "rests on tokens that are no patch",
+        Measure("resting", "rests on tokens that are no patch",
                        "sum of A_qk over k that are no patch / patches", "share", 0, 1, "ours"),
-        PictureMeasure("cls", "attends to [CLS]", "sum of A[q, CLS] / patches", "share", 0, 1, "ours"),
-        PictureMeasure("registers", "attends to registers",
+        Measure("cls", "attends to [CLS]", "sum of A[q, CLS] / patches", "share", 0, 1, "ours"),
+        Measure("registers", "attends to registers",
                        "sum of A_qk over registers k / patches", "share", 0, 1, "ours; Darcet et al. 2024"),
-        PictureMeasure("edges_from_cls", "as [CLS], attends to patches with many edges",
+        Measure("edges_from_cls", "as [CLS], attends to patches with many edges",
                        "sum of A_qk g_k / sum of a_q, q = [CLS]", "times the picture's mean", 0, _INF, "ours"),
-        PictureMeasure("entropy_nats_from_cls", "as [CLS], spreads over many keys",
+        Measure("entropy_nats_from_cls", "as [CLS], spreads over many keys",
                        "- sum over all k of A_qk ln A_qk, q = [CLS]", "nats", 0, _INF, _CLARK),
-        PictureMeasure("resting_from_cls", "as [CLS], rests on tokens that are no patch",
+        Measure("resting_from_cls", "as [CLS], rests on tokens that are no patch",
                        "sum of A_qk over k that are no patch, q = [CLS]", "share", 0, 1, "ours"),
     )
 }  # fmt: skip
-"""All picture measures by name."""
+"""All picture measures by name. q runs over the patches (`_from_cls`: is [CLS]), k over the keys named, and a_q is the
+sum of A_qk over patches k."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,35 +1,27 @@
 """The probe that measures heads on a picture, tile by tile, without keeping a map.
 
 Masses on keys are one product with a column for each; functions of query and key (distances, likeness) are worked out
-for the tile at hand, once for all heads. Uniform attention goes the same road as a head of its own, once a picture.
+for the tile at hand, once for all heads. Uniform attention is added up likewise, as one head, once a picture.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
+from attnscope.core.measures.totals import HeadSums
 from attnscope.core.picture_measures import PICTURE_MEASURES, PictureFacts
 from attnscope.core.precision import has_float64, sum_dtype
-from attnscope.core.wide import tiles, times_values
+from attnscope.core.tile_probe import TileProbe
+from attnscope.core.tiles import Tile
 
 _ROWS = 64
 """Queries at a time of weights that came whole."""
 
 
-@dataclass(frozen=True, eq=False)
-class PictureSumsOf:
-    """The measures of one layer on one picture: sums and counts, (measure, head), float64, as PICTURE_MEASURES."""
-
-    sum: NDArray[np.float64]
-    count: NDArray[np.float64]
-
-
-class PictureSums:
+class PictureSums(TileProbe[HeadSums]):
     """Adds up the picture measures of every layer, in memory that grows with the number of patches alone.
 
     One forward pass on one picture. No gradient flows through its output.
@@ -38,43 +30,24 @@ class PictureSums:
         facts: What is known of the picture.
 
     Attributes:
-        sums: Layer -> the measures of its heads, in the order in which layers came.
+        sums: Kind -> layer -> the measures of its heads, as PICTURE_MEASURES, in the order in which layers came.
         uniform: The same of one head that attends to all keys alike; None before the first layer.
     """
 
+    input_name = "picture"
+
     def __init__(self, facts: PictureFacts) -> None:
-        self.sums: dict[int, PictureSumsOf] = {}
-        self.uniform: PictureSumsOf | None = None
+        super().__init__()
+        self.uniform: HeadSums | None = None
         self._facts = facts
         self._columns: Tensor | None = None
 
-    @torch.no_grad()
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention and adds up its measures.
-
-        Returns:
-            Its output, (1, n_heads, query, d_value), in the dtype of the values, without gradient.
-
-        Raises:
-            RuntimeError: The layer has been here already.
-            ValueError: There is more than one picture, its patches are not those of the facts, or some are hidden.
-        """
+    def _reader(self, call: AttentionCall) -> "_Reader":
         if call.mask is not None or call.is_causal or call.window is not None:
             raise ValueError(f"layer {call.layer} hides some patches of the picture from others")
         batch, n_heads, n_queries, _ = call.query.shape
-        added = self._begin(call.layer, (batch, n_heads, n_queries, call.key.shape[2]), call.query.device)
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        values = call.value.to(dtype)
-        # Laid out as the model reads it next: heads side by side in each query's row.
-        rows = torch.zeros(1, n_queries, n_heads, values.shape[3], dtype=dtype, device=values.device)
-        output = rows.transpose(1, 2)
-        for tile in tiles(call):
-            queries = tile.block.queries
-            output[:, :, queries] = times_values(tile.weights, values)
-            entropies = tile.entropies(tile.log_sum_exp(tile.weights.amax(-1)))
-            added += self._sums_of(tile.weights[0], entropies[0], queries.start)
-        self._end(call.layer, added)
-        return output.to(call.value.dtype)
+        shape = (batch, n_heads, n_queries, call.key.shape[2])
+        return _Reader(self, self._begin(call.layer, shape, call.query.device))
 
     @torch.no_grad()
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
@@ -89,17 +62,16 @@ class PictureSums:
             RuntimeError: The layer has been here already.
             ValueError: As of a call.
         """
+        self.require_new(kind, layer)
         added = self._begin(layer, tuple(weights.shape), weights.device)
         for first in range(0, weights.shape[2], _ROWS):
             part = weights[0, :, first : first + _ROWS].to(torch.promote_types(weights.dtype, torch.float32))
-            added += self._sums_of(part, torch.special.entr(part).sum(-1), first)
-        self._end(layer, added)
+            added += self.sums_of(part, torch.special.entr(part).sum(-1), first)
+        self.sums.setdefault(kind, {})[layer] = held_sums(added)
 
     def _begin(self, layer: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Sums and counts of nothing, (2, measure, head); those of uniform attention are added up the first time."""
         n_tokens = self._facts.n_before + self._facts.n_patches
-        if layer in self.sums:
-            raise RuntimeError(f"layer {layer} reached the probe twice; a new picture needs a new PictureSums probe")
         if shape[0] != 1 or shape[2:] != (n_tokens, n_tokens):
             raise ValueError(f"layer {layer} is {shape}; the facts are of 1 picture of {n_tokens} tokens")
         empty = torch.zeros(2, len(PICTURE_MEASURES), shape[1], dtype=sum_dtype(device), device=device)
@@ -108,14 +80,11 @@ class PictureSums:
             for first in range(0, n_tokens, _ROWS):
                 n = min(_ROWS, n_tokens - first)
                 weights = torch.full((1, n, n_tokens), 1 / n_tokens, dtype=empty.dtype, device=device)
-                even += self._sums_of(weights, weights.new_full((1, n), math.log(n_tokens)), first)
-            self.uniform = _held(even)
+                even += self.sums_of(weights, weights.new_full((1, n), math.log(n_tokens)), first)
+            self.uniform = held_sums(even)
         return empty
 
-    def _end(self, layer: int, added: Tensor) -> None:
-        self.sums[layer] = _held(added)
-
-    def _sums_of(self, weights: Tensor, entropies: Tensor, first: int) -> Tensor:
+    def sums_of(self, weights: Tensor, entropies: Tensor, first: int) -> Tensor:
         """Sums and counts of some queries, (2, measure, head).
 
         Args:
@@ -208,6 +177,24 @@ _FUNCTIONS = ("distance_patches", "rows_apart_patches", "columns_apart_patches",
 """Measures that are a function of query and key."""
 
 
-def _held(added: Tensor) -> PictureSumsOf:
-    sums, counts = added.cpu().double().numpy()
-    return PictureSumsOf(sums, counts)
+class _Reader:
+    """One layer's sums, tile by tile."""
+
+    blocks = None
+
+    def __init__(self, probe: PictureSums, empty: Tensor) -> None:
+        self._probe, self._added = probe, empty
+
+    def add(self, tile: Tile) -> None:
+        """Adds one tile; overwrites its scores."""
+        entropies = tile.entropies(tile.log_sum_exp(tile.weights.amax(-1)))
+        self._added += self._probe.sums_of(tile.weights[0], entropies[0], tile.block.queries.start)
+
+    def result(self) -> HeadSums:
+        """The sums over all tiles."""
+        return held_sums(self._added)
+
+
+def held_sums(added: Tensor) -> HeadSums:
+    """Sums and counts, (2, measure, head), as they leave the device."""
+    return HeadSums(*added.cpu().double().numpy())

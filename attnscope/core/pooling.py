@@ -1,6 +1,6 @@
 """Attention of long texts pooled to a grid, with what each key receives, each query's entropy, and far links.
 
-Everything comes from one pass of the tile kernel (core.wide), so that it is exact whatever an AttentionCall says, and
+Everything comes from one pass over tiles (core.tiles), so that it is exact whatever an AttentionCall says, and
 memory grows with queries + keys and with the grid, never with queries times keys. This module knows no models and no
 files.
 """
@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.attention import AttentionCall
 from attnscope.core.precision import sum_dtype
-from attnscope.core.wide import Block, Tile, attend_wide, blocks, tiles, times_values
+from attnscope.core.tiles import Block, Tile, attend_in_tiles, blocks, tiles
 
 Pool = Literal["mean", "max"]
 
@@ -109,13 +109,11 @@ def pooled_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
     for name, out, n in (("no_query", grid.no_query, call.query.shape[2]), ("no_key", grid.no_key, call.key.shape[2])):
         if out is not None and out.shape != (n,):
             raise ValueError(f"{name} has shape {tuple(out.shape)}, not ({n},)")
-    run = _Run(call, grid.on(call.query.device))
-    for tile in tiles(call):
-        run.add(tile)
-    return run.result()
+    reader = _Reader(call, grid.on(call.query.device))
+    return reader.result(attend_in_tiles(call, reader.add))
 
 
-class _Run:
+class _Reader:
     """One attention, tile by tile."""
 
     def __init__(self, call: AttentionCall, grid: Grid) -> None:
@@ -124,9 +122,7 @@ class _Run:
         dtype, device = torch.promote_types(call.query.dtype, torch.float32), call.query.device
         summed = sum_dtype(device)
         self._call, self._grid = call, grid
-        self._values = call.value.to(dtype)
         shape = (-(-n_queries // grid.query_cell), -(-n_keys // grid.key_cell))
-        self._output = torch.zeros(batch, n_heads, n_queries, call.value.shape[3], dtype=dtype, device=device)
         self._cells = torch.zeros(batch, n_heads, *shape, dtype=summed, device=device)
         self._counted = torch.zeros(batch, n_heads, shape[0], dtype=summed, device=device)
         self._received = torch.zeros(batch, n_heads, n_keys, dtype=summed, device=device)
@@ -135,12 +131,11 @@ class _Run:
         self._link_weights = torch.zeros(batch, n_heads, grid.n_links, dtype=dtype, device=device)
 
     def add(self, tile: Tile) -> None:
-        """Adds one tile; spends its scores and weights."""
+        """Adds one tile; overwrites its scores and weights."""
         block, weights, grid = tile.block, tile.weights, self._grid
         if not weights.numel():
             return
         here = (block.texts, slice(None), block.queries)
-        self._output[here] = times_values(weights, self._values[block.texts, :, block.keys])
         self._add_sums(block, weights)
         columns = _ColumnMaxima(weights, block.keys.start, grid.key_cell)
         self._entropies[here] = tile.entropies(tile.log_sum_exp(columns.values.amax(-1)))
@@ -149,7 +144,7 @@ class _Run:
         if grid.n_links:
             self._add_links(block, weights, columns)
 
-    def result(self) -> PooledAttention:
+    def result(self, output: Tensor) -> PooledAttention:
         """All of it, once every tile was added."""
         cells = self._cells
         if self._grid.pool == "mean":
@@ -157,7 +152,7 @@ class _Run:
         n_keys = max(self._call.key.shape[2], 1)
         places = torch.stack([self._link_places.div(n_keys, rounding_mode="floor"), self._link_places % n_keys], -1)
         return PooledAttention(
-            output=self._output.to(self._call.value.dtype),
+            output=output,
             cells=cells.float(),
             received=self._received,
             entropy_nats=self._entropies,
@@ -299,19 +294,3 @@ def part_of_weights(call: AttentionCall, queries: slice, keys: slice) -> Tensor:
             seen = tile.weights[..., start - block.keys.start : stop - block.keys.start]
             part[block.texts, :, rows, start - keys.start : stop - keys.start] = seen
     return part
-
-
-@torch.no_grad()
-def attend_lean(call: AttentionCall) -> Tensor:
-    """Attention without a map, a mask or anything else of size queries times keys.
-
-    Args:
-        call: The attention. Dropout is not applied.
-
-    Returns:
-        The output, (batch, n_heads, query, d_value), as `core.attention.attend` gives it, without gradient.
-    """
-    plain = all(getattr(call, name) is None for name in ("mask", "bias", "softcap", "sinks", "window"))
-    # Other widths, and dropout, keep torch from its fused kernel.
-    fused = plain and call.value.shape[3] == call.query.shape[3] and not call.dropout_p
-    return attend(call) if fused else attend_wide(call).output

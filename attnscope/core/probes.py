@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind, are_numbers, attend, attend_with_weights, attention_weights
-from attnscope.core.pooling import Grid, PooledAttention, attend_lean, part_of_weights, pooled_attention
+from attnscope.core.pooling import Grid, PooledAttention, part_of_weights, pooled_attention
 from attnscope.core.precision import sum_dtype
+from attnscope.core.tiles import attend_lean
 
 
 class _OfChosen:

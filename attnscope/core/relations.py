@@ -4,9 +4,9 @@ From tokens to words as Clark et al. 2019, section 4.1: to a word of several pie
 one the mean of its pieces' weights. A link counts as right where the largest of a word's weights, among the words other
 than itself and without special tokens, is on a target.
 
-The tile kernel (core.wide) serves the model its output and all links at once. No map is kept: of a block of queries
-only the rows of words that look somewhere are turned into words, and only those whose pieces lie in several blocks are
-held until the last of them has come.
+One pass over tiles (core.tiles) serves the model its output and all links at once. No map is kept: of a block of
+queries only the rows of words that look somewhere are turned into words, and only those whose pieces lie in several
+blocks are held until the last of them has come.
 """
 
 from dataclasses import dataclass, replace
@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, Kind
+from attnscope.core.attention import AttentionCall
 from attnscope.core.precision import sum_dtype
-from attnscope.core.wide import Block, Buffers, blocks, tiles, times_values
+from attnscope.core.tile_probe import TileProbe
+from attnscope.core.tiles import Block, Buffers, Tile, blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class LinkSums:
     mass: Tensor
 
 
-class Links:
+class Links(TileProbe[LinkSums]):
     """Adds up links in every layer, in memory that grows with the length of the texts alone.
 
     One forward pass on one batch: make a new one for the next batch. No gradient flows through its output.
@@ -85,68 +86,26 @@ class Links:
     """
 
     def __init__(self, facts: LinkFacts, buffers: Buffers | None = None) -> None:
-        self.sums: dict[Kind, dict[int, LinkSums]] = {}
-        self._buffers = Buffers() if buffers is None else buffers
+        super().__init__(buffers)
         self._facts = facts
-        self._plans: dict[object, tuple[list[Block], list[_Place], Tensor | None]] = {}
         self._moved: dict[torch.device, LinkFacts] = {}
 
-    @torch.no_grad()
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention and adds up its links.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values, without gradient.
-
-        Raises:
-            RuntimeError: The layer of this kind has been here already.
-            ValueError: The call's shapes are not those of the texts.
-        """
-        layers = self.sums.setdefault(call.kind, {})
-        if call.layer in layers:
-            raise RuntimeError(
-                f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Links probe"
-            )
-        batch, n_heads, n_queries, _ = call.query.shape
-        n_keys, d_value = call.value.shape[2:]
+    def _reader(self, call: AttentionCall) -> "_Reader":
+        batch, _, n_queries, _ = call.query.shape
+        n_keys = call.key.shape[2]
         last_query = int(self._facts.pieces[:, 1].max()) if len(self._facts.pieces) else 0
         if self._facts.units.shape != (batch, n_keys) or last_query >= n_queries:
             raise ValueError(
                 f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {n_keys} keys; the links "
                 f"are of {tuple(self._facts.units.shape)}"
             )
-        facts = self._on(call.query.device)
-        parts, places = self._plan(call, facts)
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        values = call.value.to(dtype)
-        rows = torch.zeros(batch, n_queries, n_heads, d_value, dtype=dtype, device=values.device)
-        output = rows.transpose(1, 2)
-        adding = _Adding(facts, n_heads, n_keys, dtype)
-        for tile, place in zip(tiles(call, parts, self._buffers), places, strict=True):
-            block = tile.block
-            if tile.weights.numel():
-                output[block.texts, :, block.queries] = times_values(tile.weights, values[block.texts, :, block.keys])
-            adding.add(tile.weights, place)
-        layers[call.layer] = adding.sums
-        return output.to(call.value.dtype)
-
-    def _on(self, device: torch.device) -> LinkFacts:
+        device = call.query.device
         if device not in self._moved:
             self._moved[device] = self._facts.on(device)
-        return self._moved[device]
-
-    def _plan(self, call: AttentionCall, facts: LinkFacts) -> "tuple[list[Block], list[_Place]]":
-        mask = call.mask
-        # Most models hand every layer the same mask; some make a new view of the same memory each time.
-        seen = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask._version)
-        name = (seen, call.query.device, call.is_causal, call.window, call.n_heads)
-        if name not in self._plans:
-            parts = blocks(call)
-            self._plans[name] = parts, _places(facts, parts), mask  # held, so that its address stays its own
-        return self._plans[name][:2]
+        facts = self._moved[device]
+        plan = self._plan_once(call, lambda: _divide(facts, blocks(call)))
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+        return _Reader(facts, plan, call.n_heads, n_keys, dtype)
 
 
 @torch.no_grad()
@@ -159,9 +118,10 @@ def links_of_weights(weights: Tensor, facts: LinkFacts) -> LinkSums:
     """
     n_texts, n_heads, n_queries, n_keys = weights.shape
     whole = Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), None, False, None)
-    adding = _Adding(facts, n_heads, n_keys, torch.promote_types(weights.dtype, torch.float32))
-    adding.add(weights, _places(facts, [whole])[0])
-    return adding.sums
+    plan = _divide(facts, [whole])
+    reader = _Reader(facts, plan, n_heads, n_keys, torch.promote_types(weights.dtype, torch.float32))
+    reader.add_block(whole, weights)
+    return reader.result()
 
 
 def word_weights(weights: Tensor, units: Tensor, tokens: Tensor, own: Tensor) -> Tensor:
@@ -183,11 +143,10 @@ def word_weights(weights: Tensor, units: Tensor, tokens: Tensor, own: Tensor) ->
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
-    """What of the links lies in one block. Rows are counted within it: those that end here first, then open ones.
+class _BlockLinks:
+    """The links of one block. Rows are counted within it: those that end here first, then open ones.
 
     Attributes:
-        block: The block.
         pieces: (row here, text in the block, query in the block) of each piece, (piece, 3).
         share: 1 / number of pieces of the piece's row, (piece,).
         single: Whether each row is of one piece alone, in order: nothing is to be added up.
@@ -202,7 +161,6 @@ class _Place:
         targets: (row here, word, link).
     """
 
-    block: Block
     pieces: Tensor
     share: Tensor
     single: bool
@@ -217,7 +175,7 @@ class _Place:
     targets: Tensor
 
 
-def _places(facts: LinkFacts, parts: list[Block]) -> list[_Place]:
+def _divide(facts: LinkFacts, parts: list[Block]) -> dict[Block, _BlockLinks]:
     """Divides the links among blocks, which come text by text and, within one, query by query."""
     n_rows, device = len(facts.row_text), facts.units.device
     rows, tokens = facts.pieces.unbind(1)
@@ -229,7 +187,7 @@ def _places(facts: LinkFacts, parts: list[Block]) -> list[_Place]:
     target_row = facts.link_row[facts.targets[:, 0]]
     slots: dict[int, int] = {}
     words: dict[tuple[int, int], tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]] = {}
-    made = []
+    made = {}
     for block in parts:
         texts, queries = block.texts, block.queries
         of_text = (facts.row_text >= texts.start) & (facts.row_text < texts.stop)
@@ -255,25 +213,20 @@ def _places(facts: LinkFacts, parts: list[Block]) -> list[_Place]:
         mine = torch.zeros(n_rows, dtype=torch.bool, device=device)
         mine[here[:n_done]] = True
         own, target = facts.own[mine[facts.own[:, 0]]], mine[target_row]
-        made.append(
-            _Place(
-                block=block,
-                pieces=pieces,
-                share=1.0 / n_pieces[rows[inside]],
-                single=torch.equal(pieces[:, 0], torch.arange(len(here), device=device))
-                and bool((n_pieces[here] == 1).all()),
-                taken=torch.tensor(taken, dtype=torch.int64, device=device).view(-1, 2),
-                kept=torch.tensor(kept, dtype=torch.int64, device=device).view(-1, 2),
-                n_rows=len(here),
-                n_done=n_done,
-                texts=facts.row_text[here[:n_done]] - texts.start,
-                first=first,
-                further=further,
-                own=torch.stack([number[own[:, 0]], own[:, 1]], 1),
-                targets=torch.stack(
-                    [number[target_row[target]], facts.targets[target, 1], facts.targets[target, 0]], 1
-                ),
-            )
+        made[block] = _BlockLinks(
+            pieces=pieces,
+            share=1.0 / n_pieces[rows[inside]],
+            single=torch.equal(pieces[:, 0], torch.arange(len(here), device=device))
+            and bool((n_pieces[here] == 1).all()),
+            taken=torch.tensor(taken, dtype=torch.int64, device=device).view(-1, 2),
+            kept=torch.tensor(kept, dtype=torch.int64, device=device).view(-1, 2),
+            n_rows=len(here),
+            n_done=n_done,
+            texts=facts.row_text[here[:n_done]] - texts.start,
+            first=first,
+            further=further,
+            own=torch.stack([number[own[:, 0]], own[:, 1]], 1),
+            targets=torch.stack([number[target_row[target]], facts.targets[target, 1], facts.targets[target, 0]], 1),
         )
     return made
 
@@ -308,68 +261,79 @@ def _words(units: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
     return first, tuple(levels)
 
 
-class _Adding:
+class _Reader:
     """One attention's links, block by block."""
 
-    def __init__(self, facts: LinkFacts, n_heads: int, n_keys: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, facts: LinkFacts, plan: dict[Block, _BlockLinks], n_heads: int, n_keys: int, dtype: torch.dtype
+    ) -> None:
         device = facts.units.device
-        self._facts, self._n_keys = facts, n_keys
+        self.blocks: list[Block] | None = list(plan)
+        self._facts, self._plan, self._n_keys = facts, plan, n_keys
         hits, mass = (torch.zeros(facts.n_cells, n_heads, dtype=sum_dtype(device), device=device) for _ in range(2))
-        self.sums = LinkSums(hits, mass)
+        self._sums = LinkSums(hits, mass)
         self._held = torch.zeros(0, n_heads, n_keys, dtype=dtype, device=device)
 
-    def add(self, weights: Tensor, place: _Place) -> None:
-        """Adds the weights of a block, (text, head, query, key)."""
-        if not place.n_rows:
-            return
-        rows = self._rows(weights, place)
-        if place.n_done:
-            self._judge(self._in_words(rows[: place.n_done], place), place)
+    def add(self, tile: Tile) -> None:
+        """Adds one tile."""
+        self.add_block(tile.block, tile.weights)
 
-    def _rows(self, weights: Tensor, place: _Place) -> Tensor:
+    def add_block(self, block: Block, weights: Tensor) -> None:
+        """Adds the weights of a block, (text, head, query, key)."""
+        links = self._plan[block]
+        if not links.n_rows:
+            return
+        rows = self._rows(weights, links, block.keys)
+        if links.n_done:
+            self._judge(self._in_words(rows[: links.n_done], links), links)
+
+    def result(self) -> LinkSums:
+        """The sums over all links."""
+        return self._sums
+
+    def _rows(self, weights: Tensor, links: _BlockLinks, keys: slice) -> Tensor:
         """Mean of the rows of each word's pieces, (row, head, key): every key there is, and one more of zeros."""
-        row, text, query = place.pieces.unbind(1)
-        keys = place.block.keys
-        found = weights.new_zeros(place.n_rows, weights.shape[1], self._n_keys + 1)
+        row, text, query = links.pieces.unbind(1)
+        found = weights.new_zeros(links.n_rows, weights.shape[1], self._n_keys + 1)
         picked = weights[text, :, query]
-        if place.single:
+        if links.single:
             found[..., keys] = picked
         else:
-            found[..., keys].index_add_(0, row, picked * place.share[:, None, None].to(picked.dtype))
-        if len(place.taken):
-            found[place.taken[:, 0], :, : self._n_keys] += self._held[place.taken[:, 1]]
-        if len(place.kept):
-            n_slots = int(place.kept[:, 1].max()) + 1
+            found[..., keys].index_add_(0, row, picked * links.share[:, None, None].to(picked.dtype))
+        if len(links.taken):
+            found[links.taken[:, 0], :, : self._n_keys] += self._held[links.taken[:, 1]]
+        if len(links.kept):
+            n_slots = int(links.kept[:, 1].max()) + 1
             if n_slots > len(self._held):
                 more = self._held.new_zeros(n_slots - len(self._held), *self._held.shape[1:])
                 self._held = torch.cat([self._held, more])
-            self._held[place.kept[:, 1]] = found[place.kept[:, 0], :, : self._n_keys]
+            self._held[links.kept[:, 1]] = found[links.kept[:, 0], :, : self._n_keys]
         return found
 
-    def _in_words(self, rows: Tensor, place: _Place) -> Tensor:
+    def _in_words(self, rows: Tensor, links: _BlockLinks) -> Tensor:
         """Sum over the pieces of each word, (row, head, word), and one word more; -1 where nothing may be looked at."""
         n_rows, n_heads, _ = rows.shape
-        n_words = place.first.shape[1]
+        n_words = links.first.shape[1]
 
         def each(table: Tensor) -> Tensor:
-            return table[place.texts][:, None].expand(n_rows, n_heads, table.shape[1])
+            return table[links.texts][:, None].expand(n_rows, n_heads, table.shape[1])
 
         words = rows.new_zeros(n_rows, n_heads, n_words + 1)
-        words[..., :n_words] = rows.gather(2, each(place.first))
-        for pieces, owners in place.further:
+        words[..., :n_words] = rows.gather(2, each(links.first))
+        for pieces, owners in links.further:
             words.scatter_add_(2, each(owners), rows.gather(2, each(pieces)))
-        nowhere = torch.cat([place.first == self._n_keys, place.first.new_ones(len(place.first), 1).bool()], 1)
-        away = nowhere[place.texts].to(words.dtype)
-        away[place.own[:, 0], place.own[:, 1]] = 1
+        nowhere = torch.cat([links.first == self._n_keys, links.first.new_ones(len(links.first), 1).bool()], 1)
+        away = nowhere[links.texts].to(words.dtype)
+        away[links.own[:, 0], links.own[:, 1]] = 1
         return words.sub_(away[:, None], alpha=2)
 
-    def _judge(self, words: Tensor, place: _Place) -> None:
+    def _judge(self, words: Tensor, links: _BlockLinks) -> None:
         """Adds the links of rows that are whole."""
-        row, word, link = place.targets.unbind(1)
+        row, word, link = links.targets.unbind(1)
         largest = words.amax(-1, keepdim=True)
         ties = (words == largest).sum(-1)
         there = words[row, :, word]
         right = (there >= largest[row, :, 0]) & (there > 0)
         cell = self._facts.link_cell[link]
-        self.sums.hits.index_add_(0, cell, right.to(self.sums.hits.dtype) / ties[row])
-        self.sums.mass.index_add_(0, cell, there.clamp(min=0).to(self.sums.mass.dtype))
+        self._sums.hits.index_add_(0, cell, right.to(self._sums.hits.dtype) / ties[row])
+        self._sums.mass.index_add_(0, cell, there.clamp(min=0).to(self._sums.mass.dtype))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
-from attnscope.core import apart
+from attnscope.core import mapped_arrays
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.object_]  # Python's, of any size
@@ -65,7 +65,7 @@ class RunningSums:
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.shape = tuple(int(size) for size in shape)
         self.n_texts = 0
-        self._limbs = apart.zeros((N_LIMBS, math.prod(self.shape)), np.int64)
+        self._limbs = mapped_arrays.zeros((N_LIMBS, math.prod(self.shape)), np.int64)
 
     def add(self, sums: ArrayLike, counts: ArrayLike) -> None:
         """Adds one text, or a batch of texts.

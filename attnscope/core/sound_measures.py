@@ -13,27 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from attnscope.core.attention import AttentionCall
-from attnscope.core.picture_measures import PictureMeasure as SenseMeasure
-from attnscope.core.wide import tiles, times_values
+from attnscope.core.measures.catalogue import Measure
+from attnscope.core.measures.totals import HeadSums
+from attnscope.core.tile_probe import TileProbe
+from attnscope.core.tiles import Tile
 
 Floats = NDArray[np.float64]
 
-SOUND_MEASURES: dict[str, SenseMeasure] = {
+SOUND_MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
-        SenseMeasure("monotonicity", "listens further on from token to token",
+        Measure("monotonicity", "listens further on from token to token",
                      "Kendall's tau of the tokens' order and their times t_q: mean of sign(t_r - t_q) over pairs q < r "
                      "of a recording; mean over recordings", "rank correlation", -1, 1,
                      "ours; tau: Kendall 1938, Biometrika 30"),
-        SenseMeasure("steps_forward", "seldom goes back from one token to the next",
+        Measure("steps_forward", "seldom goes back from one token to the next",
                      "number of tokens q with t_(q+1) > t_q, half where they are equal / pairs of neighbours", "share",
                      0, 1, "ours"),
-        SenseMeasure("sound", "attends to sound, not to the silence behind it",
+        Measure("sound", "attends to sound, not to the silence behind it",
                      "sum of a_q / tokens, a_q = sum of A_qk over frames k with sound", "share", 0, 1, "ours"),
-        SenseMeasure("spread_seconds", "listens to a long stretch at once",
+        Measure("spread_seconds", "listens to a long stretch at once",
                      "sum of the standard deviation of time under A_qk / a_q / tokens", "seconds", 0, math.inf, "ours"),
     )
 }  # fmt: skip
@@ -55,62 +56,57 @@ class SoundFacts:
     seconds_per_frame: float
 
 
-class SoundSums:
+class SoundSums(TileProbe[HeadSums]):
     """Adds up the sound measures of every layer's cross-attention; one forward pass on one recording.
 
     Args:
         facts: What is known of the recording.
 
     Attributes:
-        sums: Layer -> sums and counts, (2, measure, head), in the order in which layers came.
-        uniform: The same of one head that attends to all frames alike, (2, measure, 1); None before the first layer.
+        sums: Kind -> layer -> the measures of its heads, as SOUND_MEASURES, in the order in which layers came.
+        uniform: The same of one head that attends to all frames alike; None before the first layer.
     """
 
+    input_name = "recording"
+
     def __init__(self, facts: SoundFacts) -> None:
-        self.sums: dict[int, Floats] = {}
-        self.uniform: Floats | None = None
+        super().__init__()
+        self.uniform: HeadSums | None = None
         self._facts = facts
 
-    @torch.no_grad()
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention and adds up its measures.
-
-        Returns:
-            Its output, (1, n_heads, query, d_value), in the dtype of the values, without gradient.
-
-        Raises:
-            RuntimeError: The layer has been here already.
-            ValueError: There is more than one recording, or it has other tokens or fewer frames than the facts.
-        """
-        if call.layer in self.sums:
-            raise RuntimeError(
-                f"layer {call.layer} reached the probe twice; a new recording needs a new SoundSums probe"
-            )
-        batch, n_heads, n_queries, _ = call.query.shape
+    def _reader(self, call: AttentionCall) -> "_Reader":
+        batch, _, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
         if batch != 1 or n_queries != len(self._facts.asks) or n_keys < self._facts.n_sound:
             raise ValueError(
                 f"layer {call.layer} has {batch} recordings of {n_queries} tokens and {n_keys} frames; the facts are "
                 f"of one of {len(self._facts.asks)} tokens and {self._facts.n_sound} frames"
             )
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        values = call.value.to(dtype)
-        columns = torch.from_numpy(self._columns(n_keys)).to(values.device, dtype)
-        output = torch.zeros(1, n_heads, n_queries, values.shape[3], dtype=dtype, device=values.device)
-        found = np.zeros((n_heads, n_queries, 3))
-        for tile in tiles(call):
-            queries, keys = tile.block.queries, tile.block.keys
-            output[:, :, queries] = times_values(tile.weights, values[:, :, keys])
-            found[:, queries] = (tile.weights[0] @ columns[keys]).double().cpu().numpy()
-        self.sums[call.layer] = sound_sums(found, self._facts)
         if self.uniform is None:
-            even = np.broadcast_to(self._columns(n_keys).mean(0), (1, n_queries, 3))
+            even = np.broadcast_to(sound_columns(n_keys, self._facts).mean(0), (1, n_queries, 3))
             self.uniform = sound_sums(even, self._facts)
-        return output.to(call.value.dtype)
+        return _Reader(call, self._facts)
 
-    def _columns(self, n_keys: int) -> Floats:
-        """For each frame 1, its time and its square, (frame, 3); 0 where there is no sound. Times from the middle."""
-        return sound_columns(n_keys, self._facts)
+
+class _Reader:
+    """One layer's sums over frames, tile by tile."""
+
+    blocks = None
+
+    def __init__(self, call: AttentionCall, facts: SoundFacts) -> None:
+        columns = torch.from_numpy(sound_columns(call.key.shape[2], facts))
+        self._columns = columns.to(call.query.device, torch.promote_types(call.query.dtype, torch.float32))
+        self._found = np.zeros((call.n_heads, call.query.shape[2], 3))
+        self._facts = facts
+
+    def add(self, tile: Tile) -> None:
+        """Adds one tile."""
+        columns = self._columns[tile.block.keys]
+        self._found[:, tile.block.queries] = (tile.weights[0] @ columns).double().cpu().numpy()
+
+    def result(self) -> HeadSums:
+        """The measures of all tokens."""
+        return sound_sums(self._found, self._facts)
 
 
 def sound_columns(n_keys: int, facts: SoundFacts) -> Floats:
@@ -123,8 +119,8 @@ def sound_columns(n_keys: int, facts: SoundFacts) -> Floats:
     return np.stack([there, times * there, times**2 * there], 1).astype(np.float64)
 
 
-def sound_sums(found: Floats, facts: SoundFacts) -> Floats:
-    """The measures of one recording, sums and counts, (2, measure, head).
+def sound_sums(found: Floats, facts: SoundFacts) -> HeadSums:
+    """The measures of one recording, as SOUND_MEASURES.
 
     A token that gives nothing to sound has no time: it is out of all but `sound`.
 
@@ -145,4 +141,4 @@ def sound_sums(found: Floats, facts: SoundFacts) -> Floats:
             sums[0, head], counts[0, head] = signs.mean(), 1
             steps = np.sign(np.diff(mean))
             sums[1, head], counts[1, head] = (steps + 1).sum() / 2, len(steps)
-    return np.stack([sums, counts])
+    return HeadSums(sums, counts)

@@ -1,6 +1,6 @@
 """Sums: the probe that measures every head without keeping a map.
 
-One pass of the tile kernel (core.wide) serves the model its output and all measures at once. What a tile gives:
+One pass over tiles (core.tiles) serves the model its output and all measures at once. What a tile gives:
 
 * Sums over queries of whatever asks for the key alone need only the mass that each key received: A'w, one product.
 * Functions of query and key (distance, likeness) are one dot product of a head's tile with the function's.
@@ -14,40 +14,25 @@ wide values would beside it (that takes as long again as the tiles from 1024 key
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
 from attnscope.core.measures.catalogue import REACH, WINDOW, measure_names, unit_queries
-from attnscope.core.measures.dense import (
-    Received,
-    add_outlying,
-    add_received,
-    add_uniform,
-    finish,
-    key_norms,
-    uniform_likeness,
-)
-from attnscope.core.measures.facts import TextFacts, key_columns, outlying, pair_targets
+from attnscope.core.measures.dense import Received, add_outlying, add_received, finish, key_norms
+from attnscope.core.measures.facts import TextFacts, outlying, pair_targets
 from attnscope.core.measures.norms import output_factor
-from attnscope.core.measures.queries import ground
-from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
-from attnscope.core.precision import sum_dtype
-from attnscope.core.wide import Block, Buffers, Tile, blocks, tiles, times_values
-
-KEPT_NUMBERS = 16_000_000
-"""Numbers by query and key that may be kept from layer to layer (64 MB); beyond, they are worked out anew."""
+from attnscope.core.measures.plan import PAIR_FUNCTIONS, Plan, TileFacts
+from attnscope.core.measures.totals import SumsOf, Totals, internal_names, join_totals
+from attnscope.core.tile_probe import TileProbe
+from attnscope.core.tiles import Block, Buffers, Tile
 
 PLACES_APART = 64
 """Queries from whose middle places are counted: what is left of places is a difference, which far ones would blur."""
 
-SHORT_LIST = 8
-"""Pairs of tokens are read one by one while they are at most one in so many of a tile."""
 
-
-class Sums:
+class Sums(TileProbe[SumsOf]):
     """Adds up head measures of every layer, in memory that grows with the length of the texts alone.
 
     One forward pass on one batch: make a new one for the next batch. No gradient flows through its output.
@@ -83,43 +68,18 @@ class Sums:
         in_units: bool = False,
     ) -> None:
         chosen = None if measures is None else tuple(measures)
+        super().__init__(buffers)
         self.names = measure_names(chosen)
-        self.sums: dict[Kind, dict[int, SumsOf]] = {}
         self._internal = internal_names(chosen)
         self._offsets = chosen is None or "positional" in chosen
         self._facts, self._query_facts = facts, query_facts
-        self._buffers = Buffers() if buffers is None else buffers
         self._norms, self._in_units = norms, in_units
         self._projections = dict(output_projections or {})
-        self._plans: dict[object, tuple[_Plan, Tensor | None]] = {}
         self._moved: dict[tuple[TextFacts, torch.device], TextFacts] = {}
 
-    @torch.no_grad()
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention and adds up its measures.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values, without gradient.
-
-        Raises:
-            RuntimeError: The layer of this kind has been here already.
-            ValueError: The call's shapes are not those of the texts.
-        """
-        layers = self.sums.setdefault(call.kind, {})
-        if call.layer in layers:
-            raise RuntimeError(
-                f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Sums probe"
-            )
+    def _reader(self, call: AttentionCall) -> "_Reader":
         plan = self._plan(call)
-        run = _Run(call, plan, self._internal, self._outlying(call, plan.keys), self._factor(call))
-        for tile in tiles(call, plan.blocks, self._buffers):
-            run.add(tile, plan.place(tile.block))
-        totals, uniform = run.finish()
-        layers[call.layer] = joined(totals, uniform, self.names)
-        return run.output.to(call.value.dtype)
+        return _Reader(call, plan, self.names, self._internal, self._outlying(call, plan.keys), self._factor(call))
 
     def _texts(self, kind: Kind) -> tuple[TextFacts, TextFacts | None]:
         """The texts of keys, and of queries where they are others."""
@@ -127,7 +87,7 @@ class Sums:
             return self._facts, (self._facts if kind == "cross" else None)
         return (self._query_facts, None) if kind == "decoder" else (self._facts, self._query_facts)
 
-    def _plan(self, call: AttentionCall) -> "_Plan":
+    def _plan(self, call: AttentionCall) -> Plan:
         keys, queries = self._texts(call.kind)
         of_queries = keys if queries is None else queries
         batch, _, n_queries, _ = call.query.shape
@@ -136,27 +96,14 @@ class Sums:
                 f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {call.key.shape[2]} "
                 f"keys; the facts are of {tuple(of_queries.real.shape)} queries and {tuple(keys.real.shape)} keys"
             )
-        mask = call.mask
-        # Most models hand every layer the same mask; some make a new view of the same memory each time.
-        seen = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask._version)
         device = call.query.device
-        name = (
-            seen,
-            device,
-            call.is_causal,
-            call.window,
-            call.n_heads,
-            queries is None,
-            *call.query.shape[2:3],
-            call.key.shape[2],
-        )
-        if name not in self._plans:
-            keys, of_queries = self._facts_on(keys, device), self._facts_on(of_queries, device)
-            size = unit_queries(n_queries) if self._in_units else max(n_queries, 1)
-            plan = _Plan(call, keys, of_queries, self._internal, own_text=queries is None, offsets=self._offsets,
-                         unit=size)  # fmt: skip
-            self._plans[name] = plan, mask  # held, so that its address stays its own
-        return self._plans[name][0]
+
+        def make() -> Plan:
+            unit = unit_queries(n_queries) if self._in_units else max(n_queries, 1)
+            facts = self._facts_on(keys, device), self._facts_on(of_queries, device)
+            return Plan(call, *facts, self._internal, own_text=queries is None, offsets=self._offsets, unit=unit)
+
+        return self._plan_once(call, make, queries is None)
 
     def _facts_on(self, facts: TextFacts, device: torch.device) -> TextFacts:
         if (facts, device) not in self._moved:
@@ -178,252 +125,21 @@ class Sums:
         return output_factor(given, call.n_heads)
 
 
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """What one block's queries and keys are, whatever the head; all views of what the plan holds of the whole batch.
-
-    Attributes:
-        facts: Of the block's texts.
-        rows: By name, as _Rows holds them: `real`, queries that are tokens, and no mere context, (text, 1, query);
-            `counted`, as Ground's, as numbers; `max_weight`, likewise defined; `rarest_token`, 1 / how many of the
-            rarest tokens the query may attend to, where it is defined; `inverse_log`, 1 / ln n_q where relative_entropy
-            is defined, (text, mask head, query); `active`, which queries the `_active` measures count, and after these
-            the value that each has under uniform attention, (text, mask head, query, 2 * name); `spread`, 1 / how many
-            keys that nobody rests on the query may attend to; `similar`, similar_token under uniform attention
-            and its `_active`, (text, mask head, query, 2); `band`, which offsets a query may attend to, (text, mask
-            head, query, offset), and `band_active`, those off resting keys.
-        all_real: Whether all queries are real.
-        pairs: Same token and induction, both without and with resting keys' columns left out, as (places in the tile,
-            (pair, 4) worths) for one text with few; None otherwise.
-        functions: (text, query * key, function) of a block of several texts; None for one text.
-        cosine: Cosines of static embeddings, (query, key), of a block of one text, where they may be kept.
-        off_rest: 1 for keys that nobody rests on, (text, key).
-        rarest: 1 for the rarest tokens, (text, key); None where they are unknown.
-        final: Where each text ends in a special token, (text,), by key of the tile; None if none does.
-    """
-
-    facts: TextFacts
-    rows: dict[str, Tensor]
-    all_real: bool
-    pairs: tuple[Tensor, Tensor] | None
-    functions: Tensor | None
-    cosine: Tensor | None
-    off_rest: Tensor
-    rarest: Tensor | None
-    final: Tensor | None
-
-    @property
-    def real(self) -> Tensor:
-        """(text, query)."""
-        return self.rows["real"][:, 0]
-
-
-class _Rows:
-    """What is known of each query of a batch, by name; in one array each.
-
-    Kept block by block they would lie in memory between what the next blocks need for a moment, which then finds no
-    gap large enough: a text of 32,000 tokens took gigabytes so.
-    """
-
-    def __init__(self, batch: int, n_queries: int) -> None:
-        self._batch, self._n_queries = batch, n_queries
-        self._arrays: dict[str, Tensor] = {}
-
-    def put(self, name: str, block: Block, part: Tensor) -> None:
-        """Takes down a block's, (text, mask head, query, ...)."""
-        if name not in self._arrays:
-            self._arrays[name] = part.new_zeros(self._batch, part.shape[1], self._n_queries, *part.shape[3:])
-        self._arrays[name][block.texts, :, block.queries] = part
-
-    def of(self, block: Block) -> dict[str, Tensor]:
-        """A block's, as views."""
-        return {name: array[block.texts, :, block.queries] for name, array in self._arrays.items()}
-
-
-_FUNCTIONS = ("distance_tokens", "similar_token", "same_token", "induction")
-"""Measures that are a function of query and key, each followed by its `_active` wherever they stand in a row."""
-
-
-class _Plan:
-    """What the texts and one mask determine: tiles, uniform attention, counts, lists of like tokens."""
+class _Reader:
+    """One attention call's sums, tile by tile."""
 
     def __init__(
         self,
         call: AttentionCall,
-        keys: TextFacts,
-        queries: TextFacts,
+        plan: Plan,
+        wanted: tuple[str, ...],
         names: tuple[str, ...],
-        *,
-        own_text: bool,
-        offsets: bool,
-        unit: int,
+        outlying: Tensor | None,
+        factor: Tensor | None,
     ) -> None:
-        batch, _, n_queries, _ = call.query.shape
-        n_keys = call.key.shape[2]
-        self.keys, self.own_text, self.offsets = keys, own_text, offsets
-        self.dtype = torch.promote_types(call.query.dtype, torch.float32)
-        self.device = call.query.device
-        mask_heads = 1 if call.mask is None or call.mask.ndim < 3 else call.mask.shape[-3]
-        self._unit, self.n_units = unit, max(-(-n_queries // unit), 1)
-        n_units = batch * self.n_units
-        self.uniform = Totals(names, n_units, mask_heads)
-        self.summed = sum_dtype(self.device)
-        self.evenly = torch.zeros(n_units, mask_heads, n_keys, dtype=self.summed, device=self.device)
-        self.counted = torch.zeros(batch, mask_heads, dtype=self.summed, device=self.device)
-        self.columns = key_columns(keys, self.summed)
-        self.off_rest = self.columns["active"].to(self.dtype)
-        self._rarest = None if keys.rarest is None else keys.rarest.to(self.dtype)
-        self.blocks = blocks(call, unit=unit)
-        self.active_names: list[str] = []
-        kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else 2 * len(_FUNCTIONS))
-        self._keeps = kept <= KEPT_NUMBERS
-        self._texts = {texts.start: keys.part(texts) for texts in (block.texts for block in self.blocks)}
-        self._ends = {start: bool((facts.final_special >= 0).any()) for start, facts in self._texts.items()}
-        self._rows = _Rows(batch, n_queries)
-        self._all_real: dict[Block, bool] = {}
-        self._kept: dict[Block, tuple[tuple[Tensor, Tensor] | None, Tensor | None, Tensor | None]] = {}
-        columns = {start: key_columns(facts, self.dtype) for start, facts in self._texts.items()}
-        for block in self.blocks:
-            self._prepare(block, mask_heads, queries.asking, columns[block.texts.start])
-
-    def units(self, block: Block) -> slice:
-        """The units of evidence that a block is part of, one a text; see SumsOf."""
-        texts, unit, step = block.texts, block.queries.start // self._unit, self.n_units
-        return slice(texts.start * step + unit, (texts.stop - 1) * step + unit + 1, step)
-
-    def _prepare(self, block: Block, mask_heads: int, asking: Tensor, columns: dict[str, Tensor]) -> None:
-        facts = self._texts[block.texts.start]
-        real = asking[block.texts, block.queries]
-        allowed = block.allowed(self.device)
-        n_texts, n_queries, n_keys = block.shape
-        if allowed is None:
-            allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        allowed = allowed.expand(n_texts, mask_heads, n_queries, n_keys)
-        cosines = self.cosines(block, facts) if self.own_text and facts.embeddings is not None else None
-        given = ground(
-            allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype, columns=columns,
-            cosines=cosines,
-        )  # fmt: skip
-        units = self.units(block)
-        band = add_uniform(self.uniform, units, given)
-        self.uniform.settle()
-        counted = given.counted.to(self.dtype)
-        share = counted / given.n_allowed.clamp(min=1)
-        self.evenly[units, :, block.keys] += (share.unsqueeze(2) @ allowed.to(self.dtype)).squeeze(2)
-        self.counted[block.texts] += counted.sum(-1)
-        defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
-        self.active_names = [name for name in defined if name.endswith("_active")]
-        uniform = given.uniform | uniform_likeness(given)
-        even = [defined[name] * uniform.get(name, defined[name].new_zeros(())) for name in self.active_names]
-        rows = {
-            "real": real.to(self.dtype).unsqueeze(1),
-            "counted": counted,
-            "max_weight": defined["max_weight"],
-            "inverse_log": defined["relative_entropy"] / given.n_allowed.clamp(min=2).log(),
-            "active": torch.stack([defined[name] for name in self.active_names] + even, -1),
-            "spread": counted / given.n_active.clamp(min=1),
-            "band": band,
-            "band_active": band,
-        }
-        if n_keys:
-            off_rest = self.off_rest[block.texts, block.keys]
-            rows["band_active"] = band * off_rest[:, self.band_index(block)].unsqueeze(1)
-        if given.n_rarest is not None:
-            rows["rarest_token"] = defined["rarest_token"] / given.n_rarest.clamp(min=1)
-        if "similar_token" in given.uniform:
-            both = ("similar_token", "similar_token_active")
-            rows["similar"] = torch.stack([given.uniform[name] * given.defined[name] for name in both], -1)
-        for name, row in rows.items():
-            self._rows.put(name, block, row)
-        self._all_real[block] = bool(real.all())
-        if self._keeps:
-            cosine = cosines[0] if cosines is not None and n_texts == 1 else None
-            self._kept[block] = *self._functions(block, facts, real, cosines), cosine
-
-    def place(self, block: Block) -> _Place:
-        """What is known of a block."""
-        facts, off_rest = self._texts[block.texts.start], self.off_rest[block.texts, block.keys]
-        rows = self._rows.of(block)
-        if block in self._kept:
-            pairs, functions, cosine = self._kept[block]
-        else:
-            (pairs, functions), cosine = self._functions(block, facts, rows["real"][:, 0] > 0, None), None
-        final = facts.final_special if self._ends[block.texts.start] else None
-        rarest = None if self._rarest is None else self._rarest[block.texts, block.keys]
-        return _Place(facts, rows, self._all_real[block], pairs, functions, cosine, off_rest, rarest, final)
-
-    def band_index(self, block: Block) -> Tensor:
-        """Where in a tile's row each offset lies, (query, offset), within the keys."""
-        index: Tensor = torch.arange(block.queries.start, block.queries.stop, device=self.device)[:, None]
-        index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
-        return index.clamp_(0, max(block.shape[2] - 1, 0))
-
-    def _functions(
-        self, block: Block, facts: TextFacts, real: Tensor, cosines: Tensor | None
-    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
-        """Like tokens as a short list, or all functions as one array: see _Place."""
-        if not self.own_text:
-            return None, None
-        off_rest = self.off_rest[block.texts, block.keys]
-        if block.shape[0] > 1:
-            return None, self._function_values(block, facts, real, off_rest, cosines).flatten(1, 2)
-        same, followed = (pair & real[..., None] for pair in pair_targets(facts, block.queries, block.keys))
-        places = (same | followed).flatten().nonzero().squeeze(-1)
-        if len(places) * SHORT_LIST > same.numel():
-            return None, None
-        worth = torch.stack([same.flatten()[places], followed.flatten()[places]], -1).to(self.dtype)
-        off = off_rest[0, places % max(block.shape[2], 1)][:, None]
-        return (places, torch.cat([worth, worth * off], -1)), None
-
-    def cosines(self, block: Block, facts: TextFacts) -> Tensor:
-        """Cosines of static embeddings, (text, query, key)."""
-        assert facts.embeddings is not None
-        directions = facts.embeddings.to(self.dtype)
-        return directions[:, block.queries] @ directions[:, block.keys].mT
-
-    def offsets_of(self, block: Block) -> Tensor:
-        """Key minus query, (query, key)."""
-        q = torch.arange(block.queries.start, block.queries.stop, device=self.device, dtype=self.dtype)
-        k = torch.arange(block.keys.start, block.keys.stop, device=self.device, dtype=self.dtype)
-        return k - q[:, None]
-
-    def _function_values(
-        self, block: Block, facts: TextFacts, real: Tensor, off_rest: Tensor, cosines: Tensor | None
-    ) -> Tensor:
-        """_FUNCTIONS without and with resting keys left out, (text, query, key, 2 * function); 0 for padded queries.
-
-        Args:
-            block: The tile.
-            facts: Of its texts.
-            real: As _Place's.
-            off_rest: As _Place's.
-            cosines: Those of the block where they are known already.
-        """
-        n_functions = len(_FUNCTIONS)
-        n_texts, n_queries, n_keys = block.shape
-        # Filled in place: a copy or two of it would be the largest things that a batch of short texts needs.
-        values = torch.zeros(n_texts, n_queries, n_keys, 2 * n_functions, dtype=self.dtype, device=self.device)
-        values[..., 0] = self.offsets_of(block).abs_()
-        if cosines is not None or facts.embeddings is not None:
-            values[..., 1] = self.cosines(block, facts) if cosines is None else cosines
-        values[..., 2], values[..., 3] = pair_targets(facts, block.queries, block.keys)
-        torch.mul(values[..., :n_functions], off_rest[:, None, :, None], out=values[..., n_functions:])
-        return values.mul_(real[..., None, None])
-
-
-class _Run:
-    """One attention call's sums, tile by tile."""
-
-    def __init__(
-        self, call: AttentionCall, plan: _Plan, names: tuple[str, ...], outlying: Tensor | None, factor: Tensor | None
-    ) -> None:
-        batch, n_heads, n_queries, _ = call.query.shape
-        n_keys, d_value = call.value.shape[2:]
-        self._call, self._plan, self._outlying = call, plan, outlying
-        self._values = call.value.to(plan.dtype)
-        # Laid out as the model reads it next: heads side by side in each query's row.
-        rows = torch.zeros(batch, n_queries, n_heads, d_value, dtype=plan.dtype, device=plan.device)
-        self.output = rows.transpose(1, 2)
+        batch, n_heads, n_keys = len(call.query), call.n_heads, call.key.shape[2]
+        self.blocks = plan.blocks
+        self._call, self._plan, self._wanted, self._outlying = call, plan, wanted, outlying
         self._totals = Totals(names, batch * plan.n_units, n_heads)
         self._uniform = plan.uniform.copy()
         # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
@@ -444,17 +160,17 @@ class _Run:
             "entropy": bool({"entropy_nats", "relative_entropy"} & set(names)),
             "ties": (plan.offsets and plan.own_text) or "rarest_token" in names,
             "band": plan.own_text and (plan.offsets or bool(places)),
-            "functions": plan.own_text and bool(set(_FUNCTIONS) & set(names)),
+            "functions": plan.own_text and bool(set(PAIR_FUNCTIONS) & set(names)),
             "active": any(name.endswith("_active") for name in names),
             "spread": bool({"value_weighted", "norm_weighted"} & set(names)) or outlying is not None,
         }
 
     def _note(self, name: str, sums: Tensor) -> None:
-        """Takes down sums of the tile at hand, (text, head) or (text, head, several)."""
+        """Keeps sums of the tile at hand, (text, head) or (text, head, several), for `_post`."""
         self._pieces.append((name, sums.unsqueeze(-1) if sums.ndim == 2 else sums))
 
     def _post(self, units: slice) -> None:
-        """Adds what was taken down of one tile; every tile has the same."""
+        """Adds the kept sums of one tile; every tile has the same."""
         if not self._slots:
             start = 0
             for name, piece in self._pieces:
@@ -463,38 +179,38 @@ class _Run:
         self._board[units] += torch.cat([piece for _, piece in self._pieces], -1)
         self._pieces.clear()
 
-    def add(self, tile: Tile, place: _Place) -> None:
-        """Adds one tile; spends its scores."""
+    def add(self, tile: Tile) -> None:
+        """Adds one tile; overwrites its scores."""
         block, weights, units = tile.block, tile.weights, self._plan.units(tile.block)
         if not weights.numel():
             return
+        facts = self._plan.facts_of(block)
         if self._plan.n_units > 1 and self._last is not None and self._plan.units(self._last) != units:
             self._close_units(self._last.texts, self._plan.units(self._last))
         self._last = block
-        self.output[block.texts, :, block.queries] = times_values(weights, self._values[block.texts, :, block.keys])
-        self._add_received(tile, place)
-        self._add_shares_of_mass(tile, place)
+        self._add_received(tile, facts)
+        self._add_shares_of_mass(tile, facts)
         if self._wants["functions"]:
-            self._add_functions(tile, place)
-        largest = self._largest(weights, place, block)
+            self._add_functions(tile, facts)
+        largest = self._largest(weights, facts, block)
         log_sum_exp = tile.log_sum_exp(largest)
         if self._wants["entropy"]:
             entropies = tile.entropies(log_sum_exp)
-            self._note("entropy_nats", (entropies * place.rows["counted"]).sum(-1))
-            self._note("relative_entropy", (entropies * place.rows["inverse_log"]).sum(-1))
+            self._note("entropy_nats", (entropies * facts.rows["counted"]).sum(-1))
+            self._note("relative_entropy", (entropies * facts.rows["inverse_log"]).sum(-1))
         scratch = tile.scores
         if "rms_distance_tokens" in self._totals and self._plan.own_text:
             squares = self._plan.offsets_of(block).square_()
             spread = torch.mul(weights, squares, out=scratch).sum(-1).sqrt_()
-            self._note("rms_distance_tokens", (spread * place.rows["counted"]).sum(-1))
+            self._note("rms_distance_tokens", (spread * facts.rows["counted"]).sum(-1))
         if self._wants["ties"]:
             ties = torch.eq(weights, largest.unsqueeze(-1), out=scratch).sum(-1)
-            self._add_places_of_the_largest(tile, place, largest, ties)
+            self._add_places_of_the_largest(tile, facts, largest, ties)
         elif self._wants["band"]:
-            self._add_places_of_the_largest(tile, place, largest, None)
+            self._add_places_of_the_largest(tile, facts, largest, None)
         self._post(units)
 
-    def _add_received(self, tile: Tile, place: _Place) -> None:
+    def _add_received(self, tile: Tile, facts: TileFacts) -> None:
         """Mass that each key received, and where it lay, a few queries at a time.
 
         Places count from the middle of these queries, as those of the queries do in `_add_shares_of_mass`. From the
@@ -504,9 +220,9 @@ class _Run:
         block, plan = tile.block, self._plan
         n_texts, n_heads, n_queries, n_keys = tile.weights.shape
         by_head = tile.weights.view(-1, n_queries, n_keys)
-        real = place.real[:, None, None].expand(n_texts, n_heads, 1, n_queries).reshape(-1, 1, n_queries)
+        real = facts.real[:, None, None].expand(n_texts, n_heads, 1, n_queries).reshape(-1, 1, n_queries)
         keys = torch.arange(block.keys.start, block.keys.stop, dtype=plan.summed, device=plan.device)
-        all_or_off_rest = torch.stack([torch.ones_like(place.off_rest), place.off_rest], -1).to(plan.summed)
+        all_or_off_rest = torch.stack([torch.ones_like(facts.off_rest), facts.off_rest], -1).to(plan.summed)
         ahead = self._received.new_zeros(n_texts, n_heads, 2)
         middle = block.queries.start + min(PLACES_APART, n_queries) // 2
         for start in range(0, n_queries, PLACES_APART):
@@ -518,30 +234,30 @@ class _Run:
         if plan.own_text:
             self._note("ahead", ahead)
 
-    def _add_shares_of_mass(self, tile: Tile, place: _Place) -> None:
+    def _add_shares_of_mass(self, tile: Tile, facts: TileFacts) -> None:
         """Mass off resting keys by query: what the `_active` measures count, and what distances count from."""
         weights = tile.weights
         first, last = tile.block.queries.start, tile.block.queries.stop
         q = torch.arange(last - first, device=weights.device, dtype=weights.dtype) % PLACES_APART
         q -= min(PLACES_APART, last - first) // 2
-        counted = place.rows["counted"]
+        counted = facts.rows["counted"]
         mass = counted if self._call.sinks is None else weights.sum(-1) * counted
         heads = weights.shape[:2]
         self._note("mass from", (mass * q).sum(-1).expand(heads))
-        similar = place.rows.get("similar")
+        similar = facts.rows.get("similar")
         if similar is not None:
             uniform = similar[..., 0] if self._call.sinks is None else weights.sum(-1) * similar[..., 0]
             self._note("uniform similar", uniform.sum(-1).expand(heads))
         if not self._wants["active"]:
             return
-        active = _times_columns(weights, place.off_rest)
+        active = _times_columns(weights, facts.off_rest)
         self._note("active from", (active * counted * q).sum(-1))
         if self._wants["spread"]:
-            self._spread_evenly(tile.block, active * place.rows["spread"])
+            self._spread_evenly(tile.block, active * facts.rows["spread"])
         if self._outlying is not None:
             sees = counted * self._sees(tile.block, self._outlying)
             self._note("outlying", torch.stack([sees.expand_as(active), active * sees], -1).sum(2))
-        defined = place.rows["active"]
+        defined = facts.rows["active"]
         one_mask = defined.shape[1] == 1
         counts = active @ defined[:, 0] if one_mask else (active.unsqueeze(-2) @ defined).squeeze(-2)
         self._note("active", counts)
@@ -570,42 +286,42 @@ class _Run:
                 given = (shares.unsqueeze(-2) @ may).squeeze(-2)
         self._evenly_active[block.texts, :, block.keys] += given
 
-    def _add_functions(self, tile: Tile, place: _Place) -> None:
+    def _add_functions(self, tile: Tile, facts: TileFacts) -> None:
         block, weights, plan = tile.block, tile.weights, self._plan
         n_texts, n_heads, n_queries, n_keys = weights.shape
         flat = weights.view(n_texts, n_heads, n_queries * n_keys)
         if n_texts > 1:
-            assert place.functions is not None
-            self._note("functions", torch.bmm(flat, place.functions))
+            assert facts.functions is not None
+            self._note("functions", torch.bmm(flat, facts.functions))
             return
         heads = flat[0]
-        facts = place.facts
+        texts = facts.facts
         nothing = heads.new_zeros(n_heads)
-        found = [nothing] * 2 * len(_FUNCTIONS)
+        found = [nothing] * 2 * len(PAIR_FUNCTIONS)
         functions_by_name: dict[str, Tensor] = {"distance_tokens": plan.offsets_of(block).abs_()}
-        if facts.embeddings is not None and "similar_token" in self._totals:
-            functions_by_name["similar_token"] = plan.cosines(block, facts)[0] if place.cosine is None else place.cosine
-        if place.pairs is None:
-            same, followed = pair_targets(facts, block.queries, block.keys)
+        if texts.embeddings is not None and "similar_token" in self._totals:
+            functions_by_name["similar_token"] = plan.cosines(block, texts)[0] if facts.cosine is None else facts.cosine
+        if facts.pairs is None:
+            same, followed = pair_targets(texts, block.queries, block.keys)
             functions_by_name["same_token"] = same[0].to(weights.dtype)
             functions_by_name["induction"] = followed[0].to(weights.dtype)
         else:
-            at, worth = place.pairs
+            at, worth = facts.pairs
             found[2], found[3], found[6], found[7] = (heads.index_select(1, at) @ worth).unbind(-1)
         for name, function in functions_by_name.items():
-            i = _FUNCTIONS.index(name)
-            worth = function if place.all_real else function * place.real[0, :, None]
+            i = PAIR_FUNCTIONS.index(name)
+            worth = function if facts.all_real else function * facts.real[0, :, None]
             found[i] = torch.mv(heads, worth.flatten())
-            found[i + len(_FUNCTIONS)] = torch.mv(heads, (worth * place.off_rest).flatten())
+            found[i + len(PAIR_FUNCTIONS)] = torch.mv(heads, (worth * facts.off_rest).flatten())
         self._note("functions", torch.stack(found, -1)[None])
 
-    def _largest(self, weights: Tensor, place: _Place, block: Block) -> Tensor:
+    def _largest(self, weights: Tensor, facts: TileFacts, block: Block) -> Tensor:
         """The largest weight of each query, (text, head, query); adds up max_weight, which leaves the end out."""
-        if place.final is None:
+        if facts.final is None:
             largest = weights.amax(-1)
             without = largest
         else:
-            index = place.final - block.keys.start
+            index = facts.final - block.keys.start
             inside = (index >= 0) & (index < weights.shape[3])
             index = index.clamp(0, weights.shape[3] - 1)
             by_key, texts = weights.permute(0, 3, 1, 2), torch.arange(len(index), device=index.device)
@@ -614,17 +330,17 @@ class _Run:
             without = weights.amax(-1)
             by_key[texts, index] = there
             largest = torch.maximum(without, there)
-        self._note("max_weight", (without * place.rows["max_weight"]).sum(-1))
+        self._note("max_weight", (without * facts.rows["max_weight"]).sum(-1))
         return largest
 
-    def _add_places_of_the_largest(self, tile: Tile, place: _Place, largest: Tensor, ties: Tensor | None) -> None:
+    def _add_places_of_the_largest(self, tile: Tile, facts: TileFacts, largest: Tensor, ties: Tensor | None) -> None:
         """Weights at the offsets; and where the largest is: at an offset, on the rarest token."""
         weights = tile.weights
-        rows = place.rows
+        rows = facts.rows
         shared = None if ties is None else ties.clamp_(min=1).reciprocal_()
-        if place.rarest is not None and shared is not None and "rarest_token" in self._totals:
+        if facts.rarest is not None and shared is not None and "rarest_token" in self._totals:
             # Where the largest weights are still stands in the scratch.
-            hits = _times_columns(tile.scores, place.rarest)
+            hits = _times_columns(tile.scores, facts.rarest)
             self._note("rarest_token", (hits * shared * rows["rarest_token"]).sum(-1))
         if not self._wants["band"]:
             return
@@ -635,8 +351,8 @@ class _Run:
         self._note("band", (band * rows["band"]).sum(2))
         self._note("band_active", band.mul_(rows["band_active"]).sum(2))
 
-    def finish(self) -> tuple[Totals, Totals]:
-        """Turns what was added up into measures; returns the totals of the heads and of uniform attention."""
+    def result(self) -> SumsOf:
+        """The measures that it all comes to."""
         plan, totals, uniform = self._plan, self._totals, self._uniform
         batch, n_units = len(self._received), plan.n_units
         if self._slots:
@@ -647,7 +363,7 @@ class _Run:
             self._close_units(self._last.texts, plan.units(self._last))
         evenly = plan.evenly.unflatten(0, (batch, n_units)).sum(1) if n_units > 1 else plan.evenly
         finish(totals, uniform, self._key_norms, self._of_texts, evenly, plan.counted)
-        return totals, uniform
+        return join_totals(totals, uniform, self._wanted)
 
     def _close_units(self, texts: slice, units: slice) -> None:
         """Adds what follows from the mass that keys received from the queries of some units, and begins the next."""
@@ -694,8 +410,8 @@ class _Run:
             if start in board:
                 sums[f"signed_distance_tokens{ending}"] = board["ahead"][..., i] - board[start][..., 0]
             if "functions" in board:
-                for j, name in enumerate(_FUNCTIONS):
-                    sum_of = board["functions"][..., j + (len(_FUNCTIONS) if ending else 0)]
+                for j, name in enumerate(PAIR_FUNCTIONS):
+                    sum_of = board["functions"][..., j + (len(PAIR_FUNCTIONS) if ending else 0)]
                     if name != "similar_token":
                         sums[name + ending] = sum_of
                     elif f"uniform similar{ending}" in board:

@@ -299,7 +299,7 @@ class _Study:
         special: frozenset[int],
         trained: Model | None = None,
     ) -> None:
-        from attnscope.core.wide import Buffers
+        from attnscope.core.tiles import Buffers
         from attnscope.models.residual import HiddenNorms
 
         self.model, self.options = model, options

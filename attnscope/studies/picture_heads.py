@@ -25,7 +25,7 @@ from attnscope.studies.reading import Reading, read
 from attnscope.studies.texts import Progress, Report
 
 if TYPE_CHECKING:
-    from attnscope.core.picture_measures import PictureMeasure as SenseMeasure
+    from attnscope.core.measures.catalogue import Measure
     from attnscope.core.picture_sums import PictureSums
     from attnscope.core.running import RunningSums
 
@@ -133,10 +133,11 @@ class _Done:
     def _take(self, photo: Photo, reading: Reading, probe: PictureSums) -> None:
         from attnscope.core.running import RunningSums
 
-        layers = tuple(sorted(probe.sums))
-        found = [stacked([getattr(probe.sums[layer], part) for layer in layers]) for part in ("sum", "count")]
+        (by_layer,) = probe.sums.values()
+        layers = tuple(sorted(by_layer))
+        found = [stacked([by_layer[layer][part] for layer in layers]) for part in (0, 1)]
         assert probe.uniform is not None and reading.picture is not None
-        even = [getattr(probe.uniform, part).T[None, None] for part in ("sum", "count")]
+        even = [part.T[None, None] for part in probe.uniform]
         if self.measures is None or self.uniform is None:
             self.layers = layers
             self.measures, self.uniform = RunningSums(found[0].shape[1:]), RunningSums((1, *even[0].shape[2:]))
@@ -164,8 +165,8 @@ def _measured(model: Model, reading: Reading) -> PictureSums:
     n_before = len(reading.tokens) - math.prod(picture.grid)
     probe = PictureSums(picture_facts(picture.pixels, picture.grid, reading.tokens.labels[:n_before]))
     run_probe(model, reading, probe)
-    by_layer = {layer: sums.sum[None] for layer, sums in probe.sums.items()}
-    require_finite({"encoder": by_layer}, model.info, picture.source)
+    by_kind = {kind: {at: sums.sum[None] for at, sums in of.items()} for kind, of in probe.sums.items()}
+    require_finite(by_kind, model.info, picture.source)
     return probe
 
 
@@ -179,7 +180,7 @@ def stacked(arrays: Sequence[Any]) -> Any:
 
 def heads_of(
     kind: str,
-    catalogue: Mapping[str, SenseMeasure],
+    catalogue: Mapping[str, Measure],
     sums: RunningSums,
     uniform: RunningSums,
     layers: Sequence[int],
@@ -201,7 +202,7 @@ def heads_of(
 
 
 def sums_of(
-    kind: str, catalogue: Mapping[str, SenseMeasure], sums: RunningSums, uniform: RunningSums, layers: Sequence[int]
+    kind: str, catalogue: Mapping[str, Measure], sums: RunningSums, uniform: RunningSums, layers: Sequence[int]
 ) -> dict[str, Any]:
     """All that was added up, for a record."""
     parts = {"measures": sums, "uniform": uniform}
@@ -209,7 +210,7 @@ def sums_of(
     return arrays | {f"{kind}.layers": np.array(layers), f"{kind}.names": np.array(list(catalogue))}
 
 
-def described(catalogue: Mapping[str, SenseMeasure]) -> dict[str, Any]:
+def described(catalogue: Mapping[str, Measure]) -> dict[str, Any]:
     """What measures mean, so that a record explains itself."""
     return {
         "roles": {},

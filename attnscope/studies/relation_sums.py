@@ -88,7 +88,7 @@ class Observer:
     """
 
     def __init__(self, model: Model, kind: str) -> None:
-        from attnscope.core.wide import Buffers
+        from attnscope.core.tiles import Buffers
 
         self.model, self.kind = model, kind
         self.room = Room()

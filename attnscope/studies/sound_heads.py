@@ -126,7 +126,7 @@ class _Done:
             return
         probe = SoundSums(SoundFacts(asks, len(sound.envelope), sound.seconds_per_frame))
         run_probe(model, reading, only("cross", probe))
-        wrong = [layer for layer, sums in probe.sums.items() if not np.isfinite(sums).all()]
+        wrong = [layer for layer, sums in probe.sums["cross"].items() if not np.isfinite(sums).all()]
         if wrong:
             reason = f"attention is not finite (NaN) in layer {wrong[0]} in {model.info.dtype}: not studied"
             self.problems.append({"source": name, "line": None, "reason": reason})
@@ -140,9 +140,10 @@ class _Done:
         from attnscope.core.running import RunningSums
         from attnscope.studies.picture_heads import stacked
 
-        layers = tuple(sorted(probe.sums))
-        found = [stacked([probe.sums[layer][part] for layer in layers]) for part in (0, 1)]
-        even = [probe.uniform[part].T[None, None] for part in (0, 1)]
+        by_layer = probe.sums["cross"]
+        layers = tuple(sorted(by_layer))
+        found = [stacked([by_layer[layer][part] for layer in layers]) for part in (0, 1)]
+        even = [part.T[None, None] for part in probe.uniform]
         if self.measures is None or self.uniform is None:
             self.layers = layers
             self.measures, self.uniform = RunningSums(found[0].shape[1:]), RunningSums((1, *even[0].shape[2:]))

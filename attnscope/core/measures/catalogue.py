@@ -3,10 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
-
-How = Literal["columns", "gather", "tile"]
-"""Linear in the weights with a column by key; single weights by place; or what needs all weights of a query at once."""
 
 REACH = 8
 """Offsets up to this many tokens before and after the query are candidates for a positional head."""
@@ -44,17 +40,17 @@ def unit_queries(n_queries: int) -> int:
 
 @dataclass(frozen=True)
 class Measure:
-    """One head measure.
+    """One head measure: of texts, pictures or recordings.
 
     Attributes:
         name: What results and records call it; its unit is part of the name where it has one.
         what: What a large value says, in one line.
-        formula: What is added up for one query q (or as said), in terms of weights A, keys k and tokens x.
+        formula: What is added up for one query q (or as said), in terms of weights A, keys k and tokens x;
+            and where that is no count of queries, what it is divided by.
         unit: Of the value: "share" of attention or of queries, "nats", "tokens", or what the model's vectors have.
         low: Smallest possible value.
         high: Largest possible value.
         source: The publication that the definition is from, or "ours".
-        how: How `core.sums` computes it.
         has_active: Whether there is also `<name>_active`.
         needs_places: Whether queries and keys must be of one text, so that it is undefined in cross attention.
     """
@@ -66,7 +62,6 @@ class Measure:
     low: float
     high: float
     source: str
-    how: How
     has_active: bool = False
     needs_places: bool = False
 
@@ -80,65 +75,65 @@ MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
         Measure("resting", "rests on special tokens or the first one",
-                "sum of A_qk over k special or first", "share", 0, 1, "ours; " + _CLARK, "columns"),
+                "sum of A_qk over k special or first", "share", 0, 1, "ours; " + _CLARK),
         Measure("entropy_nats", "spreads over many keys",
-                "- sum over k of A_qk ln A_qk", "nats", 0, _INF, _CLARK + ".3", "columns"),
+                "- sum over k of A_qk ln A_qk", "nats", 0, _INF, _CLARK + ".3"),
         Measure("relative_entropy", "spreads evenly over the keys that the mask allows",
-                "entropy_nats_q / ln n_q, n_q >= 2 keys allowed", "share", 0, 1, "ours", "columns"),
+                "entropy_nats_q / ln n_q, n_q >= 2 keys allowed", "share", 0, 1, "ours"),
         Measure("max_weight", "is confident: puts much on a single key",
                 "max of A_qk over k but the text's final special token", "share", 0, 1,
-                _VOITA + ", confidence", "tile"),
+                _VOITA + ", confidence"),
         Measure("previous_token", "attends to the token before",
-                "A[q, q-1]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+                "A[q, q-1]", "share", 0, 1, _CLARK + ".1", True, True),
         Measure("self_token", "attends to the token itself",
-                "A[q, q]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+                "A[q, q]", "share", 0, 1, _CLARK + ".1", True, True),
         Measure("next_token", "attends to the token after",
-                "A[q, q+1]", "share", 0, 1, _CLARK + ".1", "gather", True, True),
+                "A[q, q+1]", "share", 0, 1, _CLARK + ".1", True, True),
         Measure("window", "attends within three tokens",
-                "sum of A_qk over |q - k| <= 3", "share", 0, 1, "ours", "gather", True, True),
+                "sum of A_qk over |q - k| <= 3", "share", 0, 1, "ours", True, True),
         Measure("positional", "has its largest weight at one fixed offset",
                 "1 if k = q + o has the largest A_qk (1/t if t share it), o the head's most frequent of -8 to 8",
-                "share", 0, 1, _VOITA + ", positional heads", "tile", False, True),
+                "share", 0, 1, _VOITA + ", positional heads", False, True),
         Measure("distance_tokens", "attends far away",
-                "sum over k of A_qk |k - q|", "tokens", 0, _INF, "Vig and Belinkov 2019, section 4.2", "tile",
+                "sum over k of A_qk |k - q|", "tokens", 0, _INF, "Vig and Belinkov 2019, section 4.2",
                 True, True),
         Measure("signed_distance_tokens", "attends ahead (positive) or back (negative)",
-                "sum over k of A_qk (k - q)", "tokens", -_INF, _INF, "ours", "columns", True, True),
+                "sum over k of A_qk (k - q)", "tokens", -_INF, _INF, "ours", True, True),
         Measure("rms_distance_tokens", "attends far away, the farthest counting most",
-                "square root of the sum over k of A_qk (k - q)^2", "tokens", 0, _INF, "ours", "tile", False, True),
+                "square root of the sum over k of A_qk (k - q)^2", "tokens", 0, _INF, "ours", False, True),
         Measure("first_token", "attends to the text's first token",
-                "A[q, first]", "share", 0, 1, "Xiao et al. 2024, section 3.1", "columns"),
+                "A[q, first]", "share", 0, 1, "Xiao et al. 2024, section 3.1"),
         Measure("outlier_token", "attends to tokens of outlying norm, special ones and the first apart: second sinks",
                 "sum of A_qk over k with |h_k| > 3 medians of the text's, h_k the hidden state that the layer reads",
-                "share", 0, 1, "ours; Sun et al. 2024, section 2", "columns", True),
-        Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2", "columns"),
-        Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2", "columns"),
+                "share", 0, 1, "ours; Sun et al. 2024, section 2", True),
+        Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2"),
+        Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2"),
         Measure("special", "attends to special tokens",
-                "sum of A_qk over k special", "share", 0, 1, "Kovaleva et al. 2019, section 4.1", "columns"),
+                "sum of A_qk over k special", "share", 0, 1, "Kovaleva et al. 2019, section 4.1"),
         Measure("punctuation", "attends to punctuation",
-                "sum of A_qk over k punctuation", "share", 0, 1, _CLARK + ".2", "columns", True),
+                "sum of A_qk over k punctuation", "share", 0, 1, _CLARK + ".2", True),
         Measure("same_token", "attends to the same token elsewhere in the text",
-                "sum of A_qk over k != q with x_k = x_q", "share", 0, 1, "ours", "gather", True, True),
+                "sum of A_qk over k != q with x_k = x_q", "share", 0, 1, "ours", True, True),
         Measure("induction", "attends to what followed the same token before",
                 "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q", "share", 0, 1,
-                "Olsson et al. 2022, section 2", "gather", True, True),
+                "Olsson et al. 2022, section 2", True, True),
         Measure("similar_token", "attends to tokens of similar static embedding, more than uniform attention does",
                 "sum over k of A_qk (cos(e_q, e_k) - m_q), m_q the mean of cos(e_q, e_j) over the n_q keys j",
-                "cosine", -2, 2, "ours", "tile", True, True),
+                "cosine", -2, 2, "ours", True, True),
         Measure("rarest_token", "has its largest weight on the text's rarest token",
                 "1/r if one of the r rarest keys (but the first) has the largest A_qk (1/(r t) if t share it)",
-                "share", 0, 1, _VOITA + ", rare words", "tile"),
+                "share", 0, 1, _VOITA + ", rare words"),
         Measure("rarity", "attends to rare tokens",
-                "- sum over k of A_qk ln frequency(x_k)", "nats", 0, _INF, "ours", "columns", True),
+                "- sum over k of A_qk ln frequency(x_k)", "nats", 0, _INF, "ours", True),
         Measure("sink", "is an attention sink on a text, which counts 1 if so",
                 "1 if the text's mean of A[q, first] over all its queries > 0.3", "share of texts", 0, 1,
-                "Gu et al. 2024, section 3.1", "columns"),
+                "Gu et al. 2024, section 3.1"),
         Measure("received", "gives much of all its attention to one key of a text",
-                "max over k of the sum over q of A_qk, each text counting its queries", "share", 0, 1, "ours", "tile"),
+                "max over k of the sum over q of A_qk, each text counting its queries", "share", 0, 1, "ours"),
         Measure("value_weighted", "reads large value vectors",
-                "sum over k of A_qk |v_k|", "norm of values", 0, _INF, _KOBAYASHI, "columns", True),
+                "sum over k of A_qk |v_k|", "norm of values", 0, _INF, _KOBAYASHI, True),
         Measure("norm_weighted", "writes large vectors to its output",
-                "sum over k of A_qk |W_O v_k|", "norm of outputs", 0, _INF, _KOBAYASHI, "columns", True),
+                "sum over k of A_qk |W_O v_k|", "norm of outputs", 0, _INF, _KOBAYASHI, True),
     )
 }  # fmt: skip
 """All head measures by name."""

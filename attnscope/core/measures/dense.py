@@ -10,7 +10,7 @@ from attnscope.core.measures.catalogue import measure_names, unit_queries
 from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.norms import value_norms
 from attnscope.core.measures.queries import Ground, Rows, at_offsets, ground, linear_rows
-from attnscope.core.measures.totals import SumsOf, Totals, internal_names, joined
+from attnscope.core.measures.totals import SumsOf, Totals, internal_names, join_totals
 
 
 def add_rows(totals: Totals, units: slice, rows: Rows, given: Ground) -> None:
@@ -139,7 +139,7 @@ def measures_of_weights(
             counts = torch.stack([sees.expand_as(rows["active"]), rows["active"] * sees], -1).sum(2)
             add_outlying(totals, uniform, units, outlying[texts], of_unit, counts)
     finish(totals, uniform, norms, received, evenly, counted)
-    return joined(totals, uniform, measure_names(measures))
+    return join_totals(totals, uniform, measure_names(measures))
 
 
 def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Rows) -> Rows:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core import apart
+from attnscope.core import mapped_arrays
 from attnscope.core.measures.catalogue import OFFSETS, SINK_THRESHOLD, measure_names
 
 Sum = NDArray[np.float64]
@@ -57,6 +57,18 @@ class SumsOf:
         total, count = sums[i].sum(0), counts[i].sum(0)
         ratio: Sum = np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
         return ratio
+
+
+class HeadSums(NamedTuple):
+    """The measures of one layer on one picture or recording.
+
+    Attributes:
+        sum: (measure, head), float64.
+        count: Likewise: a value is sum / count, added up over pictures or recordings first.
+    """
+
+    sum: Sum
+    count: Sum
 
 
 _AT_ONCE = 1000
@@ -172,12 +184,14 @@ class Totals:
             setattr(self, name, np.repeat(given, n_heads // given.shape[2], axis=2))
 
 
-def joined(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
+def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
     """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
     keep = [heads.names.index(name) for name in names]
     shared = [heads.sum[keep], heads.count[keep], uniform.sum[keep]]
     # They stay while the next layers run.
-    return SumsOf(names, *apart.copies([*shared, heads.offset_sum, heads.offset_count, uniform.offset_sum]))
+    return SumsOf(
+        names, *mapped_arrays.copy_together([*shared, heads.offset_sum, heads.offset_count, uniform.offset_sum])
+    )
 
 
 def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:

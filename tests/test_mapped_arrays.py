@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from attnscope.core import apart
+from attnscope.core import mapped_arrays
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (0, 4), (24, 1000), (7, 11, 130)])
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
 def test_zeros_are_writeable_arrays_of_zeros(shape: tuple[int, ...], dtype: type[np.float64] | type[np.int64]) -> None:
-    array = apart.zeros(shape, dtype)
+    array = mapped_arrays.zeros(shape, dtype)
     assert array.shape == shape
     assert array.dtype == dtype
     assert array.flags.c_contiguous
@@ -17,13 +17,13 @@ def test_zeros_are_writeable_arrays_of_zeros(shape: tuple[int, ...], dtype: type
 
 
 def test_large_arrays_lie_outside_the_heap_and_small_ones_in_it() -> None:
-    assert not apart.zeros((apart.SMALLEST // 8,), np.float64).flags.owndata
-    assert apart.zeros((apart.SMALLEST // 8 - 1,), np.float64).flags.owndata
+    assert not mapped_arrays.zeros((mapped_arrays.SMALLEST // 8,), np.float64).flags.owndata
+    assert mapped_arrays.zeros((mapped_arrays.SMALLEST // 8 - 1,), np.float64).flags.owndata
 
 
 def test_copies_are_equal_separate_and_outlive_each_other() -> None:
     given = [np.arange(6.0).reshape(2, 3), np.zeros((0, 5)), np.random.default_rng(0).random((3, 2000)), np.array(2.5)]
-    copies = apart.copies(given)
+    copies = mapped_arrays.copy_together(given)
     for copy, array in zip(copies, given, strict=True):
         assert np.array_equal(copy, array)
         assert not np.shares_memory(copy, array)
@@ -35,5 +35,5 @@ def test_copies_are_equal_separate_and_outlive_each_other() -> None:
 
 
 def test_copies_of_nothing() -> None:
-    assert apart.copies([]) == []
-    assert [copy.shape for copy in apart.copies([np.zeros((0, 3))])] == [(0, 3)]
+    assert mapped_arrays.copy_together([]) == []
+    assert [copy.shape for copy in mapped_arrays.copy_together([np.zeros((0, 3))])] == [(0, 3)]

@@ -1,4 +1,4 @@
-"""Arrays outside the C library's heap, for what stays while large arrays come and go.
+"""Arrays in memory mappings of their own, outside the C library's heap, for what stays while large arrays come and go.
 
 In the heap such an array comes to lie in the gap that a larger one has left, which the next large one then does not
 fit: the heap grows, though nothing in it does. Batches of 40 short texts took 50 MB more so (MiniLM, 450 MB in all).
@@ -40,7 +40,7 @@ def _mapping(n_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, n_bytes)
 
 
-def copies(arrays: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+def copy_together(arrays: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """Copies of some arrays, in one piece of memory that is there as long as one of them is."""
     whole = zeros((sum(array.size for array in arrays),), np.float64)
     found, start = [], 0

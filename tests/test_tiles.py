@@ -1,0 +1,235 @@
+"""Attention tile by tile against float64: odd sizes, all masks, and memory."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attnscope.core import tiles as tiles_module
+from attnscope.core.attention import AttentionCall, allowed, attend_with_weights, attention_weights
+from attnscope.core.tiles import attend_in_tiles, attend_lean, blocks, tiles
+from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle, read_tiles
+from tests.measure_helpers import LargestTensor
+from tests.rounding import in_float64, require_output
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-11}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def dense_scores(call: AttentionCall) -> Tensor:
+    """Scaled, capped, biased scores, -inf where hidden, without grouping: for lse alone."""
+    group = call.n_heads // call.n_kv_heads
+    scores = call.query @ call.key.repeat_interleave(group, 1).mT * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * (scores / call.softcap).tanh()
+    if call.bias is not None:
+        scores = scores + call.bias
+    may = allowed(call)
+    return scores if may is None else scores.masked_fill(~may, -math.inf)
+
+
+def expected_log_sum(call: AttentionCall) -> Tensor:
+    scores = dense_scores(call)
+    seen = (scores > -math.inf).any(-1)
+    log_sum = scores.logsumexp(-1)
+    if call.sinks is not None:
+        log_sum = torch.logaddexp(log_sum, call.sinks[:, None])
+    return log_sum.masked_fill(~seen, -math.inf)
+
+
+def entropy_of(weights: Tensor) -> Tensor:
+    return torch.special.entr(weights).sum(-1)
+
+
+@given(call=calls(), elements=st.sampled_from([1, 40, 10**6]))
+@few_examples
+def test_tile_equals_the_oracle_on_any_call(call: AttentionCall, elements: int) -> None:
+    output, weights = oracle(call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles_module, "TILE_ELEMENTS", elements)
+        patch.setattr(tiles_module, "LEAST_QUERIES", 2)
+        got = read_tiles(call)
+    torch.testing.assert_close(got.output, output, **CLOSE)
+    torch.testing.assert_close(got.weights, weights, **CLOSE)
+    torch.testing.assert_close(got.largest, weights.amax(-1), **CLOSE)
+    torch.testing.assert_close(got.entropy_nats, entropy_of(weights), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(got.log_sum_exp, expected_log_sum(call), rtol=1e-10, atol=1e-10)
+
+
+def sliding(n_queries: int, n_keys: int, width: int) -> Tensor:
+    distance = torch.arange(n_queries)[:, None] - torch.arange(n_keys)
+    return (distance >= 0) & (distance < width)
+
+
+def hard_calls(dtype: torch.dtype) -> dict[str, AttentionCall]:
+    """Odd sizes and every situation that masks can make; a query with no key among them."""
+    sizes = {"n_queries": 97, "n_keys": 97, "d_head": 59, "d_value": 59, "dtype": dtype}
+    padding = torch.ones(2, 1, 1, 97, dtype=torch.bool)
+    padding[1, ..., 41:] = False
+    left = padding.flip(-1)
+    nothing = padding.clone()
+    nothing[0] = False
+    made = {
+        "plain": make_call(**sizes),
+        "causal": make_call(**sizes, is_causal=True),
+        "grouped": make_call(**sizes, is_causal=True, group=5),
+        "padded": make_call(**sizes, mask=padding),
+        "padded left, causal": make_call(**sizes, mask=left, is_causal=True),
+        "fully masked": make_call(**sizes, mask=nothing),
+        "sliding": make_call(**sizes, mask=sliding(97, 97, 11)),
+        "cross": make_call(**(sizes | {"n_keys": 1025, "d_head": 111, "d_value": 13})),
+        "scores of 1e4": make_call(**sizes),
+        "equal keys": make_call(**sizes),
+        "biased": make_call(**sizes, bias_shape=(6, 97, 97), group=2),
+        "capped": make_call(**sizes, softcap=3.0),
+        "sinks": make_call(**sizes, with_sinks=True, is_causal=True),
+    }
+    large = made["scores of 1e4"]
+    top = (large.query @ large.key.mT).abs().max() * large.scale
+    made["scores of 1e4"] = dataclasses.replace(large, scale=large.scale * 1e4 / float(top))
+    equal = made["equal keys"]
+    made["equal keys"] = dataclasses.replace(equal, key=equal.key[:, :, :1].expand(-1, -1, 97, -1))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", hard_calls(torch.float32))
+def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name: str, dtype: torch.dtype) -> None:
+    call = hard_calls(dtype)[name]
+    exact_output, exact_weights = attend_with_weights(in_float64(call))
+    dense_output, dense_weights = attend_with_weights(call)
+    got = read_tiles(call)
+    assert got.output.dtype == dtype
+    # At most twice the error of dense attention, and one rounding of the largest number.
+    unit = torch.finfo(torch.float32).eps
+
+    def hold(ours: Tensor, theirs: Tensor, exact: Tensor, rounding: float = unit) -> None:
+        ours_off, theirs_off = ((part.double() - exact).abs().max() for part in (ours, theirs))
+        assert ours_off <= 2 * theirs_off + rounding * exact.abs().max(), (float(ours_off), float(theirs_off))
+
+    hold(got.output, dense_output, exact_output, torch.finfo(dtype).eps)
+    hold(got.weights, dense_weights, exact_weights)
+    hold(got.largest, dense_weights.amax(-1), exact_weights.amax(-1))
+    mean = got.entropy_nats.double().mean((0, 2)) - entropy_of(exact_weights).mean((0, 2))
+    assert mean.abs().max() <= 1e-5 + 2 * float(
+        (entropy_of(dense_weights).double() - entropy_of(exact_weights)).abs().max()
+    )
+    exact_log_sum = expected_log_sum(in_float64(call))
+    assert not got.log_sum_exp.isnan().any()
+    seen = exact_log_sum > -math.inf
+    hold(got.log_sum_exp[seen], expected_log_sum(call)[seen].float(), exact_log_sum[seen])
+    assert (got.log_sum_exp[~seen] == -math.inf).all()
+
+
+def test_a_query_that_may_attend_to_nothing_weighs_nothing() -> None:
+    mask = torch.tensor([False, False, True, True, False, True, True])
+    got = read_tiles(make_call(mask=mask, is_causal=True, n_queries=7, dtype=torch.float32))
+    assert (got.log_sum_exp[:, :, :2] == -math.inf).all()
+    assert got.log_sum_exp[:, :, 2:].isfinite().all()
+    for name in ("output", "weights", "largest", "entropy_nats"):
+        part = getattr(got, name)
+        assert (part[:, :, :2] == 0).all(), name
+        assert part.isfinite().all(), name
+
+
+def test_equal_keys_share_alike() -> None:
+    got = read_tiles(hard_calls(torch.float32)["equal keys"])
+    torch.testing.assert_close(got.entropy_nats, torch.full_like(got.log_sum_exp, math.log(97)))
+
+
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(0, 3), (3, 0), (1, 1), (0, 0)])
+def test_no_keys_and_no_queries(n_queries: int, n_keys: int) -> None:
+    call = make_call(n_queries=n_queries, n_keys=n_keys)
+    got = read_tiles(call)
+    for output in (got.output, attend_lean(call)):
+        torch.testing.assert_close(output, attend_with_weights(call)[0], **EXACT)
+    if n_keys == 0:
+        assert (got.log_sum_exp == -math.inf).all()
+        assert (got.entropy_nats == 0).all()
+
+
+def test_blocks_cover_every_query_once_and_skip_hidden_keys() -> None:
+    call = make_call(n_queries=97, n_keys=97, mask=sliding(97, 97, 11))
+    parts = blocks(call, elements=3 * 97 * 16)
+    seen = torch.zeros(2, 97, dtype=torch.int64)
+    for part in parts:
+        seen[part.texts, part.queries] += 1
+        assert part.keys.stop - part.keys.start <= 16 + 10
+    assert (seen == 1).all()
+    causal = blocks(make_call(n_queries=97, n_keys=97, is_causal=True), elements=3 * 97 * 16)
+    assert [part.keys.stop for part in causal[:2]] == [16, 32]
+    # Many short texts go together, and padding that every text of a block has is not computed.
+    mask = torch.ones(9, 1, 1, 25, dtype=torch.bool)
+    mask[..., 20:] = False
+    short = blocks(make_call(batch=9, n_queries=25, n_keys=25, mask=mask))
+    assert len(short) == 1
+    assert short[0].shape == (9, 25, 20)
+    assert short[0].may is None
+
+
+def test_units_are_not_cut_across() -> None:
+    call = make_call(n_queries=97, n_keys=97)
+    parts = blocks(call, elements=10**9, unit=20)
+    edges = [(part.texts.start, part.queries.start, part.queries.stop) for part in parts]
+    assert edges == [(text, start, min(start + 20, 97)) for text in (0, 1) for start in range(0, 97, 20)]
+    assert len(blocks(call, elements=10**9, unit=97)) == len(blocks(call, elements=10**9)) == 1
+
+
+BY_KEY = torch.arange(2049) % 5 > 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"is_causal": True},
+        {},
+        {"mask": BY_KEY},
+        {"mask": BY_KEY.expand(1, 1, 1, -1)},
+        {"mask": BY_KEY, "is_causal": True},
+        {"d_value": 5},
+        {"d_value": 23, "is_causal": True},
+        {"window": 100},
+    ],
+    ids=str,
+)
+def test_no_array_of_queries_by_keys(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
+    monkeypatch.setattr(tiles_module, "TILE_ELEMENTS", 200_000)
+    n = 2049
+    sizes = {"batch": 1, "n_kv_heads": 1, "group": 3, "n_queries": n, "n_keys": n, "dtype": torch.float32}
+    call = make_call(**(sizes | {"d_value": 11} | fields))
+    for way in (attend_lean, attend_in_tiles):
+        with LargestTensor() as seen:
+            output = way(call)
+        assert seen.elements < n * n / 8
+        require_output(output, call)
+
+
+def test_tiles_hold_the_weights() -> None:
+    call = make_call(n_queries=97, n_keys=97, group=2, is_causal=True)
+    weights = attention_weights(call)
+    for tile in tiles(call, blocks(call, elements=6 * 97 * 16)):
+        block = tile.block
+        expected = weights[block.texts, :, block.queries]
+        torch.testing.assert_close(tile.weights, expected[..., block.keys], **EXACT)
+        assert (expected[..., block.keys.stop :] == 0).all()
+
+
+@pytest.mark.parametrize("way", [attend_lean, attend_in_tiles])
+def test_inputs_are_left_alone_and_no_gradient_is_kept(way: Any) -> None:
+    call = make_call(requires_grad=True, mask_shape=(2, 1, 5, 7), bias_shape=(5, 7))
+    before = [part.detach().clone() for part in (call.query, call.key, call.value, call.mask, call.bias)]
+    assert not way(call).requires_grad
+    for part, copy in zip((call.query, call.key, call.value, call.mask, call.bias), before, strict=True):
+        assert torch.equal(part, copy)
