@@ -1,8 +1,7 @@
-"""The kernels alone: attention on wide values, and the tile kernel, against plain scaled-dot-product attention.
+"""Tiles alone against plain scaled-dot-product attention.
 
-12 heads of 32, float32. `columns`: 8 of them, as for groups of keys, positions and rarity; `entropy`: entropies too,
-the keys as 32 columns more; `all`: previous, self and next token are read besides. `bare_tile` is the tile kernel's
-scores, weights and output alone. The last line is JSON.
+12 heads of 32, float32. `tiles`: scores, weights and output; `entropies`: those of each query and its largest weight
+besides; `dense`: attention on the whole map. The last line is JSON.
 
 usage: python benchmarks/kernels.py [--runs 3] [--threads 2] [--keys 512 1024 2048 4096 8192]
 """
@@ -14,10 +13,10 @@ import time
 
 import torch
 
-from attnscope.core.attention import AttentionCall, attend
-from attnscope.core.wide import attend_wide, tiles, times_values
+from attnscope.core.attention import AttentionCall, attend, attend_with_weights
+from attnscope.core.tiles import Tile, attend_in_tiles
 
-N_HEADS, D_HEAD, COLUMNS = 12, 32, 8
+N_HEADS, D_HEAD = 12, 32
 
 
 def main() -> None:
@@ -38,22 +37,15 @@ def ratios(n: int, is_causal: bool, runs: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, N_HEADS, n, D_HEAD, generator=generator) for _ in range(3))
     call = AttentionCall(0, "decoder", query, key, value, D_HEAD**-0.5, is_causal=is_causal)
-    columns = torch.rand(1, n, COLUMNS, generator=generator)
-    place = torch.arange(n)
-    indices = torch.stack([place - 1, place, torch.where(place + 1 < n, place + 1, -1)], -1)[None]
 
-    def bare_tile() -> None:
-        for tile in tiles(call):
-            block = tile.block
-            times_values(tile.weights, value[block.texts, :, block.keys])
+    def read(tile: Tile) -> None:
+        tile.entropies(tile.log_sum_exp(tile.weights.amax(-1)))
 
     rivals = {
         "plain": lambda: attend(call),
-        "wide_columns": lambda: attend_wide(call, columns, kernel="wide"),
-        "wide_entropy": lambda: attend_wide(call, columns, entropy=True, kernel="wide"),
-        "wide_all": lambda: attend_wide(call, columns, indices, entropy=True, kernel="wide"),
-        "tile_all": lambda: attend_wide(call, columns, indices, entropy=True, kernel="tile"),
-        "bare_tile": bare_tile,
+        "dense": lambda: attend_with_weights(call),
+        "tiles": lambda: attend_in_tiles(call),
+        "entropies": lambda: attend_in_tiles(call, read),
     }
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for run in range(runs + 1):  # the first round warms up and is not counted

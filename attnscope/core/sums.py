@@ -8,9 +8,6 @@ One pass over tiles (core.tiles) serves the model its output and all measures at
 * Row maxima, entropies and root-mean-squares take a pass each over weights that lie in the cache.
 
 What depends on the texts and the mask alone is worked out once and serves all layers.
-
-The tile kernel serves long texts too: row maxima need it, and once it runs, all else costs it less than attention on
-wide values would beside it (that takes as long again as the tiles from 1024 keys on, see benchmarks/kernels.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping
