@@ -46,8 +46,9 @@ counts as neither resting nor active.
 
 Each measure has a 95% interval: Student's t over texts with the linearised variance of a ratio and m - 1 degrees
 of freedom, m = (sum of counts)² / (sum of counts²) over texts. Texts are taken as independent, and tokens of a text
-are not; each chunk of a long text, and each block of 512 queries of one that is not cut, is a text here. For measures from 0 to 1 it is Wilson's interval for a share, of as
-many independent queries as that variance amounts to, and never narrower than so many texts allow.
+are not; each chunk of a long text, and each block of 512 queries of one that is not cut, is a text here. For
+measures from 0 to 1 it is Wilson's interval for a share, of as many independent queries as that variance amounts to,
+and never narrower than so many texts allow.
 
 Beside it stands the value under *uniform attention*: the same weight on each key that the mask allows. For
 `NAME_active` only the keys other than special tokens and the first share it, and each query gives them as much in
