@@ -105,8 +105,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             HELD[name] = load(source, *given, **how)  # type: ignore[arg-type]
         return HELD[name]
 
+    monkeypatch.setattr(attnscope, "load", once)  # first, as it is imported on use: what is put back is the real one
     monkeypatch.setattr(models, "load", once)
-    monkeypatch.setattr(attnscope, "load", once, raising=False)
     yield tmp_path
 
 
