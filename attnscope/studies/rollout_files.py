@@ -90,11 +90,7 @@ def write(found: Rollout, out: Path, files: RolloutFiles) -> list[Path]:
     """Writes a rollout into a folder; each file whole or not at all."""
     paths = [found.save(out / f"{RECORD}.{name}") for name in files.formats if name not in FIGURE_FORMATS]
     figures = [name for name in files.formats if name in FIGURE_FORMATS]
-    if figures and found.picture is not None:
-        from attnscope.views.picture_rollout import draw as draw_over_picture
-
-        paths += draw_over_picture(found, out, figures, style=files.style, query=files.query)
-    elif figures:
+    if figures:
         from attnscope.views.rollout_figures import draw
 
         paths += draw(found, out, figures, style=files.style, query=files.query)

@@ -175,7 +175,7 @@ class Canvas(Drawing):
         self.axes.set_autoscale_on(False)
         self.passing = False
         self._moving: list[Artist] = []
-        self._boxes: dict[Artist, tuple[float, float, float, float]] = {}
+        self._boxes: dict[Artist, Box] = {}
         self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
         self._passing: list[Artist] = []
         self._cells: dict[AxesImage, NDArray[np.float32]] = {}
@@ -218,9 +218,7 @@ class Canvas(Drawing):
         self._moving = [artist for artist in self._moving if artist not in self._passing]
         self._passing = []
 
-    def image(
-        self, box: tuple[float, float, float, float], cmap: Colormap | None = None, *, moving: bool = True
-    ) -> AxesImage:
+    def image(self, box: Box, cmap: Colormap | None = None, *, moving: bool = True) -> AxesImage:
         """An image in a box (x, y, width, height); what it shows is set later by `set_data`."""
         from matplotlib.image import AxesImage
 
@@ -275,11 +273,14 @@ class Canvas(Drawing):
         self.axes.add_collection(placed, autolim=False)
         self.keep(placed, moving)
 
-    def frames(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:
-        """Thin frames just outside of boxes (x, y, width, height)."""
-        self.lines(
-            [[(x - 1, y - 1), (x + w, y - 1), (x + w, y + h), (x - 1, y + h), (x - 1, y - 1)] for x, y, w, h in boxes]
-        )
+    def outline(self, boxes: Sequence[Box], color: str, width_px: float, *, moving: bool = False) -> None:
+        """Frames on the edges of boxes."""
+        frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
+        self.lines(frames, color=color, width_px=width_px, moving=moving)
+
+    def frames(self, boxes: Sequence[Box]) -> None:
+        """Thin frames just outside of boxes."""
+        self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
 
     def colour_bar(self, box: Box, cmap: Colormap, steps: int = 256, *, moving: bool = False) -> None:
         """All colours of a colormap from left to right, framed."""
@@ -298,9 +299,7 @@ class Canvas(Drawing):
     @staticmethod
     def place_boxes(boxes: PolyCollection, places: NDArray[np.float64]) -> None:
         """Moves rectangles to places, (box, 4): x, y, width, height."""
-        x, y, width, height = places.T
-        corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
-        boxes.set_verts(list(np.stack([np.stack(corner, 1) for corner in corners], 1)))
+        boxes.set_verts(_vertices(places))
 
     def prepare(self) -> None:
         """Draws what stays, if it is not drawn yet."""
@@ -322,7 +321,7 @@ class Canvas(Drawing):
                 self.axes.draw_artist(artist)
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
 
-    def _paste(self, image: Any, box: tuple[float, float, float, float]) -> bool:
+    def _paste(self, image: Any, box: Box) -> bool:
         """Puts an image whose cells are whole pixels straight onto the picture; False if it must be drawn."""
         colours = image.to_rgba(image.get_array(), bytes=True)
         (x, y, width, height), (rows, columns) = map(int, box), colours.shape[:2]
@@ -389,9 +388,8 @@ class Page(Canvas):
 
         if not boxes:
             return
-        x, y, width, height = np.array(boxes, np.float64).T
-        corners = np.stack([np.stack(c, 1) for c in ((x, y), (x + width, y), (x + width, y + height), (x, y + height))])
-        placed = PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=colors, edgecolors=edge, linewidths=0.7)
+        vertices = _vertices(np.array(boxes, np.float64))
+        placed = PolyCollection(vertices, facecolors=colors, edgecolors=edge, linewidths=0.7)
         self.axes.add_collection(placed, autolim=False)
         self.keep(placed)
 
@@ -413,11 +411,6 @@ class Page(Canvas):
             self.keep(placed)
         self.drawn = (*self.drawn, *numbers)
 
-    def outline(self, boxes: Sequence[Box], color: str, width_px: float) -> None:
-        """Frames on the edges of boxes."""
-        frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
-        self.lines(frames, color=color, width_px=width_px)
-
     def sides(
         self,
         corner: tuple[float, float],
@@ -435,6 +428,13 @@ class Page(Canvas):
         for layer in range(0, shape[0], step):
             y = corner[1] + (layer + 0.5) * cell[1]
             self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
+
+
+def _vertices(boxes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """The corners of boxes, (box, 4): x, y, width, height."""
+    x, y, width, height = boxes.T
+    corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
+    return list(np.stack([np.stack(corner, 1) for corner in corners], 1))
 
 
 def enlarged(values: NDArray[np.float32]) -> NDArray[np.float32]:

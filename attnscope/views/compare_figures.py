@@ -21,7 +21,18 @@ from attnscope.records.comparison import (
     head_name,
 )
 from attnscope.views import compare_maps, layout
-from attnscope.views.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrapped_lines, write_pages
+from attnscope.views.canvas import (
+    FAINT,
+    INK,
+    Box,
+    Number,
+    Page,
+    colormap,
+    hex_of,
+    outline_of,
+    wrapped_lines,
+    write_pages,
+)
 from attnscope.views.compare_summary import HIDDEN, distance, meaning, table_line, table_notes, texts_line, title_of
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for, model_of
 from attnscope.views.inks import ink_on
@@ -251,8 +262,6 @@ def _discs(page: Page, at: NDArray[np.float64], radius: float, colors: Sequence[
     """Discs with a letter or number in each; later ones lie over earlier ones, what is written in them too."""
     from matplotlib.patches import Circle, PathPatch
     from matplotlib.path import Path as Outline
-
-    from attnscope.views.canvas import outline_of
 
     for number, ((x, y), color, text) in enumerate(zip(at.tolist(), colors, inside, strict=True)):
         order = 3 + number * 1e-3

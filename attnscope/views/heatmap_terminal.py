@@ -14,7 +14,7 @@ from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.views.inks import blend
-from attnscope.views.plain_text import cut, has_unicode, plain_table, safe
+from attnscope.views.plain_text import cut, has_unicode, plain_table, safe, weighted
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = "#ffffff", "#08306b"
@@ -97,11 +97,10 @@ def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Ta
     table.add_column("on special", justify="right", no_wrap=True)
     table.add_column("strongest links between other tokens (query → key weight)", overflow="fold")
     for pair in heads:
-        links = Text()
-        for number, (query, key, weight) in enumerate(strongest_links(attention, pair)):
-            links.append("   " if number else "")
-            links.append(f"{safe(attention.queries.labels[query])} → {safe(attention.keys.labels[key])} ")
-            links.append(f"{weight:.2f}", style="cyan")
+        links = weighted(
+            (f"{safe(attention.queries.labels[query])} → {safe(attention.keys.labels[key])}", f"{weight:.2f}")
+            for query, key, weight in strongest_links(attention, pair)
+        )
         share = special_share(attention, pair)
         table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if attention.keys.special.any() else "-", links)
     return table
@@ -117,12 +116,8 @@ def query_table(
     table.add_column("keys, largest weight first", overflow="fold")
     for pair in heads:
         row = attention.of(*pair)[place]
-        keys = Text()
         strongest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= 0.005]
-        for number, key in enumerate(strongest):
-            keys.append("   " if number else "")
-            keys.append(f"{safe(attention.keys.labels[key])} ")
-            keys.append(f"{row[key]:.2f}", style="cyan")
+        keys = weighted((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
         table.add_row(f"L{pair[0]}H{pair[1]}", keys)
     return table
 

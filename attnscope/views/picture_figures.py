@@ -22,7 +22,7 @@ from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, colormap
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
-from attnscope.views.style import Style
+from attnscope.views.style import Scale, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -35,7 +35,7 @@ DARKEST = 0.6
 _MARK, _HALO = "#ff5a00", "#ffffff"
 _LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _PHOTO_PX = 760, 420, 224
 _TOP_PX, _GAP_PX, _CAPTION_PX = 92, 10, 24
-_MEANING = {
+_MEANING: Mapping[Scale, str] = {
     "fixed": "attention weight: the share of the query's attention that a patch gets",
     "figure": "attention weight: the share of the query's attention that a patch gets (scale: largest of this figure)",
     "head": "attention weight ÷ the largest weight of the same head on a patch",
@@ -153,7 +153,7 @@ class PicturePage(Page):
     """A figure: the photo, the colour bar, and overlays of heads; everything on one Axes."""
 
     names_px = 52
-    meaning: Mapping[str, str] = _MEANING
+    meaning: Mapping[Scale, str] = _MEANING
 
     @staticmethod
     def row_name(layer: int) -> str:
@@ -266,9 +266,8 @@ class PicturePage(Page):
         row, column = divmod(int(found[0]), self.picture.grid[1])
         box = (corner[0] + column * cell, corner[1] + row * cell, cell, cell)
         for color, grown, thick in ((_HALO, 2.0, 3.0), (_MARK, 1.0, 2.0)):
-            x, y, w, h = box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown
-            frame = [(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)]
-            self.lines([frame], color=color, width_px=thick, moving=True)
+            grown_box = (box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown)
+            self.outline([grown_box], color, thick, moving=True)
 
     def _photo(self, left: int, top: int) -> None:
         if self.sheet.form == "single":

@@ -85,6 +85,14 @@ def plain_table(title: str = "", space: int | None = None) -> Table:
     return table
 
 
+def weighted(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
+    """Names, each with its number beside it."""
+    text = Text()
+    for place, (name, number) in enumerate(entries):
+        text.append(f"{gap if place else ''}{name} ").append(number, style="cyan")
+    return text
+
+
 def dimmed(lines: Iterable[str]) -> list[RenderableType]:
     """Notes below a table, a line each; empty ones are left out."""
     return [Text(line, style="dim") for line in lines if line]

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.records import AttentionMap, Heatmap
+from attnscope.records.pictures import MEAN
 from attnscope.records.rollouts import METHODS, Rollout
+from attnscope.views.canvas import write_pages
 from attnscope.views.heatmap_figures import BarCanvas, Header, MapCanvas, Painter
+from attnscope.views.picture_figures import PicturePage, query_of
 from attnscope.views.sheets import Sheet
 from attnscope.views.style import Scale, Style
 
 _NAMES = ("mean attention", "rollout", "flow")
+_SHORT_NAMES = ("attention", "rollout", "flow")
 _MEANING: Mapping[Scale, str] = {
     "fixed": "share of a row that a column gets",
     "figure": "share of a row that a column gets (scale: largest of this figure)",
     "head": "share of a row that a column gets ÷ the largest of the same map",
+}
+_PICTURE_MEANING: Mapping[Scale, str] = {
+    "fixed": "share of the token's row that a patch gets",
+    "figure": "share of the token's row that a patch gets (scale: largest of this figure)",
+    "head": "share of the token's row that a patch gets ÷ the largest of the same picture",
 }
 
 
@@ -33,9 +44,9 @@ def draw(
         AttnscopeError: No such token or colormap; the folder cannot be written.
     """
     if rollout.picture is not None:
-        from attnscope.views import picture_rollout
-
-        return picture_rollout.draw(rollout, folder, formats, style=style, query=query)
+        made = partial(_PicturePage, _over_picture(rollout), style=style or Style("figure"))
+        pages = ((sheet.stem, made(sheet)) for sheet in picture_sheets(rollout, query))
+        return write_pages(pages, folder, formats)
     return _RolloutPainter(rollout, style or Style("figure")).draw(
         _as_maps(rollout), sheets_of(rollout, query), folder, formats
     )
@@ -107,16 +118,75 @@ class _RolloutPainter(Painter):
 def _as_maps(rollout: Rollout) -> Heatmap:
     """The methods in the place of heads."""
     weights = np.stack([rollout.of(method) for method in METHODS], 1).astype(np.float32)
-    n_layers = len(weights)
-    attention = AttentionMap(
+    return Heatmap(rollout.text, (_map(rollout, weights),), rollout.run)
+
+
+def _map(rollout: Rollout, weights: NDArray[np.float32]) -> AttentionMap:
+    """Weights, (layer, head, query, key), whatever stands in the place of layers and heads."""
+    n_layers, n_heads = weights.shape[:2]
+    return AttentionMap(
         kind=rollout.kind,
         layers=tuple(range(n_layers)),
-        heads=tuple(range(len(METHODS))),
+        heads=tuple(range(n_heads)),
         weights=weights,
         queries=rollout.tokens,
         keys=rollout.tokens,
         n_layers=n_layers,
-        n_heads=len(METHODS),
-        n_kv_heads=len(METHODS),
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
     )
-    return Heatmap(rollout.text, (attention,), rollout.run)
+
+
+# Over a picture -----------------------------------------------------------------------------------------------------
+
+
+def picture_sheets(rollout: Rollout, query: str | None = None) -> list[Sheet]:
+    """An overview of all layers, above what heads attend to on average, below the rollout; and the last layer large.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    attention = _over_picture(rollout).maps[0]
+    place, name = query_of(attention, query)
+    mark = MEAN if place < 0 else name.replace(",", "-")
+    shown = tuple((layer, head) for layer in attention.layers for head in attention.heads)
+    last = ((1, len(rollout.rollout) - 1),)
+    return [
+        Sheet(f"overview-{mark}", "overview", shown, query=place),
+        Sheet(f"last-{mark}", "single", last, query=place),
+    ]
+
+
+class _PicturePage(PicturePage):
+    names_px = 84
+    meaning: Mapping[Scale, str] = _PICTURE_MEANING
+
+    @staticmethod
+    def row_name(layer: int) -> str:
+        return _SHORT_NAMES[layer]
+
+    @staticmethod
+    def column_name(head: int) -> str:
+        return f"L{head}"
+
+    @staticmethod
+    def panel_name(pair: tuple[int, int]) -> str:
+        return f"{_SHORT_NAMES[pair[0]]} after layer {pair[1]}"
+
+    @staticmethod
+    def title(sheet: Sheet, attention: AttentionMap) -> str:
+        label = "the mean over all patches" if sheet.query < 0 else attention.queries.labels[sheet.query]
+        return f"rollout over {attention.n_heads} layers: where {label} came from"
+
+
+def _over_picture(rollout: Rollout) -> Heatmap:
+    """The methods in the place of layers, and the layers in the place of heads."""
+    weights = np.stack([rollout.of(method) for method in METHODS]).astype(np.float32)
+    notes = [
+        "attention: the mean of a layer's heads",
+        f"rollout: the identity has {rollout.residual:g} of each layer, for the residual connection "
+        "(Abnar & Zuidema 2020)",
+        *rollout.run.get("notes", ()),
+    ]
+    run = {**rollout.run, "notes": notes}
+    return Heatmap(rollout.text, (_map(rollout, weights),), run, picture=rollout.picture)

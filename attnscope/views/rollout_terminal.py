@@ -13,7 +13,7 @@ from rich.text import Text
 from attnscope.records import Tokens
 from attnscope.records.pictures import MEAN
 from attnscope.records.rollouts import METHODS, Rollout
-from attnscope.views.plain_text import plain_table
+from attnscope.views.plain_text import plain_table, weighted
 
 _NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
 _MOST = 3
@@ -75,11 +75,7 @@ def _table(rollout: Rollout, title: str, first: str, rows: Iterable[tuple[str, i
 
 
 def _largest(row: NDArray[np.float64], tokens: Tokens, least: float) -> Text:
-    told = Text()
     if np.isnan(row).any():
-        return told
-    for number, key in enumerate(np.argsort(-row, kind="stable")[:_MOST]):
-        if row[key] >= least:
-            told.append(f"{'  ' if number else ''}{tokens.labels[key]} ")
-            told.append(f"{row[key]:.2f}" if least else f"{row[key]:.3g}", style="cyan")
-    return told
+        return Text()
+    largest = [key for key in np.argsort(-row, kind="stable")[:_MOST] if row[key] >= least]
+    return weighted(((tokens.labels[key], f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), "  ")
