@@ -20,7 +20,7 @@ from attnscope.studies.cost import cost
 from attnscope.studies.split import SplitOptions, split_example
 from attnscope.studies.trace import trace_example
 from attnscope.views.cost_terminal import table
-from attnscope.views.plain_text import spelled
+from attnscope.views.plain_text import spell_out
 from attnscope.views.split_terminal import summary
 from attnscope.views.trace_terminal import walk
 from tests.core_helpers import WORKED
@@ -228,7 +228,7 @@ def test_signs_are_spelled_where_they_cannot_be_written() -> None:
     class Ascii(Console):
         encoding = "ascii"  # type: ignore[assignment]
 
-    assert spelled("2 · √d² ≤ Σ", Ascii()) == "2 * sqrt d^2 <= sum"
+    assert spell_out("2 · √d² ≤ Σ", Ascii()) == "2 * sqrt d^2 <= sum"
 
 
 def test_many_keys_go_on_below_and_many_columns_lose_their_middle() -> None:

@@ -16,7 +16,7 @@ from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, div
 from attnscope.records.cost import load
 from attnscope.studies.cost import BYTES, cost, find_sizes
 from attnscope.views import cost_figure
-from attnscope.views.units import short
+from attnscope.views.units import abbreviate
 from tests.core_helpers import few_examples
 from tests.processes import python
 
@@ -353,7 +353,7 @@ def test_the_figure_shows_the_curves_and_names_its_ticks() -> None:
     ],
 )  # fmt: skip
 def test_large_numbers_in_short(value: float, unit: str, said: str) -> None:
-    assert short(value, unit) == said
+    assert abbreviate(value, unit) == said
 
 
 def test_divisors() -> None:

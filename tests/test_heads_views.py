@@ -480,7 +480,7 @@ class TestAtlas:
         cells = self.layout(findings).cells
         wanted = [text for cell in cells for text in (cell.glyph, cell.value, *(letter for letter, _ in cell.further))]
         assert sorted(number.text for number in page.drawn) == sorted(text for text in wanted if text)
-        assert sum(number.fashion == "italic" for number in page.drawn) == sum(cell.active for cell in cells)
+        assert sum(number.font == "italic" for number in page.drawn) == sum(cell.active for cell in cells)
 
     def test_it_needs_no_facts(self) -> None:
         legend = self.layout(fake_findings(2, 3, options=False)).legend

@@ -193,7 +193,7 @@ def test_ticks_of_weights() -> None:
 
 @given(st.text(alphabet="ab \u4e2d", max_size=80), st.floats(1, 300))
 def test_wrapped_lines_hold_every_word_once(text: str, room: float) -> None:
-    lines = layout.wrapped(text, room, width_of)
+    lines = layout.wrap(text, room, width_of)
     assert " ".join(lines).split() == text.split()
     for line in lines:
         assert width_of(line, layout.CAPTION_PX) <= room or len(line.split()) == 1

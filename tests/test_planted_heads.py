@@ -266,7 +266,7 @@ def test_induction_heads_that_rest_nearly_always_are_named() -> None:
 def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
     findings = fake_findings(6, 12)
     rests = next(head for head in findings.heads if [role.name for role in head.roles] == ["first_token"])
-    found = heads_summary.otherwise(findings, rests)
+    found = heads_summary.nearest_role(findings, rests)
     assert found is not None
     # The strongest by its part of the threshold, of all that are above uniform attention's value.
     parts = {}
@@ -282,4 +282,4 @@ def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
     assert f"{heads_summary.label(found.role)} {heads_summary.number(found.value)} of " in text
     assert "1 head only rests; what is strongest in the other attention" in " ".join(text.split())
     named = replace(rests, roles=(*rests.roles, replace(rests.roles[0], name="local")))
-    assert heads_summary.otherwise(findings, named) is None
+    assert heads_summary.nearest_role(findings, named) is None

@@ -243,9 +243,9 @@ def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None
 
 
 def test_no_word_of_an_example_lies_over_another() -> None:
-    from attnscope.views.canvas import as_shipped
+    from attnscope.views.canvas import matplotlib_defaults
 
-    with as_shipped():
+    with matplotlib_defaults():
         found = made_up(1, shown=1)
         _, (_, page) = pages(found)
         page.agg.draw()

@@ -15,7 +15,7 @@ import attnscope
 from attnscope import cli
 from attnscope.errors import AttnscopeError
 from attnscope.senses.recordings import read_recording
-from attnscope.views.sound_figures import beyond, pooled, sheets_of
+from attnscope.views.sound_figures import max_pool, share_after_sound, sheets_of
 from tests.senses_helpers import speech, write_vision, write_whisper
 
 pytestmark = pytest.mark.filterwarnings("ignore:no transcript was given")
@@ -71,7 +71,7 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record: attnscope
     assert true.shape == (2, 3, 8, 50) and record.weights.shape == (2, 3, 8, 31)
     assert float(np.ptp(true)) > 0.1
     np.testing.assert_allclose(record.weights, true[..., :31], atol=2e-5)
-    assert beyond(record, (1, 2)) == pytest.approx(true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5)
+    assert share_after_sound(record, (1, 2)) == pytest.approx(true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5)
 
 
 def test_frames_are_named_by_their_seconds(record: attnscope.Heatmap) -> None:
@@ -117,7 +117,7 @@ def test_records_are_read_back_and_drawn(record: attnscope.Heatmap, tmp_path: Pa
     with Image.open(paths[0]) as image:
         assert image.width == 1600
     assert record._repr_png_().startswith(b"\x89PNG")
-    np.testing.assert_array_equal(pooled(np.array([[1, 5, 2, 0, 7]], np.float32), 2), [[5, 7]])
+    np.testing.assert_array_equal(max_pool(np.array([[1, 5, 2, 0, 7]], np.float32), 2), [[5, 7]])
 
 
 def test_recordings_of_many_kinds(tmp_path: Path, whisper: Any) -> None:
@@ -142,7 +142,7 @@ def test_recordings_of_many_kinds(tmp_path: Path, whisper: Any) -> None:
     with pytest.warns(UserWarning, match="listens for 1 s: the rest is left out") as said:
         made = attnscope.sound_heatmap(whisper, (speech(1.5), 16000), TEXT)
     assert len(said) == 1 and made.weights.shape[3] == 50 and made.sound is not None and made.sound.seconds == 1.0
-    assert beyond(made, (0, 0)) < 1e-5
+    assert share_after_sound(made, (0, 0)) < 1e-5
 
 
 def test_what_is_no_recording_is_one_line(tmp_path: Path) -> None:

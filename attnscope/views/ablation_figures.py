@@ -12,7 +12,7 @@ from attnscope.records.ablation import Ablation, Curve, Effect
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views import layout
 from attnscope.views.ablation_summary import label, notes, number, order_label, predicted_line
-from attnscope.views.canvas import FAINT, INK, LINE, Box, Page, wrapped_lines, write_pages
+from attnscope.views.canvas import FAINT, INK, LINE, Box, Page, wrap_lines, write_pages
 from attnscope.views.heads_summary import corpus_line, model_of, printable
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.measure_figures import measure_page, scale_of
@@ -162,8 +162,8 @@ def _line(order: str, curves: Sequence[Curve], name: str, n_heads: int) -> Line:
     if len(curves) > 1:
         low, high = ([edge(one.value for one in column) for column in columns] for edge in (min, max))
     else:
-        low = [_or(column[0].low, column[0].value) for column in columns]
-        high = [_or(column[0].high, column[0].value) for column in columns]
+        low = [_finite_or(column[0].low, column[0].value) for column in columns]
+        high = [_finite_or(column[0].high, column[0].value) for column in columns]
     return Line(
         order_label(order),
         _COLORS.get(order, INK),
@@ -183,7 +183,7 @@ def curve_page(found: Ablation, lettering: Lettering) -> Page:
         "other bands: 95% interval of the change over texts" if _any_band(plot) else "",
         *(note for note in notes(found) if not note.startswith(("mean ablation", "changes of hidden"))),
     ]
-    footer = wrapped_lines(" · ".join(part for part in said if part), _WIDTH_PX - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(part for part in said if part), _WIDTH_PX - 2 * layout.MARGIN_PX, lettering)
     page = Page(_WIDTH_PX, _HEIGHT_PX + layout.LINE_PX * (len(footer) - 1), lettering)
     subtitle = " · ".join(part for part in (corpus_line(found, predictions=True), predicted_line(found)) if part)
     page.head(f"{model_of(found.run)} · heads taken out one after another", subtitle)
@@ -239,7 +239,7 @@ def _any_band(plot: Plot) -> bool:
     return any(line.low != line.high for line in plot.lines if "random" not in line.name)
 
 
-def _or(value: float, other: float) -> float:
+def _finite_or(value: float, other: float) -> float:
     return value if math.isfinite(value) else other
 
 

@@ -22,7 +22,7 @@ from attnscope.views.ablation_summary import (
     short_label,
 )
 from attnscope.views.heads_summary import corpus_line, printable
-from attnscope.views.plain_text import dimmed, plain_table, shade
+from attnscope.views.plain_text import dim_lines, plain_table, shade
 
 _MOST = 15
 _FEW = 3
@@ -68,7 +68,7 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
     if found.curves:
         parts += [Text(), _curves(found.curves)]
     said = [corpus_line(found, predictions=True), predicted_line(found), *notes(found)]
-    return Group(*parts, Text(), *dimmed(said))
+    return Group(*parts, Text(), *dim_lines(said))
 
 
 def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
@@ -104,7 +104,7 @@ def _style(share: float, value: float) -> Style:
 
 def _ranking(found: Ablation, main: str, width: int) -> Table:
     """The heads without which most changes."""
-    ranked = sorted(found.heads, key=lambda head: -_sort(head.effects[main].value))
+    ranked = sorted(found.heads, key=lambda head: -_sort_key(head.effects[main].value))
     names = [main, *(name for name in found.names if name != main)]
     table = _table(f"head, of {len(ranked)}" if len(ranked) > _MOST else "head")
     intervals = any(math.isfinite(head.effects[main].low) for head in ranked)
@@ -126,7 +126,7 @@ def _ranking(found: Ablation, main: str, width: int) -> Table:
 def _by_place(found: Ablation, several: Sequence[SetEffects], width: int) -> Table | None:
     """By how much the loss rises at which places of a text: the whole model first, then heads, and all together."""
     name = next((one for one in ("zero_loss", "mean_loss") if one in found.names), "")
-    ranked = sorted(found.heads, key=lambda head: -_sort(_most(found.by_place(head.effects, name))))
+    ranked = sorted(found.heads, key=lambda head: -_sort_key(_largest_size(found.by_place(head.effects, name))))
     rows = [(found.named(head), found.by_place(head.effects, name)) for head in ranked[:_MOST_PLACES]]
     rows += [(f"{len(one.heads)} together", found.by_place(one.effects, name)) for one in several]
     rows = [(named, effects) for named, effects in rows if effects]
@@ -149,7 +149,7 @@ def _by_place(found: Ablation, several: Sequence[SetEffects], width: int) -> Tab
     return table
 
 
-def _most(effects: Effects) -> float:
+def _largest_size(effects: Effects) -> float:
     return max((abs(effect.value) for effect in effects.values() if math.isfinite(effect.value)), default=-math.inf)
 
 
@@ -213,5 +213,5 @@ def _unit(found: Ablation, name: str) -> str:
     return f", {unit}" if unit else ""
 
 
-def _sort(value: float) -> float:
+def _sort_key(value: float) -> float:
     return value if math.isfinite(value) else -math.inf

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]
 """x, y, width, height in pixels."""
 
-Fashion = Literal["plain", "bold", "italic"]
+FontStyle = Literal["plain", "bold", "italic"]
 
 DPI = 100
 INK, FAINT, LINE = "#1a1a1a", "#6f6f6f", "#b8b8b8"
@@ -61,7 +61,7 @@ _VECTOR_MAP_PX = 1024
 
 
 @contextmanager
-def as_shipped() -> Iterator[None]:
+def matplotlib_defaults() -> Iterator[None]:
     """Within it matplotlib has its own defaults: a user's style must not change figures, or ask for LaTeX."""
     import matplotlib as mpl
 
@@ -121,7 +121,7 @@ def write_pages(
                 content = partial(png, page.pixels()) if wanted == "png" else partial(bytes, page.vector(wanted))
                 yield Path(folder) / f"{stem}.{wanted}", content
 
-    with as_shipped():
+    with matplotlib_defaults():
         if not threads:
             return [_write(*one) for one in contents()]
         with ThreadPoolExecutor(threads) as pool:
@@ -146,7 +146,7 @@ def distinct(stems: Iterable[str]) -> list[str]:
 
 def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
     """The first of some figures as a PNG, for notebooks."""
-    with as_shipped():
+    with matplotlib_defaults():
         return png(next(iter(pages))[1].pixels())
 
 
@@ -159,7 +159,7 @@ class Canvas(Drawing):
         lettering: The fonts.
 
     Attributes:
-        passing: Whether what is placed from now on is for this figure alone; `wipe` takes it away.
+        temporary: Whether what is placed from now on is for this figure alone; `wipe` takes it away.
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
@@ -173,16 +173,16 @@ class Canvas(Drawing):
         self.axes.set_xlim(0, width_px)
         self.axes.set_ylim(height_px, 0)
         self.axes.set_autoscale_on(False)
-        self.passing = False
-        self._moving: list[Artist] = []
+        self.temporary = False
+        self._animated: list[Artist] = []
         self._boxes: dict[Artist, Box] = {}
         self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
-        self._passing: list[Artist] = []
+        self._temporary: list[Artist] = []
         self._cells: dict[AxesImage, NDArray[np.float32]] = {}
         self._background: Any = None
 
     def write(
-        self, x: float, y: float, text: str, size_px: float, *, moving: bool = False, color: str = INK, **how: Any
+        self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **how: Any
     ) -> Text:
         """Puts a text at a place; `how` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
         how.setdefault("va", "center")
@@ -199,26 +199,26 @@ class Canvas(Drawing):
             clip_on=False,
             **how,
         )
-        self.keep(placed, moving)
+        self.keep(placed, animated)
         return placed
 
-    def keep(self, placed: Artist, moving: bool = False) -> None:
+    def keep(self, placed: Artist, animated: bool = False) -> None:
         """Remembers whether an artist, which is on the axes, is drawn anew in each figure."""
-        placed.set_animated(moving or self.passing)
-        if moving or self.passing:
-            self._moving.append(placed)
-        if self.passing:
-            self._passing.append(placed)
+        placed.set_animated(animated or self.temporary)
+        if animated or self.temporary:
+            self._animated.append(placed)
+        if self.temporary:
+            self._temporary.append(placed)
 
     def wipe(self) -> None:
         """Takes away what was for one figure alone; what stays need not be drawn again for the next."""
         self.prepare()
-        for artist in self._passing:
+        for artist in self._temporary:
             artist.remove()
-        self._moving = [artist for artist in self._moving if artist not in self._passing]
-        self._passing = []
+        self._animated = [artist for artist in self._animated if artist not in self._temporary]
+        self._temporary = []
 
-    def image(self, box: Box, cmap: Colormap | None = None, *, moving: bool = True) -> AxesImage:
+    def image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
         """An image in a box (x, y, width, height); what it shows is set later by `set_data`."""
         from matplotlib.image import AxesImage
 
@@ -233,8 +233,8 @@ class Canvas(Drawing):
         placed.set_data(np.zeros((1, 1)))
         placed.set_clim(0, 1)
         self.axes.add_artist(placed)
-        self.keep(placed, moving)
-        if moving:
+        self.keep(placed, animated)
+        if animated:
             self._boxes[placed] = box
         return placed
 
@@ -263,7 +263,7 @@ class Canvas(Drawing):
         *,
         color: str = LINE,
         width_px: float = 1.0,
-        moving: bool = False,
+        animated: bool = False,
         **how: Any,
     ) -> None:
         """Straight or broken lines, each a sequence of points."""
@@ -271,20 +271,20 @@ class Canvas(Drawing):
 
         placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, **how)
         self.axes.add_collection(placed, autolim=False)
-        self.keep(placed, moving)
+        self.keep(placed, animated)
 
-    def outline(self, boxes: Sequence[Box], color: str, width_px: float, *, moving: bool = False) -> None:
+    def outline(self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False) -> None:
         """Frames on the edges of boxes."""
         frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
-        self.lines(frames, color=color, width_px=width_px, moving=moving)
+        self.lines(frames, color=color, width_px=width_px, animated=animated)
 
     def frames(self, boxes: Sequence[Box]) -> None:
         """Thin frames just outside of boxes."""
         self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
 
-    def colour_bar(self, box: Box, cmap: Colormap, steps: int = 256, *, moving: bool = False) -> None:
+    def colour_bar(self, box: Box, cmap: Colormap, steps: int = 256, *, animated: bool = False) -> None:
         """All colours of a colormap from left to right, framed."""
-        self.image(box, cmap, moving=moving).set_data(np.linspace(0, 1, steps)[None])
+        self.image(box, cmap, animated=animated).set_data(np.linspace(0, 1, steps)[None])
         self.frames([box])
 
     def boxes(self, *, color: str) -> PolyCollection:
@@ -293,7 +293,7 @@ class Canvas(Drawing):
 
         placed = PolyCollection([], facecolors=color, edgecolors="none")
         self.axes.add_collection(placed, autolim=False)
-        self.keep(placed, moving=True)
+        self.keep(placed, animated=True)
         return placed
 
     @staticmethod
@@ -316,7 +316,7 @@ class Canvas(Drawing):
         """The figure as it stands now, (height, width, 3)."""
         self.prepare()
         self.agg.restore_region(self._background)
-        for artist in self._moving:
+        for artist in self._animated:
             if artist not in self._boxes or not self._paste(artist, self._boxes[artist]):
                 self.axes.draw_artist(artist)
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
@@ -334,7 +334,7 @@ class Canvas(Drawing):
     def vector(self, kind: str) -> bytes:
         """The figure as it stands now as SVG or PDF."""
         for image, values in self._cells.items():
-            image.set_data(enlarged(values))
+            image.set_data(enlarge_cells(values))
         drawn = super().vector(kind)
         for image, values in self._cells.items():
             image.set_data(values)
@@ -343,14 +343,14 @@ class Canvas(Drawing):
 
 @dataclass(frozen=True)
 class Number:
-    """A number or letter in a cell: its middle, what it says, how large, in which colour and fashion."""
+    """A number or letter in a cell: its middle, what it says, how large, in which colour and font."""
 
     x: float
     y: float
     text: str
     size_px: float
     color: str
-    fashion: Fashion = "plain"
+    font: FontStyle = "plain"
 
 
 class Page(Canvas):
@@ -358,20 +358,20 @@ class Page(Canvas):
 
     drawn: tuple[Number, ...] = ()
 
-    def head(self, title: str, subtitle: str, *, zoom: float = 1.0, moving: bool = False, bold: float = 1.12) -> Text:
+    def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False, bold: float = 1.12) -> Text:
         """Title and subtitle.
 
         Args:
             title: The title.
             subtitle: What stands below it.
             zoom: How much larger they are than on a page of the least width.
-            moving: Whether the title changes from figure to figure.
+            animated: Whether the title changes from figure to figure.
             bold: How much wider than plain letters bold ones are taken to be.
         """
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
         size, below = layout.TITLE_PX * zoom, layout.SUBTITLE_PX * zoom
         title = self.lettering.fit(title, size * bold, room)
-        placed = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", moving=moving)
+        placed = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated)
         subtitle = self.lettering.fit(subtitle, below, room)
         self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
         return placed
@@ -402,7 +402,7 @@ class Page(Canvas):
             vertices, codes = [], []
             for one in numbers:
                 if one.color == color:
-                    points, kinds = outline_of(one.text, one.fashion)
+                    points, kinds = outline_of(one.text, one.font)
                     vertices.append(points * (one.size_px / 100) + (one.x, one.y))
                     codes.append(kinds)
             path = Outline(np.concatenate(vertices), np.concatenate(codes))
@@ -437,7 +437,7 @@ def _vertices(boxes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     return list(np.stack([np.stack(corner, 1) for corner in corners], 1))
 
 
-def enlarged(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def enlarge_cells(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """An array with every cell repeated, for vector files."""
     times = max(1, min(_VECTOR_CELL_PX, _VECTOR_MAP_PX // max(values.shape)))
     return values.repeat(times, 0).repeat(times, 1)
@@ -469,9 +469,9 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     )
 
 
-def wrapped_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
+def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
     """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
-    return layout.wrapped(lettering.spell(text), room * 0.95, lettering.width_px)
+    return layout.wrap(lettering.spell(text), room * 0.95, lettering.width_px)
 
 
 def colormap(name: str) -> Colormap:
@@ -487,17 +487,17 @@ def hex_of(cmap: Colormap, share: float) -> str:
 
 
 @lru_cache(maxsize=4096)
-def outline_of(text: str, fashion: Fashion) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+def outline_of(text: str, font: FontStyle) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    font = FontProperties(
+    made = FontProperties(
         family=BASE_FAMILY,
-        weight="bold" if fashion == "bold" else "normal",
-        style="italic" if fashion == "italic" else "normal",
+        weight="bold" if font == "bold" else "normal",
+        style="italic" if font == "italic" else "normal",
     )
-    drawn = TextPath((0, 0), text, size=100, prop=font, usetex=False)
+    drawn = TextPath((0, 0), text, size=100, prop=made, usetex=False)
     points = np.array(drawn.vertices, np.float64)
     codes = np.array(drawn.codes, np.uint8)
     across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is

@@ -30,7 +30,7 @@ from attnscope.views.canvas import (
     colormap,
     hex_of,
     outline_of,
-    wrapped_lines,
+    wrap_lines,
     write_pages,
 )
 from attnscope.views.compare_summary import HIDDEN, distance, meaning, table_line, table_notes, texts_line, title_of
@@ -127,7 +127,7 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
         "heads in the order of their clusters (average linkage); lines above: where clusters merge",
         *table_notes(table),
     ]
-    footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(max(top + size, top + 110 + entries_px)) + 30
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title_of(found), texts_line(found.corpus))
@@ -179,7 +179,7 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
         f"{found.moved()} of {len(matching)} match a head of another number",
         *table_notes(table),
     ]
-    footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = max(top + rows * cell, top + 120) + 30
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title_of(found), texts_line(found.corpus))
@@ -237,7 +237,7 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
         *table_notes(table),
         *([f"roles: {found.roles_source}"] if found.roles is not None else []),
     ]
-    footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     top = _TOP_PX + 26
     longest = max(_legend_px(entries) for *_, entries in panels)
     footer_y = top + max(tall, math.ceil(longest)) + 34
@@ -301,7 +301,7 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
         *(["lines: 95% interval over texts"] if np.isfinite(arrangement.layers_low).any() else []),
         *table_notes(table),
     ]
-    footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = top + max(size, 200) + 92
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(f"{title_of(found)}: layers", f"{table_line(table)} · {texts_line(found.corpus)}")
@@ -395,7 +395,7 @@ def grid_page(
     width = max(1000, 2 * layout.MARGIN_PX + 50 + shape[1] * cell_w + (pitch_x if beside else 0))
     left, top = layout.MARGIN_PX + 50, _TOP_PX + 50
     bottom = top + shape[0] * cell_h + pitch_y * (len(grids) - 1)
-    footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bottom + 86
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title, subtitle)
@@ -456,7 +456,7 @@ def _image(page: Page, box: Box, values: NDArray[np.float64], cmap: Colormap, hi
     """Values as an image, whose cells are squares of whole pixels in every format."""
     times = max(1, round(box[2] / max(1, values.shape[1])))
     page.fill([box], [_UNKNOWN])  # shows through where a value is unknown
-    shown = page.image(box, cmap, moving=False)
+    shown = page.image(box, cmap, animated=False)
     shown.set_zorder(1.5)  # over the fill, under lines
     shown.set_data(np.ma.masked_invalid(values.repeat(times, 0).repeat(times, 1)))
     shown.set_clim(0, high)
@@ -466,7 +466,7 @@ def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_
     """A colour bar, and what it means; returns where it ends below."""
     x, y, width, height = bar
     if heading:
-        for number, line in enumerate(wrapped_lines(heading, width + 40, page.lettering)):
+        for number, line in enumerate(wrap_lines(heading, width + 40, page.lettering)):
             page.write(x, y + number * 17, line, layout.CAPTION_PX, ha="left", weight="bold")
             y += 17 if number else 0
         y += 16

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.records import Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads, head_name
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page, colormap, enlarged, wrapped_lines
+from attnscope.views.canvas import FAINT, INK, Page, colormap, enlarge_cells, wrap_lines
 from attnscope.views.compare_summary import HIDDEN, distance, distance_name, key_name, title_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.heatmap_figures import LABEL_ROOM_EM, widest_label, write_token_labels
@@ -53,7 +53,7 @@ def pair_pages(found: MinimalPair) -> Iterator[tuple[str, Page]]:
     """The heads that change most on both texts, with their differences; and their rows at the query, bar by bar."""
     first, second = found.tokens
     subtitle = "”  →  “".join(" ".join(tokens.text.split()) for tokens in found.tokens)
-    both = joined_tokens(found)
+    both = join_tokens(found)
     panels = []
     for head in found.ranked()[:_SHOWN_MAPS]:
         name = head_name(found.heads[head])
@@ -77,7 +77,7 @@ def pair_pages(found: MinimalPair) -> Iterator[tuple[str, Page]]:
         yield f"query-{int(found.aligned[pair, 0]):03d}", rows_page(found, pair)
 
 
-def joined_tokens(found: MinimalPair) -> Tokens:
+def join_tokens(found: MinimalPair) -> Tokens:
     """The aligned tokens; replaced ones with both labels."""
     from dataclasses import replace
 
@@ -124,10 +124,10 @@ def panels_page(
     cmap = colormap(_WEIGHTS if limit is None else _SIGNED)
     low, high = (0.0, 1.0) if limit is None else (-limit, limit)
     for panel, (x, y) in zip(panels, grid.corners, strict=True):
-        values = _pooled(panel.values, pool)
+        values = _pool_signed(panel.values, pool)
         box = (x, y, values.shape[1] * grid.cell_px, values.shape[0] * grid.cell_px)
-        shown = page.image(box, cmap, moving=False)
-        shown.set_data(np.ma.masked_invalid(enlarged(values)))
+        shown = page.image(box, cmap, animated=False)
+        shown.set_data(np.ma.masked_invalid(enlarge_cells(values)))
         shown.set_clim(low, high)
         page.frames([box])
         page.write(x, y - 12, panel.title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
@@ -144,7 +144,7 @@ def panels_page(
     return page
 
 
-def _pooled(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
+def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
     """Of each block of pool x pool values that of the largest size, with its sign."""
     if pool == 1:
         return values
@@ -217,7 +217,7 @@ def _bars(
         *([HIDDEN] if "hide_special" in found.changes else []),
     ]
     width = layout.MIN_WIDTH_PX
-    footer = wrapped_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = top + rows * (high + 60) + 8
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title, subtitle)

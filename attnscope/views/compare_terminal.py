@@ -32,7 +32,7 @@ from attnscope.views.compare_summary import (
     tokens_changed,
 )
 from attnscope.views.heads_summary import label, model_of, printable
-from attnscope.views.plain_text import dimmed, plain_table
+from attnscope.views.plain_text import dim_lines, plain_table
 
 _MOST_PICKED = 12
 
@@ -84,7 +84,7 @@ def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
     parts += [_heading("layers: the distance between all their heads"), follow, Text()]
     if found.roles is not None:
         parts.append(Text(f"roles: {printable(found.roles_source)}", style="dim"))
-    return parts + dimmed(_notes(table))
+    return parts + dim_lines(_notes(table))
 
 
 def _layers(arrangement: object, number: int) -> str:
@@ -117,7 +117,7 @@ def _picked(found: PickedHeads, console: Console) -> list[RenderableType]:
         gap = gap[np.isfinite(gap)] if np.isfinite(gap).any() else np.zeros(1)
         said.append(Text(f"the single head moves {gap.mean():.0%} of a row's weight away from the mean of the heads"))
     said.append(Text(printable(found.single_note, 400), style="dim"))
-    return said + dimmed(_notes(table))
+    return said + dim_lines(_notes(table))
 
 
 def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
@@ -161,7 +161,7 @@ def _models(found: ModelComparison, most: int) -> list[RenderableType]:
         f"{found.moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number in {names[1]}"
     )
     said += [Text(), Text(matched + " (one to one, least sum of distances)")]
-    return said + dimmed(_notes(table))
+    return said + dim_lines(_notes(table))
 
 
 def _notes(table: PairTable) -> list[str]:

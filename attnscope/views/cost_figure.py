@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.records.cost import Cost, Curve
-from attnscope.views.canvas import DPI, FAINT, INK, LINE, Drawing, as_shipped, write_pages
+from attnscope.views.canvas import DPI, FAINT, INK, LINE, Drawing, matplotlib_defaults, write_pages
 from attnscope.views.lettering import lettering_for
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def draw(cost: Cost, folder: str | Path, formats: Sequence[str] = ("png",)) -> l
     return write_pages([("cost", Drawing(_figure(cost)))], folder, formats)
 
 
-@as_shipped()
+@matplotlib_defaults()
 def _figure(cost: Cost) -> Figure:
     from matplotlib.figure import Figure
 

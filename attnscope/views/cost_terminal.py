@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.cost import Cost, Quantity
-from attnscope.views.plain_text import plain_table, safe, spelled, written
-from attnscope.views.units import short
+from attnscope.views.plain_text import plain_table, safe, spell_out, spell_out_text
+from attnscope.views.units import abbreviate
 
 _TITLES = {
     "parameters": "Parameters",
@@ -32,7 +32,7 @@ def table(cost: Cost, console: Console) -> RenderableType:
         cost: What to show.
         console: Tells the width, and what its encoding can write.
     """
-    parts: list[RenderableType] = [written(_heading(cost), console)]
+    parts: list[RenderableType] = [spell_out_text(_heading(cost), console)]
     for name, quantities in cost.groups.items():
         if not quantities:
             continue
@@ -48,7 +48,7 @@ def table(cost: Cost, console: Console) -> RenderableType:
         "adding are left out",
     ]
     parts.append(Text())
-    parts += [written(Text(f"note: {safe(note)}", style="dim"), console) for note in notes]
+    parts += [spell_out_text(Text(f"note: {safe(note)}", style="dim"), console) for note in notes]
     return Group(*parts)
 
 
@@ -77,8 +77,8 @@ def _group(quantities: tuple[Quantity, ...], console: Console) -> RenderableType
     parts: list[RenderableType] = []
     widths = [max(len(q.what) for q in quantities), max(len(_exact(q)) for q in quantities)]
     for q in quantities:
-        told = spelled(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
-        cells = [spelled(q.what, console), _exact(q), short(q.value, q.unit) if _says_more(q) else ""]
+        told = spell_out(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
+        cells = [spell_out(q.what, console), _exact(q), abbreviate(q.value, q.unit) if _says_more(q) else ""]
         if wide:
             lines.add_row(*cells, told)
         else:
@@ -99,11 +99,11 @@ def _heads(cost: Cost, console: Console) -> Table:
     table = plain_table()
     columns = ("", "heads", "d_head", "scale", "weights a layer", "with 1 kv head", f"scores, {cost.dtype}")
     for name in columns:
-        table.add_column(spelled(name, console), justify="right", overflow="fold")
+        table.add_column(spell_out(name, console), justify="right", overflow="fold")
     for row in cost.heads:
         table.add_row(
             ">" if row.chosen else "", str(row.n_heads), str(row.d_head), f"{row.scale:.4f}", f"{row.weights_mha:,}",
-            f"{row.weights_mqa:,}", short(row.scores_bytes, "bytes").split(" (")[0],
+            f"{row.weights_mqa:,}", abbreviate(row.scores_bytes, "bytes").split(" (")[0],
             style="bold" if row.chosen else "",
         )  # fmt: skip
     return table

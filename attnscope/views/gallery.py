@@ -41,9 +41,9 @@ def page(batch: Batch) -> str:
     parts = [
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
-        f"<title>{_shown(batch.model)}: what each head attends to</title>\n<style>{_CSS}</style>",
-        f"<h1>{_shown(batch.model)}: what each head attends to</h1>",
-        f"<p class=about>{_shown(' · '.join(told))} · <a href=manifest.jsonl>manifest.jsonl</a></p>",
+        f"<title>{_to_html(batch.model)}: what each head attends to</title>\n<style>{_CSS}</style>",
+        f"<h1>{_to_html(batch.model)}: what each head attends to</h1>",
+        f"<p class=about>{_to_html(' · '.join(told))} · <a href=manifest.jsonl>manifest.jsonl</a></p>",
     ]
     if batch.failed:
         parts += ["<h2>Could not be drawn</h2>\n<ul>", *map(_failure, batch.failed), "</ul>"]
@@ -57,27 +57,27 @@ def _card(drawn: DrawnText) -> str:
     figure = ""
     if first is not None:
         # No width and height: an overview's depend on the model; the box has its own.
-        image = f'<img src="{links[first]}" loading=lazy decoding=async alt="{_shown(first)} of text {drawn.index}">'
+        image = f'<img src="{links[first]}" loading=lazy decoding=async alt="{_to_html(first)} of text {drawn.index}">'
         figure = f'<a href="{links[first]}">{image}</a>\n'
-    files = "".join(f'<a href="{link}">{_shown(name)}</a> ' for name, link in links.items())
-    notes = "".join(f"<p class=where>{_shown(note)}</p>" for note in drawn.notes)
+    files = "".join(f'<a href="{link}">{_to_html(name)}</a> ' for name, link in links.items())
+    notes = "".join(f"<p class=where>{_to_html(note)}</p>" for note in drawn.notes)
     where = f"{drawn.index} · {drawn.source}, line {drawn.line} · {len(drawn.tokens)} tokens"
     text = drawn.text or " ".join(drawn.tokens)
     return (
-        f'<article id="text-{drawn.index}">\n{figure}<div class=told>\n<p class=where>{_shown(where)}</p>\n'
-        f"<p class=text dir=auto>{_shown(_cut(text))}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
+        f'<article id="text-{drawn.index}">\n{figure}<div class=told>\n<p class=where>{_to_html(where)}</p>\n'
+        f"<p class=text dir=auto>{_to_html(_cut(text))}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
     )
 
 
 def _failure(failed: FailedText) -> str:
-    text = f"<div class=text dir=auto>{_shown(_cut(failed.text))}</div>" if failed.text else ""
-    return f"<li>{_shown(str(failed))}{text}</li>"
+    text = f"<div class=text dir=auto>{_to_html(_cut(failed.text))}</div>" if failed.text else ""
+    return f"<li>{_to_html(str(failed))}{text}</li>"
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS].rstrip()}…"
 
 
-def _shown(text: str) -> str:
+def _to_html(text: str) -> str:
     """A text for HTML; what no browser shows (controls) or what would turn the text around, as its code point."""
     return escape(_UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text))

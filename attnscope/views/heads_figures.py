@@ -15,11 +15,11 @@ from attnscope.views import heads_summary, layout
 from attnscope.views.canvas import (
     FAINT,
     Box,
-    Fashion,
+    FontStyle,
     Number,
     Page,
     distinct,
-    wrapped_lines,
+    wrap_lines,
     write_pages,
 )
 from attnscope.views.heads_summary import Mark, label, model_of, number, printable
@@ -171,7 +171,7 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     cells = tuple(
         _cell(head, tops[findings.kinds.index(head.kind)], cell, marks) for head in findings.heads
     )  # fmt: skip
-    footer = wrapped_lines(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(low) + _FOOTER_GAP_PX
     height = footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     return Atlas((width, height), cell, cells, tuple(tops), tuple(legend), footer_y, footer)
@@ -238,8 +238,8 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
             left = x + pad + glyph_px * 0.39
             numbers.append(Number(left, y + height * 0.25, cell.glyph, glyph_px, cell.ink, "bold"))
             size = min(height * 0.27, width * 0.27, 19.0)
-            fashion: Fashion = "italic" if cell.active else "plain"
-            numbers.append(Number(x + width / 2, y + height * 0.6, cell.value, size, cell.ink, fashion))
+            font: FontStyle = "italic" if cell.active else "plain"
+            numbers.append(Number(x + width / 2, y + height * 0.6, cell.value, size, cell.ink, font))
         for place, (letter, mark) in enumerate(reversed(cell.further)):
             left, upper = x + width - pad - small - place * (small + 2), y + height * 0.25 - small / 2
             color = mark.color if mark else "#ffffff"
@@ -284,7 +284,7 @@ def _legend(
 
 def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: float, lettering: Lettering) -> Entry:
     facts = findings.role_facts(count.role)
-    lines = wrapped_lines(printable(facts.what, 400), room, lettering) if facts.what else ()
+    lines = wrap_lines(printable(facts.what, 400), room, lettering) if facts.what else ()
     needs = f"{printable(facts.measure)} ≥ {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
     heads = _heads(count.n_heads)
     if count.n_strongest < count.n_heads:

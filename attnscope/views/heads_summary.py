@@ -118,7 +118,7 @@ SINKS = ("first_token", "outlier_token")
 
 
 @dataclass(frozen=True)
-class Otherwise:
+class NearestRole:
     """What a head comes nearest to where it does not rest.
 
     Attributes:
@@ -132,14 +132,14 @@ class Otherwise:
     share: float
 
 
-def otherwise(findings: Findings, head: Head) -> Otherwise | None:
+def nearest_role(findings: Findings, head: Head) -> NearestRole | None:
     """What a head that has no role but a sink's comes nearest to: the largest part of a threshold, above uniform.
 
     None for other heads, and where no measure is above uniform attention's.
     """
     if not head.roles or any(role.name not in SINKS for role in head.roles):
         return None
-    best: tuple[float, Otherwise] | None = None
+    best: tuple[float, NearestRole] | None = None
     named = findings.options.get("roles")
     for name in named if isinstance(named, Mapping) else ():
         facts = findings.role_facts(name)
@@ -148,14 +148,14 @@ def otherwise(findings: Findings, head: Head) -> Otherwise | None:
             continue
         part = active.value / facts.threshold
         if best is None or part > best[0]:
-            best = part, Otherwise(name, active.value, active.count / whole.count)
+            best = part, NearestRole(name, active.value, active.count / whole.count)
     return best[1] if best else None
 
 
-def otherwise_line(findings: Findings) -> str:
+def nearest_roles_line(findings: Findings) -> str:
     """What the heads that have no role but a sink's come nearest to elsewhere; empty where there are none."""
     only = [head for head in findings.heads if head.roles and all(role.name in SINKS for role in head.roles)]
-    found = Counter(one.role for head in only if (one := otherwise(findings, head)) is not None)
+    found = Counter(one.role for head in only if (one := nearest_role(findings, head)) is not None)
     if not found:
         return ""
     nearest = ", ".join(f"{label(name)} {n}" for name, n in found.most_common())
@@ -244,7 +244,7 @@ def model_of(run: Mapping[str, Any]) -> str:
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     said = []
-    said += [line for line in (idle_line(findings), otherwise_line(findings), evidence_line(findings)) if line]
+    said += [line for line in (idle_line(findings), nearest_roles_line(findings), evidence_line(findings)) if line]
     if findings.control:
         held = Counter(name for head in findings.control for name in {role.name for role in head.roles})
         found = [f"{n} {label(name)}" for name, n in held.most_common()]

@@ -22,7 +22,7 @@ from attnscope.views.ablation_summary import number as small_number
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
 from attnscope.views.inks import ink_on
 from attnscope.views.picture_heads_terminal import picture_measures
-from attnscope.views.plain_text import dimmed, plain_table
+from attnscope.views.plain_text import dim_lines, plain_table
 
 _MORE = "+"
 _MOST_NAMED = 24
@@ -84,7 +84,7 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
     """
     marks = heads_summary.marks_of(findings)
     found = heads_summary.counts(findings, marks)
-    columns, left_out = _fitting(_columns(findings, marks), console.width)
+    columns, left_out = _fit_columns(_columns(findings, marks), console.width)
     shown = plain_table(space=1)
     for column in columns:
         wraps = column.name in ("role", "also")
@@ -92,7 +92,7 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
             column.title, justify=column.justify, no_wrap=not wraps, overflow="fold", min_width=column.width
         )
     for count in found:
-        rows = _having(findings, count.role)
+        rows = _heads_with(findings, count.role)
         for place, (head, role) in enumerate(rows[:most]):
             cells = [column.cell(head, role) for column in columns]
             if place == 0:
@@ -109,7 +109,7 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
         parts.append(Text(f"not shown in {console.width} columns: {', '.join(left_out)}", style="dim"))
     said = [heads_summary.corpus_line(findings), *heads_summary.role_notes(findings)]
     said += heads_summary.corpus_notes(findings)
-    return Group(*parts, *dimmed(said))
+    return Group(*parts, *dim_lines(said))
 
 
 def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
@@ -284,11 +284,11 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
     ]  # fmt: skip
     if any(head.effects for head in heads):
         columns.append(_Column("effect", "effect", "right", 7, 0, lambda head, role: _effect(findings, head)))
-    if any(heads_summary.otherwise(findings, head) for head in heads):
-        columns.append(_Column(_OTHERWISE, _OTHERWISE, "left", 22, 1, lambda head, role: _otherwise(findings, head)))
+    if any(heads_summary.nearest_role(findings, head) for head in heads):
+        columns.append(_Column(_OTHERWISE, _OTHERWISE, "left", 22, 1, lambda head, role: _nearest(findings, head)))
     if n_more:
         width = min(5, max(4, 2 * n_more - 1))
-        columns.append(_Column("also", "also", "left", width, 2, lambda head, role: _also(head, role, marks)))
+        columns.append(_Column("also", "also", "left", width, 2, lambda head, role: _other_roles(head, role, marks)))
     return columns
 
 
@@ -301,15 +301,15 @@ def _effect(findings: Findings, head: Head) -> Text:
     return Text(small_number(effect.value), style="dim" if findings.does_nothing(head) else "")
 
 
-def _otherwise(findings: Findings, head: Head) -> Text:
+def _nearest(findings: Findings, head: Head) -> Text:
     """What a head that only rests comes nearest to elsewhere, such as "local 0.45 of 9%"; dim, for it is no role."""
-    found = heads_summary.otherwise(findings, head)
+    found = heads_summary.nearest_role(findings, head)
     if found is None:
         return Text()
     return Text(f"{label(found.role)} {number(found.value)} of {percent(found.share)}", style="dim")
 
 
-def _fitting(columns: list[_Column], width: int) -> tuple[list[_Column], list[str]]:
+def _fit_columns(columns: list[_Column], width: int) -> tuple[list[_Column], list[str]]:
     """The columns that the terminal has room for, and the names of those that it has not."""
     left_out = []
     while sum(column.width + 1 for column in columns) > width + 1:
@@ -322,7 +322,7 @@ def _fitting(columns: list[_Column], width: int) -> tuple[list[_Column], list[st
     return columns, left_out
 
 
-def _having(findings: Findings, name: str) -> list[tuple[Head, Role]]:
+def _heads_with(findings: Findings, name: str) -> list[tuple[Head, Role]]:
     """The heads that have a role, the largest value first."""
     found = [(head, role) for head in findings.heads for role in head.roles if role.name == name]
     return sorted(found, key=lambda pair: -pair[1].value if math.isfinite(pair[1].value) else math.inf)
@@ -336,7 +336,7 @@ def _share(role: Role) -> str:
     return "all" if role.active_share is None else percent(role.active_share)
 
 
-def _also(head: Head, shown: Role, marks: Mapping[str, Mark]) -> Text:
+def _other_roles(head: Head, shown: Role, marks: Mapping[str, Mark]) -> Text:
     text = Text()
     for role in head.roles:
         if role.name != shown.name:

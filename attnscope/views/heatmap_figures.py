@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Canvas, Page, as_shipped, colormap, write_pages
+from attnscope.views.canvas import FAINT, INK, Canvas, Page, colormap, matplotlib_defaults, write_pages
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
@@ -99,7 +99,7 @@ class Painter:
         # Of many texts, one after the other, only the last one's canvases are of use.
         self._canvases = {name: canvas for name, canvas in self._canvases.items() if id(canvas) in used}
 
-    @as_shipped()
+    @matplotlib_defaults()
     def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
         """Draws what does not depend on the weights; the record need not have them yet."""
         for sheet in sheets:
@@ -119,14 +119,14 @@ class Painter:
         )
         header = _header(record, attention)
         labels = (attention.queries.labels, attention.keys.labels)
-        name = (sheet.form, header, titles, *labels, sheet.query, record.picked is None, _looks(attention))
+        name = (sheet.form, header, titles, *labels, sheet.query, record.picked is None, _label_traits(attention))
         if name not in self._canvases:
             making = BarCanvas if sheet.form == "bars" else MapCanvas
             self._canvases[name] = making(record, sheet, titles, header, self.style)
         return self._canvases[name]
 
 
-def _looks(attention: AttentionMap) -> tuple[object, ...]:
+def _label_traits(attention: AttentionMap) -> tuple[object, ...]:
     """What decides how labels and seams are drawn, besides what the labels are."""
     return tuple(
         part
@@ -148,7 +148,7 @@ def _header(record: Heatmap, attention: AttentionMap) -> Header:
     queries = attention.queries
     if attention.kind != "encoder" and len(record.maps) > 1:
         parts, joint = [record.text, queries.text], "→"
-    elif written := _written(queries):
+    elif written := _generated_text(queries):
         parts, joint = [record.text, written], "…"
     else:
         parts, joint = [record.text, *([] if queries.pair is None else [queries.pair])], "+"
@@ -167,7 +167,7 @@ def _header(record: Heatmap, attention: AttentionMap) -> Header:
     return Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
 
 
-def _written(tokens: Tokens) -> str:
+def _generated_text(tokens: Tokens) -> str:
     """The text that the model wrote after what it was given; empty if it wrote none, or its place is not known."""
     if not 0 < tokens.n_given < len(tokens):
         return ""
@@ -209,7 +209,7 @@ class _Page(Page):
     def __init__(self, width: int, height: int, lettering: Lettering, header: Header, zoom: float = 1.0) -> None:
         super().__init__(width, height, lettering)
         self.zoom = zoom
-        self._title = self.head("", header.subtitle, zoom=zoom, moving=True)
+        self._title = self.head("", header.subtitle, zoom=zoom, animated=True)
 
     def title(self, record: Heatmap, sheet: Sheet) -> None:
         """Says what the figure shows."""
@@ -284,7 +284,7 @@ class MapCanvas(_Page):
         self._numbers = self._number_cells(shape) if single else None
         self._tops = [
             self.write(
-                x + self.map_px[0], y - 12 * zoom, "", layout.CAPTION_PX * zoom, ha="right", color=FAINT, moving=True
+                x + self.map_px[0], y - 12 * zoom, "", layout.CAPTION_PX * zoom, ha="right", color=FAINT, animated=True
             )
             for x, y in self.corners
             if sheet.form != "overview" and style.scale == "head"
@@ -309,7 +309,7 @@ class MapCanvas(_Page):
         """Puts the weights of a sheet on the canvas."""
         attention = record.maps[sheet.map]
         self.title(record, sheet)
-        values = [_pooled(attention.of(*pair), self.pool) for pair in sheet.heads]
+        values = [_max_pool(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v.max(initial=0.0)) for v in values]
         if self.style.scale == "fixed":
             limits = [1.0] * len(values)
@@ -361,13 +361,13 @@ class MapCanvas(_Page):
             lines += [[(x, y + at * cell), (x + width, y + at * cell)] for at in _seam_places(queries)]
             lines += [[(x + at * cell, y), (x + at * cell, y + height)] for at in _seam_places(keys)]
         if lines:
-            self.lines(lines, color="#d1495b", moving=True)
+            self.lines(lines, color="#d1495b", animated=True)
 
     def _number_cells(self, shape: tuple[int, int]) -> list[Text]:
         (x, y), cell = self.corners[0], self.grid.cell_px
         size = min(14.0, cell * 0.36)
         return [
-            self.write(x + (k + 0.5) * cell, y + (q + 0.5) * cell, "", size, ha="center", moving=True)
+            self.write(x + (k + 0.5) * cell, y + (q + 0.5) * cell, "", size, ha="center", animated=True)
             for q in range(shape[0])
             for k in range(shape[1])
         ]
@@ -379,7 +379,7 @@ class MapCanvas(_Page):
         meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
         self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
         below = y + height + 12 * self.zoom
-        self._ticks = [self.write(x, below, "", size, ha="center", moving=True) for _ in range(7)]
+        self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(7)]
         self._tick(1.0)
 
     def _tick(self, top: float) -> None:
@@ -424,11 +424,11 @@ class BarCanvas(_Page):
         middles = [(number + 0.5) * self.bars.bar_px for number in range(self.n_bars)]
         size = self.bars.label_px
         self._labels = [
-            [self.write(x - 6, y + m, "", size, moving=True, ha="right", va="center_baseline") for m in middles]
+            [self.write(x - 6, y + m, "", size, animated=True, ha="right", va="center_baseline") for m in middles]
             for x, y in (self.bars.corners[first] for first in self.bars.first_of_row)
         ]
         self._weights = [
-            self.write(x, y + m, "", size * 0.9, moving=True, va="center_baseline")
+            self.write(x, y + m, "", size * 0.9, animated=True, va="center_baseline")
             for x, y in (self.bars.corners if self.bars.numbers_fit else ())
             for m in middles
         ]
@@ -499,7 +499,7 @@ def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float
     return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size
 
 
-def _pooled(weights: NDArray[np.float32], factor: int) -> NDArray[np.float32]:
+def _max_pool(weights: NDArray[np.float32], factor: int) -> NDArray[np.float32]:
     """The largest weight of each block of factor x factor cells."""
     if factor == 1:
         return weights

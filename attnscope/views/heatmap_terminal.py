@@ -128,7 +128,7 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
     names = [cut(safe(label), _LABEL_CELLS) for label in queries.labels]
     digits = len(str(max(weights.shape) - 1))
     margin = max(cell_len(name) for name in names) + 1 + digits + 1
-    shown, pool = _fitting(weights, max(1, (console.width - margin) // 2), rows=False)
+    shown, pool = _max_pool(weights, max(1, (console.width - margin) // 2), rows=False)
     lines = Text()
     lines.append(f"\nL{pair[0]}H{pair[1]}", style="bold")
     lines.append("  rows: queries, columns: keys by number")
@@ -173,7 +173,7 @@ def side_by_side(
     lines = Text()
     for first in range(0, len(titled), per_line):
         row = titled[first : first + per_line]
-        maps = [_fitting(weights, room, rows=True) for _, weights in row]
+        maps = [_max_pool(weights, room, rows=True) for _, weights in row]
         pool = maps[0][1]
         width = maps[0][0].shape[1]
         if pool > 1 and first == 0:
@@ -213,7 +213,7 @@ def _legend(console: Console) -> Text:
     return lines
 
 
-def _fitting(weights: NDArray[np.float32], room: int, *, rows: bool) -> tuple[NDArray[np.float32], int]:
+def _max_pool(weights: NDArray[np.float32], room: int, *, rows: bool) -> tuple[NDArray[np.float32], int]:
     """The weights pooled to at most `room` columns (and as many rows, if `rows`), and by how much."""
     pool = -(-weights.shape[1] // room)
     for axis in (0, 1) if rows else (1,):

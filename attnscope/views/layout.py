@@ -210,7 +210,7 @@ def _with_footer(
     width_of: WidthPx,
 ) -> Grid:
     zoom = _zoom(width)
-    lines = wrapped(" · ".join(notes), (width - 2 * MARGIN_PX) / zoom, width_of)
+    lines = wrap(" · ".join(notes), (width - 2 * MARGIN_PX) / zoom, width_of)
     bar = (MARGIN_PX, bottom + 12, round(_BAR_WIDTH_PX * zoom), round(_BAR_HEIGHT_PX * zoom))
     footer_y = bottom + 12 + round((_BAR_HEIGHT_PX + 40) * zoom)
     return Grid(
@@ -232,7 +232,7 @@ def _zoom(width: int) -> float:
     return min(2.5, max(1.0, width / MIN_WIDTH_PX))
 
 
-def wrapped(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
+def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
     """A text broken into lines that fit the room, at spaces."""
     lines = [""]
     for word in text.split(" "):
@@ -305,7 +305,7 @@ def bar_grid(
         for i in range(n_panels)
     )
     width = max(MIN_WIDTH_PX if columns > 1 else 0, 2 * MARGIN_PX + left + columns * (panel + gap) - gap + 30)
-    lines = wrapped(" · ".join(notes), width - 2 * MARGIN_PX, width_of)
+    lines = wrap(" · ".join(notes), width - 2 * MARGIN_PX, width_of)
     footer_y = _HEADER_PX + rows * pitch_y + 16
     return Bars(
         width_px=width,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attnscope.records.findings import Findings
 from attnscope.views import heads_summary, layout
 from attnscope.views.ablation_summary import number as small_number
-from attnscope.views.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrapped_lines
+from attnscope.views.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrap_lines
 from attnscope.views.heads_summary import model_of, number, printable
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering
@@ -117,7 +117,7 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
         said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
     if any(_any_undefined(findings, name) for name in scales):
         said.append("grey: undefined")
-    footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     at += 12
     height = math.ceil(at) + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     page = MeasurePage(width, height, lettering)
@@ -179,7 +179,7 @@ def measure_page(
     if _any_undefined(findings, measure):
         said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
     said += heads_summary.corpus_notes(findings)
-    footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bar_y + 72
     page = None if shared is None else shared.get(footer)
     if page is None:
@@ -267,7 +267,7 @@ class MeasurePage(Page):
     def begin(self) -> None:
         """Clears the page of what was one figure's alone; so is all that is placed from now on."""
         self.wipe()
-        self.passing, self.drawn = True, ()
+        self.temporary, self.drawn = True, ()
 
     def map(
         self,
@@ -332,7 +332,7 @@ def _meaning(findings: Findings, measure: str) -> str:
 
 def _two_lines(text: str, room: float, lettering: Lettering) -> list[str]:
     """A text on at most two lines."""
-    lines = wrapped_lines(printable(text, 400), room, lettering)
+    lines = wrap_lines(printable(text, 400), room, lettering)
     rest = [" ".join(lines[1:])] if len(lines) > 1 else []
     return [lettering.fit(line, layout.CAPTION_PX, room) for line in (lines[0], *rest)]
 

@@ -37,10 +37,10 @@ def matrix(
         console: Tells the width.
         bold: Whether the largest of each row stands out.
     """
-    kept = _kept(len(rows), _MOST_ROWS)
+    kept = _rows_shown(len(rows), _MOST_ROWS)
     named = [] if names is None else [cut(safe(name), _LABEL_CELLS) for name in names]
     margin = 4 + max((cell_len(name) for name in named), default=0) + (2 if named else 0)
-    texts = [[four(value) for value in rows[at]] if at is not None else None for at in kept]
+    texts = [[four_decimals(value) for value in rows[at]] if at is not None else None for at in kept]
     widest = max((len(text) for row in texts if row is not None for text in row), default=6)
     heads = None if columns is None else [cut(safe(label), _COLUMN_CELLS) for label in columns]
     width = max(widest, *(cell_len(head) for head in heads)) if heads else widest
@@ -66,7 +66,7 @@ def matrix(
             lines.append("\n")
 
 
-def _kept(n: int, most: int) -> list[int | None]:
+def _rows_shown(n: int, most: int) -> list[int | None]:
     """Which of n rows are shown, None where some are left out."""
     if n <= most:
         return list(range(n))
@@ -84,7 +84,7 @@ def chunks(n: int, room: int, *, goes_on: bool) -> list[list[int | None]]:
     return [[*range(room - 2), None, n - 1]]
 
 
-def four(value: float) -> str:
+def four_decimals(value: float) -> str:
     """A number with four decimals; nothing is minus zero."""
     if math.isinf(value):
         return "-inf" if value < 0 else "inf"

@@ -125,23 +125,23 @@ def overlay(picture: Picture, patches: NDArray[np.float64], cell: int, cmap: Col
     Returns:
         (row * cell, column * cell, 3).
     """
-    return _tinted(cmap(np.clip(patches / top, 0, 1))[:, :, :3].repeat(cell, 0).repeat(cell, 1), _grey(picture, cell))
+    return _tint(cmap(np.clip(patches / top, 0, 1))[:, :, :3].repeat(cell, 0).repeat(cell, 1), _to_grey(picture, cell))
 
 
-def _tinted(colours: NDArray[np.float64], grey: NDArray[np.float64]) -> Pixels:
+def _tint(colours: NDArray[np.float64], grey: NDArray[np.float64]) -> Pixels:
     """Colours as the photo below them lets them appear."""
     made: Pixels = np.rint(255 * colours * (DARKEST + (1 - DARKEST) * grey[:, :, None])).astype(np.uint8)
     return made
 
 
-def _grey(picture: Picture, cell: int) -> NDArray[np.float64]:
+def _to_grey(picture: Picture, cell: int) -> NDArray[np.float64]:
     """The picture in grey, 0 to 1, a patch being `cell` pixels wide and high."""
-    shown = _resized(picture, cell).astype(np.float64) / 255
+    shown = _resize(picture, cell).astype(np.float64) / 255
     weighed: NDArray[np.float64] = shown @ np.array([0.2126, 0.7152, 0.0722])
     return weighed
 
 
-def _resized(picture: Picture, cell: int) -> Pixels:
+def _resize(picture: Picture, cell: int) -> Pixels:
     from PIL import Image
 
     rows, columns = picture.grid
@@ -190,7 +190,7 @@ class PicturePage(Page):
         content = left + self.columns * self.pitch[0] - _GAP_PX
         width = max(layout.MIN_WIDTH_PX, content + layout.MARGIN_PX)
         below = top + n_lines * self.pitch[1] + (50 if sheet.form == "single" else 0)
-        footer = layout.wrapped(" · ".join(self._notes(lettering)), width - 2 * layout.MARGIN_PX, lettering.width_px)
+        footer = layout.wrap(" · ".join(self._notes(lettering)), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = below + 14 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
         self.head(title, self.picture.facts)
@@ -267,14 +267,14 @@ class PicturePage(Page):
         box = (corner[0] + column * cell, corner[1] + row * cell, cell, cell)
         for color, grown, thick in ((_HALO, 2.0, 3.0), (_MARK, 1.0, 2.0)):
             grown_box = (box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown)
-            self.outline([grown_box], color, thick, moving=True)
+            self.outline([grown_box], color, thick, animated=True)
 
     def _photo(self, left: int, top: int) -> None:
         if self.sheet.form == "single":
             corner, cell = (left - self.panel[0] - 2 * _GAP_PX, top), self.cell
         else:
             corner, cell = (layout.MARGIN_PX, _TOP_PX), self._photo_px()[0] // self.picture.grid[1]
-        self._put(corner, _resized(self.picture, cell))
+        self._put(corner, _resize(self.picture, cell))
         if self.sheet.form == "single":
             self.write(corner[0], corner[1] - 12, "the picture", layout.PANEL_TITLE_PX, ha="left", weight="bold")
 
@@ -291,7 +291,7 @@ class PicturePage(Page):
         ramp = self.cmap(np.linspace(0, 1, width))[None, :, :3].repeat(height, 0)
         grey = np.ones((height, width))
         grey[height // 2 :] = 0
-        self.image((x, y, width, height)).set_data(_tinted(ramp, grey))
+        self.image((x, y, width, height)).set_data(_tint(ramp, grey))
         self.frames([(x, y, width, height)])
         size = layout.CAPTION_PX
         self.write(x + width + 16, y + height / 4, "over white", size * 0.85, ha="left", color=FAINT)

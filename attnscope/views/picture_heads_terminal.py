@@ -12,7 +12,7 @@ from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary
 from attnscope.views.ablation_summary import number
 from attnscope.views.heads_summary import interval
-from attnscope.views.plain_text import dimmed, plain_table, shade
+from attnscope.views.plain_text import dim_lines, plain_table, shade
 
 LEADING = ("distance_patches", "monotonicity")
 """The measure that the map shows: how far heads look is the first thing that is asked of a vision transformer, and
@@ -38,7 +38,7 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
         parts += [*_map(findings, leading, console.width), Text(), _extremes(findings, console.width)]
     said = ["uniform: the value of a head that attends to all keys alike", heads_summary.corpus_line(findings)]
     said += heads_summary.corpus_notes(findings)
-    return Group(*parts, *dimmed(said))
+    return Group(*parts, *dim_lines(said))
 
 
 def _map(findings: Findings, measure: str, width: int) -> list[Text]:

@@ -55,20 +55,20 @@ def has_unicode(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
 
 
-def spelled(text: str, console: Console) -> str:
+def spell_out(text: str, console: Console) -> str:
     """The text with signs that the terminal's encoding lacks spelled out."""
     return text if has_unicode(console) else "".join(_ASCII.get(letter, letter) for letter in text)
 
 
-def written(text: Text, console: Console) -> Text:
-    """As `spelled`, with styles where they belong."""
+def spell_out_text(text: Text, console: Console) -> Text:
+    """As `spell_out`, with styles where they belong."""
     if has_unicode(console):
         return text
     ends = [0]
     for letter in text.plain:
         ends.append(ends[-1] + len(_ASCII.get(letter, letter)))
     spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
-    return Text(spelled(text.plain, console), spans=spans, style=text.style)
+    return Text(spell_out(text.plain, console), spans=spans, style=text.style)
 
 
 def plain_table(title: str = "", space: int | None = None) -> Table:
@@ -93,7 +93,7 @@ def weighted(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
     return text
 
 
-def dimmed(lines: Iterable[str]) -> list[RenderableType]:
+def dim_lines(lines: Iterable[str]) -> list[RenderableType]:
     """Notes below a table, a line each; empty ones are left out."""
     return [Text(line, style="dim") for line in lines if line]
 

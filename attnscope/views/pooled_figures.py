@@ -156,19 +156,19 @@ class _Page(Page):
         form, heads = self._sheet.form, self._sheet.heads
         shape = self._map.cells.shape[2:]
         if form == "single":
-            side = _scaled(shape, 780)
+            side = _side_px(shape, 780)
             strip, left = 64, layout.MARGIN_PX + 84
             width = max(layout.MIN_WIDTH_PX, left + side[0] + strip + 120)
             corners: tuple[tuple[int, int], ...] = ((left, _HEADER_PX + strip + 34),)
             bottom = corners[0][1] + side[1] + 66
             # All far links are listed at the right, two lines each.
             bottom = max(bottom, _HEADER_PX + 40 + 62 * len(self._told))
-            return self._finished(width, bottom, side, corners, strip, lettering)
+            return self._add_footer(width, bottom, side, corners, strip, lettering)
         if form == "grid":
             columns = layout.columns_for(len(heads))
             strip, left, gap = 30, 64, 26
             room = (layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - left) // columns - strip - gap
-            side = _scaled(shape, min(max(room, 200), 780))
+            side = _side_px(shape, min(max(room, 200), 780))
             rows = -(-len(heads) // columns)
             pitch = (side[0] + strip + gap, side[1] + strip + 34)
             # A page as wide as its maps, but wide enough for the text.
@@ -182,10 +182,10 @@ class _Page(Page):
                 for i in range(len(heads))
             )
             bottom = _HEADER_PX + rows * pitch[1] + 44
-            return self._finished(width, bottom, side, corners, strip, lettering)
+            return self._add_footer(width, bottom, side, corners, strip, lettering)
         layers, numbers = self._sheet.layers, self._sheet.columns
         room = self._overview_room()
-        side = _scaled(shape, room)
+        side = _side_px(shape, room)
         pitch = (max(room, side[0]) + 8, side[1] + 8)
         corners = tuple(
             (
@@ -195,14 +195,14 @@ class _Page(Page):
             for layer, head in heads
         )
         width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + 52 + len(numbers) * pitch[0])
-        return self._finished(width, _HEADER_PX + 30 + len(layers) * pitch[1], side, corners, 0, lettering)
+        return self._add_footer(width, _HEADER_PX + 30 + len(layers) * pitch[1], side, corners, 0, lettering)
 
     def _overview_room(self) -> int:
         """Width of a small map of the overview, at most."""
         n_heads = len(self._sheet.columns)
         return max(min((layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - 52) // n_heads - 8, 300), 24)
 
-    def _finished(
+    def _add_footer(
         self,
         width: int,
         bottom: int,
@@ -212,7 +212,7 @@ class _Page(Page):
         lettering: Lettering,
     ) -> _Plan:
         notes = [*self._notes(), *([lettering.note] if lettering.note else [])]
-        lines = layout.wrapped(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
+        lines = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = bottom + 12 + 62 + len(lines) * layout.LINE_PX + layout.MARGIN_PX // 2
         return _Plan(width, height, side, corners, strip, lines, bottom + 12)
 
@@ -222,8 +222,8 @@ class _Page(Page):
         width, height = plan.side
         for (x, y), pair, top in zip(plan.corners, self._sheet.heads, limits, strict=True):
             cells = self._map.of(*pair)
-            shares = log_share(_fewer(_fewer(cells, height, 0), width, 1), top)
-            self.set_cells(self.image((x, y, width, height), cmap, moving=False), shares)
+            shares = log_share(_max_pool(_max_pool(cells, height, 0), width, 1), top)
+            self.set_cells(self.image((x, y, width, height), cmap, animated=False), shares)
         self.frames([(x, y, width, height) for x, y in plan.corners])
 
     def _margins(self, plan: _Plan) -> None:
@@ -358,7 +358,7 @@ class _Page(Page):
             self.write(x + width * step / DECADES, y + height + 12, f"{value:g}", size, ha="center")
 
 
-def _scaled(shape: tuple[int, ...], room: int) -> tuple[int, int]:
+def _side_px(shape: tuple[int, ...], room: int) -> tuple[int, int]:
     """Width and height of a map in pixels: whole pixels a cell where there is room, else whole cells a pixel."""
     longest = max(shape)
     if longest <= room:
@@ -368,7 +368,7 @@ def _scaled(shape: tuple[int, ...], room: int) -> tuple[int, int]:
     return -(-shape[1] // cells), -(-shape[0] // cells)
 
 
-def _fewer(values: NDArray[np.float32], room: int, axis: int) -> NDArray[np.float32]:
+def _max_pool(values: NDArray[np.float32], room: int, axis: int) -> NDArray[np.float32]:
     """The largest of every so many values along an axis, so that at most `room` are left."""
     pool = -(-values.shape[axis] // room)
     if pool == 1:

@@ -17,7 +17,7 @@ from attnscope.records.comparison import head_name
 from attnscope.records.relations import Example, ExampleLink, Relation, Relations
 from attnscope.views import layout
 from attnscope.views import relations_summary as summary
-from attnscope.views.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrapped_lines, write_pages
+from attnscope.views.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrap_lines, write_pages
 from attnscope.views.heads_summary import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.lettering import Lettering, lettering_for
 
@@ -135,7 +135,7 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
     ]
     if len(found.relations) > len(shown.relations):
         said.insert(0, f"not shown: {len(found.relations) - len(shown.relations)} rarer relations without such a head")
-    footer = wrapped_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
     page = Page(width, bottom + 88 + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(f"{model_of(found.run)} · which heads express which relations", "")
     subtitle = lettering.fit(
@@ -245,7 +245,7 @@ def examples_page(found: Relations, examples: Sequence[Example], lettering: Lett
     tops = list(accumulate((room.height for room in rooms), initial=layout.MARGIN_PX + 78.0))
     said = "over the words: where the head looks, the thicker the larger the weight: blue = right, orange and crossed "
     said += "out = wrong · below, dashed: a word that would be right"
-    footer = wrapped_lines(said, width - 2 * layout.MARGIN_PX, lettering)
+    footer = wrap_lines(said, width - 2 * layout.MARGIN_PX, lettering)
     height = math.ceil(tops[-1]) + len(footer) * layout.LINE_PX + layout.MARGIN_PX
     page = Page(width, height, lettering)
     relation = printable(first.relation, 60)

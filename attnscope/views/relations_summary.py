@@ -53,10 +53,10 @@ def row(relation: Relation) -> Row:
     said = {"yes": "yes", "weakly": "weakly", "others": "", "no": "no", "none": "too few"}[how]
     others = [place for place in relation.others_found() if place not in relation.ties]
     if how == "others":
-        said = f"only {_named(relation.others_found())}"
+        said = f"only {_names(relation.others_found())}"
     elif how in ("yes", "weakly"):
-        said += f"; tied with {_named(relation.ties)}" if relation.ties else ""
-        said += f"; also {_named(others)}" if others else ""
+        said += f"; tied with {_names(relation.ties)}" if relation.ties else ""
+        said += f"; also {_names(others)}" if others else ""
     return Row(
         name=printable(relation.name, 60),
         head=UNDEFINED if best is None else head_name(best),
@@ -70,7 +70,7 @@ def row(relation: Relation) -> Row:
     )
 
 
-def _named(places: Sequence[tuple[int, int]]) -> str:
+def _names(places: Sequence[tuple[int, int]]) -> str:
     return ", ".join(head_name(place) for place in places[:2]) + (", …" if len(places) > 2 else "")
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from attnscope.records.relations import Example, ExampleLink, Relations
 from attnscope.views import relations_summary as summary
 from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
-from attnscope.views.plain_text import dimmed, plain_table
+from attnscope.views.plain_text import dim_lines, plain_table
 
 _STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "dim"}
 
@@ -69,7 +69,7 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
     said = [summary.explanation(found), corpus_line(found), *corpus_notes(found)]
     if left_out:
         said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
-    return Group(*parts, *dimmed(said))
+    return Group(*parts, *dim_lines(said))
 
 
 def examples(found: Relations) -> RenderableType:

@@ -38,7 +38,7 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     return sheets_of_heads(record.chosen(record.maps[0]), picked=record.picked is not None)
 
 
-def beyond(record: Heatmap, pair: tuple[int, int]) -> float:
+def share_after_sound(record: Heatmap, pair: tuple[int, int]) -> float:
     """The share of a head's attention, averaged over tokens, that goes to the silence after the sound."""
     rows = record.maps[0].of(*pair).astype(np.float64).sum(-1)
     return float(np.clip(1 - rows, 0, 1).mean())
@@ -56,7 +56,7 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
     return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
 
 
-def pooled(weights: NDArray[np.float32], room: int) -> NDArray[np.float32]:
+def max_pool(weights: NDArray[np.float32], room: int) -> NDArray[np.float32]:
     """Weights with as many columns as there is room for, each the largest of the frames that it stands for."""
     n = weights.shape[1]
     if n <= room:
@@ -78,9 +78,9 @@ class SoundPage(Page):
         names = () if self.over_time else self.queries.labels
         lettering = lettering_for([title, self.sound.facts, *names, record.text])
         self.columns, left, room, self.row_px = self._sizes(lettering.width_px)
-        maps = [pooled(record.maps[0].of(*pair), room) for pair in sheet.heads]
+        maps = [max_pool(record.maps[0].of(*pair), room) for pair in sheet.heads]
         if self.over_time:
-            maps = [np.ascontiguousarray(pooled(np.ascontiguousarray(weights.T), room).T) for weights in maps]
+            maps = [np.ascontiguousarray(max_pool(np.ascontiguousarray(weights.T), room).T) for weights in maps]
         self.cell = max(1, room // maps[0].shape[1])
         self.step = -(-len(self.sound.envelope) // room)
         self.panel = (maps[0].shape[1] * self.cell, len(maps[0]) * (self.cell if self.over_time else self.row_px))
@@ -91,7 +91,7 @@ class SoundPage(Page):
         width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + (52 if self.small else 0) + self.columns * across)
         below = top + n_lines * down + (_AXIS_PX if self.small else 0)
         notes = [lettering.spell(note) for note in self._notes()]
-        footer = layout.wrapped(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
+        footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = below + 62 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
         self.head(title, self.sound.facts)
@@ -130,7 +130,7 @@ class SoundPage(Page):
 
     def _wave(self, x: int) -> None:
         """How loud the recording is, frame by frame."""
-        loud = pooled(self.sound.envelope[None], self.panel[0])[0]
+        loud = max_pool(self.sound.envelope[None], self.panel[0])[0]
         cell = self.panel[0] / len(loud)
         loud = loud / (float(loud.max()) or 1.0) * (_WAVE_PX / 2 - 6)
         middle = _HEADER_PX + _WAVE_PX / 2 + (6 if self.small else -8)
@@ -161,7 +161,9 @@ class SoundPage(Page):
                     self.write(x, _HEADER_PX - 2, f"H{pair[1]}", size, ha="left", weight="bold")
                 continue
             self.write(x, y - 12, f"L{pair[0]}H{pair[1]}", size, ha="left", weight="bold")
-            told = f"max {top:.3g}" + (f" · {beyond(self.record, pair):.2f} after the sound" * (not self.over_time))
+            told = f"max {top:.3g}" + (
+                f" · {share_after_sound(self.record, pair):.2f} after the sound" * (not self.over_time)
+            )
             self.write(x + self.panel[0], y - 12, told, layout.CAPTION_PX, ha="right", color=FAINT)
             if self.over_time:
                 shown = len(self.sound.envelope) * self.sound.seconds_per_frame
@@ -178,7 +180,7 @@ class SoundPage(Page):
 
     def _bar(self, y: int, top: float) -> None:
         x, width, height = layout.MARGIN_PX, 420, 14
-        self.colour_bar((x, y, width, height), self.cmap, width, moving=True)
+        self.colour_bar((x, y, width, height), self.cmap, width, animated=True)
         meaning = _MEANING[self.style.scale]
         if self.over_time:
             meaning = meaning.replace("a token's attention that a frame", "a frame's attention that another")
@@ -192,7 +194,7 @@ class SoundPage(Page):
             if self.step > 1:
                 notes.append(f"a cell shows the largest weight of up to {self.step} x {self.step} frames")
             return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
-        shares = [beyond(self.record, pair) for pair in self.sheet.heads]
+        shares = [share_after_sound(self.record, pair) for pair in self.sheet.heads]
         told = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
         notes = [
             "rows: tokens of the text (queries) · columns: frames of the recording (keys), its loudness above",

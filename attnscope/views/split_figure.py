@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records.split import Seen, Split
-from attnscope.views.canvas import FAINT, INK, Canvas, as_shipped, colormap, write_pages
+from attnscope.views.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults, write_pages
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.style import DEFAULT_CMAP
@@ -66,12 +66,12 @@ def draw(split: Split, folder: str | Path, formats: Sequence[str] = ("png",)) ->
     return write_pages([("split", split_page(split))], folder, formats)
 
 
-@as_shipped()
+@matplotlib_defaults()
 def split_page(split: Split) -> Canvas:
     """The figure."""
     labels = {*split.queries, *split.keys}
     lettering = lettering_for([str(split.run["model"]), split.text, *labels])
-    plan = _planned(split, lettering)
+    plan = _plan_layout(split, lettering)
     notes = _notes(split)
     canvas = Canvas(plan.width, plan.tops[-1] + 19 * len(notes) + _MARGIN // 2, lettering)
     cmap = colormap(DEFAULT_CMAP)
@@ -89,7 +89,7 @@ def split_page(split: Split) -> Canvas:
     return canvas
 
 
-def _planned(split: Split, lettering: Lettering) -> _Plan:
+def _plan_layout(split: Split, lettering: Lettering) -> _Plan:
     n_queries, n_keys = len(split.queries), len(split.keys)
     cell = max(1, min(_LARGEST_CELL, _LARGEST_MAP // max(n_queries, n_keys)))
     labelled = cell >= _CELL_WITH_LABEL
@@ -150,7 +150,7 @@ def _row(
 
 def _colour_bar(canvas: Canvas, plan: _Plan, cmap: Colormap) -> None:
     x, y, width = plan.width - _MARGIN - 160, _MARGIN + 22, 140
-    canvas.colour_bar((x, y, width, 12), cmap, moving=True)
+    canvas.colour_bar((x, y, width, 12), cmap, animated=True)
     canvas.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
     canvas.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
 
@@ -171,7 +171,7 @@ def _cells(canvas: Canvas, plan: _Plan, weights: NDArray[np.float64], x: int, y:
     for (row, column), weight in np.ndenumerate(weights):
         color = "white" if is_dark(*cmap(float(weight))[:3]) else INK
         middle = (x + (column + 0.5) * plan.cell, y + (row + 0.5) * plan.cell)
-        canvas.write(*middle, f"{weight:.2f}", _NUMBER, ha="center", color=color, moving=True)
+        canvas.write(*middle, f"{weight:.2f}", _NUMBER, ha="center", color=color, animated=True)
 
 
 def _range(ranks: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnscope.records.split import Seen, Split
 from attnscope.views.numbers import matrix
-from attnscope.views.plain_text import plain_table, safe, spelled, written
+from attnscope.views.plain_text import plain_table, safe, spell_out, spell_out_text
 
 _MOST_TOKENS_IN_FULL = 12
 _MOST_HEADS_IN_FULL = 8
@@ -33,11 +33,11 @@ def summary(split: Split, console: Console) -> RenderableType:
         split: What to show.
         console: Tells the width, and what its encoding can write.
     """
-    parts: list[RenderableType] = [written(_heading(split), console)]
+    parts: list[RenderableType] = [spell_out_text(_heading(split), console)]
     for seen in split.seen:
-        parts.append(written(_one(split, seen, console), console))
-    parts += [Text(), written(Text(_TITLE, style="bold"), console), _table(split, console)]
-    parts += [written(Text(line, style="dim"), console) for line in _explained(split)]
+        parts.append(spell_out_text(_section(split, seen, console), console))
+    parts += [Text(), spell_out_text(Text(_TITLE, style="bold"), console), _table(split, console)]
+    parts += [spell_out_text(Text(line, style="dim"), console) for line in _explanations(split)]
     return Group(*parts)
 
 
@@ -51,7 +51,7 @@ def _heading(split: Split) -> Text:
     return Text(f"{model}: {len(split.queries)} tokens, d_model {split.d_model}{w_o}{twins}", style="bold")
 
 
-def _one(split: Split, seen: Seen, console: Console) -> Text:
+def _section(split: Split, seen: Seen, console: Console) -> Text:
     lines = Text()
     heads = "1 head" if seen.n_heads == 1 else f"{seen.n_heads} heads"
     lines.append(f"\n{heads} of {seen.d_head}", style="bold underline")
@@ -104,7 +104,7 @@ def _compromise(lines: Text, split: Split, seen: Seen) -> None:
         return
     wanted = [_favourites(seen, head, query) for head in range(seen.n_heads)]
     told = "; ".join(
-        f"head {head} wants {_named(split, keys)} ({seen.weights[head, query, keys[0]]:.4f})"
+        f"head {head} wants {_names(split, keys)} ({seen.weights[head, query, keys[0]]:.4f})"
         if len(keys) < len(split.keys)
         else f"head {head} wants nothing"
         for head, keys in list(enumerate(wanted))[:_MOST_AT_ODDS]
@@ -124,7 +124,7 @@ def _favourites(seen: Seen, head: int, query: int) -> list[int]:
     return [int(key) for key in np.flatnonzero(row >= row.max() * (1 - 1e-9))]
 
 
-def _named(split: Split, keys: Sequence[int]) -> str:
+def _names(split: Split, keys: Sequence[int]) -> str:
     return " and ".join(safe(split.keys[key]) for key in keys)
 
 
@@ -146,10 +146,10 @@ def _table(split: Split, console: Console) -> Table:
 
 def _ranks(ranks: Sequence[int], console: Console) -> str:
     low, high = min(ranks), max(ranks)
-    return str(low) if low == high else spelled(f"{low}–{high}", console)
+    return str(low) if low == high else spell_out(f"{low}–{high}", console)
 
 
-def _explained(split: Split) -> list[str]:
+def _explanations(split: Split) -> list[str]:
     lines = [
         "rank: of a head's dot products, at most d_head. entropy: mean over all rows, nats "
         f"(0 to ln {len(split.keys)} = {np.log(len(split.keys)):.4f}).",

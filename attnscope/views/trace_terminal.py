@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records.trace import Step, Trace
-from attnscope.views.numbers import chunks, four, matrix
-from attnscope.views.plain_text import cut, safe, written
+from attnscope.views.numbers import chunks, four_decimals, matrix
+from attnscope.views.plain_text import cut, safe, spell_out_text
 
 _PLURAL = {
     "query": ("query", "queries"),
@@ -46,8 +46,8 @@ def walk(trace: Trace, console: Console) -> RenderableType:
             head = step.head
             parts.append(Text(f"\n{_section(trace, head)}", style="bold underline"))
         parts.append(_step(trace, step, number, console))
-    parts.append(_checked(trace))
-    return Group(*(written(part, console) if isinstance(part, Text) else part for part in parts))
+    parts.append(_check_line(trace))
+    return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
 
 
 def _heading(trace: Trace) -> Text:
@@ -105,12 +105,12 @@ def _bands(lines: Text, trace: Trace, step: Step, console: Console) -> None:
         lines.append("".join("  " + " " * (cell - cell_len(h)) + h for h in labels) + "\n", style="dim")
         for name, band in zip(names, bands, strict=True):
             lines.append(f"    {name:<{width}}", style="dim")
-            cells = ("…" if at is None else four(band.scores[at]) for at in chunk)
+            cells = ("…" if at is None else four_decimals(band.scores[at]) for at in chunk)
             lines.append("".join(f"  {text:>{cell}}" for text in cells) + "\n")
     lines.append("    near (at most 3 tokens away) and far, against the mean over all keys:\n", style="dim")
     for name, band in zip(names, bands, strict=True):
         lines.append(f"    {name:<{width}}", style="dim")
-        lines.append(f"  near {_signed(band.near):>8}  far {_signed(band.far):>8}\n")
+        lines.append(f"  near {_with_sign(band.near):>8}  far {_with_sign(band.far):>8}\n")
 
 
 def _range(low: float, high: float) -> str:
@@ -119,7 +119,7 @@ def _range(low: float, high: float) -> str:
     return f"{low:g} and more" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
-def _checked(trace: Trace) -> Text:
+def _check_line(trace: Trace) -> Text:
     check = trace.check
     told = [f"outputs differ by at most {check.outputs:.1e}"]
     if not math.isnan(check.weights):
@@ -129,5 +129,5 @@ def _checked(trace: Trace) -> Text:
     return Text(f"\nagainst {safe(check.kernel)}: {', '.join(told)}", style="dim")
 
 
-def _signed(value: float) -> str:
+def _with_sign(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:+.4f}"
