@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
 from attnscope.studies.workers import Doer, WorkerLostError
-from attnscope.views.process import python_child
+from attnscope.views.process import start_python
 
 _PATIENCE_S = 5
 
@@ -55,7 +55,7 @@ class ProcessWorker:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         how: dict[str, Any] = {} if sys.platform == "win32" else {"pass_fds": list(files)}
         try:
-            self.child = python_child(__name__, env=dict.fromkeys(names, str(threads)), **how)
+            self.child = start_python(__name__, env=dict.fromkeys(names, str(threads)), **how)
         except OSError as error:
             raise AttnscopeError(
                 f"cannot start a process: {error.strerror or error}", "choose fewer --workers"

@@ -38,12 +38,7 @@ def show(found: Ablation, console: Console) -> None:
 
 
 def drawing(found: Ablation, console: Console) -> RenderableType:
-    """All that a record says, from the grid of the main quantity to the notes.
-
-    Args:
-        found: What to draw.
-        console: Tells the width.
-    """
+    """All that a record says, from the grid of the main quantity to the notes."""
     parts: list[RenderableType] = []
     main = found.main
     if main:

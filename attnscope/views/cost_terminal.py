@@ -26,12 +26,7 @@ def show(cost: Cost, console: Console) -> None:
 
 
 def table(cost: Cost, console: Console) -> RenderableType:
-    """All quantities by group, then what another number of heads would change, then the notes.
-
-    Args:
-        cost: What to show.
-        console: Tells the width, and what its encoding can write.
-    """
+    """All quantities by group, then what another number of heads would change, then the notes."""
     parts: list[RenderableType] = [spell_out_text(_heading(cost), console)]
     for name, quantities in cost.groups.items():
         if not quantities:

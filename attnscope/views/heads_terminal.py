@@ -57,10 +57,6 @@ def grid(findings: Findings, console: Console) -> RenderableType:
 
     Letters alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, cells narrow first, then
     its heads go on below. The kinds of attention of an encoder-decoder stand one under the other.
-
-    Args:
-        findings: What to draw.
-        console: Tells the width.
     """
     marks = heads_summary.marks_of(findings)
     parts: list[RenderableType] = []

@@ -23,10 +23,6 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
     """A map of the leading measure with numbers, layers down and heads across; then each measure's extremes.
 
     Numbers alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, its heads go on below.
-
-    Args:
-        findings: What to draw, of pictures or recordings.
-        console: Tells the width.
     """
     names = findings.measure_names
     parts: list[RenderableType] = []

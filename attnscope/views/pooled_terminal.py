@@ -20,12 +20,7 @@ _LINKS_OF_MANY = 2
 
 
 def pooled_drawing(record: PooledHeatmap, console: Console) -> RenderableType:
-    """A record as the terminal shows it: a map a head, then a table of marginals and far links.
-
-    Args:
-        record: What to draw.
-        console: Tells the width, and whether there are colours.
-    """
+    """A record as the terminal shows it: a map a head, then a table of marginals and far links."""
     parts: list[RenderableType] = []
     for attention in record.maps:
         heads = record.chosen(attention)

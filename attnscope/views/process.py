@@ -42,7 +42,7 @@ class _Draw:
     formats: Sequence[str]
 
 
-def python_child(module: str, **how: Any) -> subprocess.Popen[bytes]:
+def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
     """Starts a process that runs `main()` of a module of attnscope, with pipes to its stdin and from its stdout.
 
     Ctrl-C does not reach it: the first process decides what becomes of it.
@@ -74,7 +74,7 @@ class DrawingProcess:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, ValueError):
-            self._child = python_child("attnscope.views.process")
+            self._child = start_python("attnscope.views.process")
 
     def __enter__(self) -> DrawingProcess:
         return self

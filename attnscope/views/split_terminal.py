@@ -28,10 +28,6 @@ def summary(split: Split, console: Console) -> RenderableType:
     """Each number of heads with its weights, output and mixing, then a table that compares them.
 
     Weights are written out for short texts; of longer ones, what each head attends to most.
-
-    Args:
-        split: What to show.
-        console: Tells the width, and what its encoding can write.
     """
     parts: list[RenderableType] = [spell_out_text(_heading(split), console)]
     for seen in split.seen:

@@ -34,10 +34,6 @@ def walk(trace: Trace, console: Console) -> RenderableType:
 
     Numbers have four decimals. What is too wide for the terminal goes on below (keys) or is left out in the middle
     (columns), where a mark says so; `--json` has all of it.
-
-    Args:
-        trace: What to show.
-        console: Tells the width, and what its encoding can write.
     """
     parts: list[RenderableType] = [_heading(trace)]
     head: int | None = -1

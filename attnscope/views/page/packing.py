@@ -90,15 +90,15 @@ def pack(weights: Sequence[NDArray[np.float32]], keys: Tokens, step: float = STE
     unit = (pieces_of(keys, most_pieces(step)) / step).astype(np.float32)
     parts = [tuple(range(at, min(at + each, len(weights)))) for at in range(0, len(weights), each)]
 
-    def packed(part: tuple[int, ...]) -> Chunk:
-        return Chunk(part, _deflated(np.stack([weights[head] for head in part]), keys.special, unit))
+    def pack_part(part: tuple[int, ...]) -> Chunk:
+        return Chunk(part, _deflate(np.stack([weights[head] for head in part]), keys.special, unit))
 
     # NumPy and zlib let go of the interpreter's lock on arrays of this size.
     with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(packed, parts)
+        yield from pool.map(pack_part, parts)
 
 
-def _deflated(block: NDArray[np.float32], special: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:
+def _deflate(block: NDArray[np.float32], special: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:
     """Some heads, (head, query, key), as the page reads them; `unit` is how many codes 1 is for each key."""
     scales = None
     if special.any():

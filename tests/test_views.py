@@ -1,0 +1,116 @@
+"""One function draws every map of attention and one prints it, whatever was read; one function writes figures."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnscope.errors import UsageError
+from attnscope.records import Heatmap
+from attnscope.records.pictures import Picture
+from attnscope.records.pooled import PooledHeatmap
+from attnscope.records.sounds import Sound
+from attnscope.views import figures, terminal
+from attnscope.views.canvas import Canvas, distinct, write_pages
+from attnscope.views.inks import blend
+from attnscope.views.lettering import lettering_for
+from attnscope.views.plain_text import open_console
+from tests.record_helpers import map_of, record_of, simple, tokens_of
+from tests.test_pooled_records import pooled_record
+
+
+def picture() -> Heatmap:
+    tokens = tokens_of(["CLS", *(f"{row},{column}" for row in range(2) for column in range(3))], special=[0])
+    pixels = np.random.default_rng(1).integers(0, 256, (8, 12, 3), dtype=np.uint8)
+    return record_of(map_of(tokens), picture=Picture(pixels, (2, 3), "p.png", (12, 8)))
+
+
+def sound() -> Heatmap:
+    frames = tokens_of([f"{at}" for at in range(7)])
+    heard = Sound(np.linspace(0, 1, 7, dtype=np.float32), 0.02, 0.14, 0.14, "s.wav")
+    return record_of(map_of(tokens_of(["a", "b"]), frames, kind="cross"), sound=heard)
+
+
+RECORDS: dict[str, Callable[[], Heatmap | PooledHeatmap]] = {
+    "text": lambda: simple(4),
+    "pooled": pooled_record,
+    "picture": picture,
+    "sound": sound,
+}
+
+
+def printed(record: Heatmap | PooledHeatmap, **how: object) -> str:
+    file = io.StringIO()
+    terminal.show(record, open_console(file=file, width=90), **how)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_one_function_draws_every_kind_of_map(kind: str, tmp_path: Path) -> None:
+    record = RECORDS[kind]()
+    paths = figures.draw(record, tmp_path, ["svg", "png"])
+    assert [path.suffix for path in paths[:4]] == [".svg", ".png"] * 2
+    assert [path.stem.partition("-")[0] for path in paths[::2]] == ["overview", "L00", "L01"]
+    assert figures.glance(record) == paths[1].read_bytes()
+    assert figures.draw(record, tmp_path / "none", []) == [] and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("kind", "said"), [("pooled", "no --query"), ("sound", "no --query"), ("text", "no token is")])
+def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind: str, said: str, tmp_path: Path) -> None:
+    record = RECORDS[kind]()
+    for ask in (lambda: figures.require_query(record, "zz"), lambda: figures.draw(record, tmp_path, query="zz")):
+        with pytest.raises(Exception, match=said):
+            ask()
+    assert not list(tmp_path.iterdir())
+    figures.require_query(record, None)
+
+
+def test_one_function_prints_every_kind_of_map() -> None:
+    assert "keys, " in printed(RECORDS["pooled"]())
+    assert "2 × 3" not in printed(simple(4)) and "patches" in printed(picture())
+    assert "what “t1” (token 1) attends to" in printed(simple(4), query="t1")
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_nothing_is_printed_that_was_not_asked_for(kind: str) -> None:
+    assert printed(RECORDS[kind](), drawn=False) == ""
+    alone = printed(RECORDS["text"](), drawn=False, query="t1")
+    assert "attends to" in alone and "strongest links" not in alone
+
+
+def page(text: str) -> Canvas:
+    canvas = Canvas(60, 40, lettering_for([text]))
+    canvas.write(5, 20, text, 12)
+    canvas.set_cells(canvas.image((30, 10, 20, 20)), np.eye(2, dtype=np.float32))
+    return canvas
+
+
+def test_files_are_the_same_with_threads_and_without(tmp_path: Path) -> None:
+    pages = [("a", page("one")), ("b", page("two"))]
+    many, one = (write_pages(pages, tmp_path / name, ["png", "svg", "pdf"], n) for name, n in (("x", 2), ("y", 0)))
+    assert [path.name for path in many] == [f"{stem}.{kind}" for stem in "ab" for kind in ("png", "svg", "pdf")]
+    assert [path.read_bytes() for path in many] == [path.read_bytes() for path in one]
+
+
+def test_vectors_have_larger_cells_and_pixels_stay_as_they_were() -> None:
+    canvas = page("one")
+    before = canvas.pixels()
+    assert b'width="16"' in canvas.vector("svg")  # 2 cells of 8
+    np.testing.assert_array_equal(canvas.pixels(), before)
+
+
+def test_an_unknown_format_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+    drawn = (pytest.fail("drawn") for _ in range(1))
+    with pytest.raises(UsageError, match="figures are not drawn as 'gif'"):
+        write_pages(drawn, tmp_path / "out", ["png", "gif"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    assert distinct(["a", "b", "A", "a", "a-2"]) == ["a", "b", "A-2", "a-3", "a-2-2"]
+
+
+def test_a_blend_reaches_both_ends() -> None:
+    assert [blend(share, "#ffffff", "#08306b") for share in (0, 0.5, 1)] == ["#ffffff", "#8498b5", "#08306b"]
