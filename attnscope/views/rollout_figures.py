@@ -146,10 +146,10 @@ def picture_sheets(rollout: Rollout, query: str | None = None) -> list[Sheet]:
     Raises:
         AttnscopeError: No token is what `query` names.
     """
-    attention = _over_picture(rollout).maps[0]
-    place, name = query_of(attention, query)
+    record = _over_picture(rollout)
+    place, name = query_of(record.maps[0], query)
     mark = MEAN if place < 0 else name.replace(",", "-")
-    shown = tuple((layer, head) for layer in attention.layers for head in attention.heads)
+    shown = record.chosen(record.maps[0])  # without the flow where it was not computed
     last = ((1, len(rollout.rollout) - 1),)
     return [
         Sheet(f"overview-{mark}", "overview", shown, query=place),
