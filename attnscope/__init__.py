@@ -33,18 +33,12 @@ if TYPE_CHECKING:
     from attnscope.records import AttentionMap, Heatmap, Tokens
     from attnscope.records import load as load_record
     from attnscope.records.ablation import Ablation
-    from attnscope.records.ablation import load as load_ablation
     from attnscope.records.batches import Batch
-    from attnscope.records.comparison import HeadComparison, MinimalPair, ModelComparison, PickedHeads
-    from attnscope.records.comparison import load as load_comparison
+    from attnscope.records.comparison import Comparison, HeadComparison, MinimalPair, ModelComparison, PickedHeads
     from attnscope.records.findings import Findings
-    from attnscope.records.findings import load as load_findings
     from attnscope.records.pooled import PooledHeatmap
-    from attnscope.records.pooled import load as load_pooled
     from attnscope.records.relations import Relations
-    from attnscope.records.relations import load as load_relations
     from attnscope.records.rollouts import Rollout
-    from attnscope.records.rollouts import load as load_rollout
     from attnscope.studies.ablation import AblateOptions, ablate
     from attnscope.studies.batch import BatchOptions, batch
     from attnscope.studies.compare import CompareOptions, compare, compare_models
@@ -63,6 +57,13 @@ if TYPE_CHECKING:
     from attnscope.studies.trace import trace, trace_example
     from attnscope.studies.workers import Workers
     from attnscope.views.page import Page
+
+    load_ablation = Ablation.load
+    load_comparison = Comparison.load
+    load_findings = Findings.load
+    load_pooled = PooledHeatmap.load
+    load_relations = Relations.load
+    load_rollout = Rollout.load
 
 _PUBLIC = {
     "AblateOptions": "attnscope.studies.ablation:AblateOptions",
@@ -103,13 +104,13 @@ _PUBLIC = {
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
-    "load_ablation": "attnscope.records.ablation:load",
-    "load_comparison": "attnscope.records.comparison:load",
-    "load_findings": "attnscope.records.findings:load",
-    "load_pooled": "attnscope.records.pooled:load",
+    "load_ablation": "attnscope.records.ablation:Ablation.load",
+    "load_comparison": "attnscope.records.comparison:Comparison.load",
+    "load_findings": "attnscope.records.findings:Findings.load",
+    "load_pooled": "attnscope.records.pooled:PooledHeatmap.load",
     "load_record": "attnscope.records:load",
-    "load_relations": "attnscope.records.relations:load",
-    "load_rollout": "attnscope.records.rollouts:load",
+    "load_relations": "attnscope.records.relations:Relations.load",
+    "load_rollout": "attnscope.records.rollouts:Rollout.load",
     "page": "attnscope.studies.page:page",
     "picture_heads": "attnscope.studies.picture_heads:picture_heads",
     "sound_heads": "attnscope.studies.sound_heads:sound_heads",
@@ -193,10 +194,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
+    import functools
     import importlib
 
     module, attribute = _PUBLIC[name].split(":")
-    value = getattr(importlib.import_module(module), attribute)
+    value = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     globals()[name] = value
     return value
 

@@ -42,3 +42,8 @@ def first_line(error: BaseException) -> str:
 def safe(text: str) -> str:
     """Text with nothing in it that a terminal would obey: it may come from anywhere, and is to be printed."""
     return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
+
+
+def one_line(message: str) -> str:
+    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
+    return safe(" ".join(message.split()))

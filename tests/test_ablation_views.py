@@ -62,7 +62,7 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
 
 def test_a_record_comes_back_without_loss(tmp_path: Path) -> None:
     found = made()
-    again = records.load(found.save(tmp_path / "a.npz"))
+    again = records.Ablation.load(found.save(tmp_path / "a.npz"))
     assert repr(again) == repr(found)
     assert math.isnan(again.heads[1].effects["zero_l2"].value)
     document = json.loads(found.save(tmp_path / "a.json").read_text("utf-8"))
@@ -77,9 +77,9 @@ def test_a_record_comes_back_without_loss(tmp_path: Path) -> None:
 def test_what_is_no_record_is_said_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "b.npz").write_bytes(b"no")
     with pytest.raises(AttnscopeError, match="no record of an ablation"):
-        records.load(tmp_path / "b.npz")
+        records.Ablation.load(tmp_path / "b.npz")
     with pytest.raises(AttnscopeError, match="no file"):
-        records.load(tmp_path / "c.npz")
+        records.Ablation.load(tmp_path / "c.npz")
     with pytest.raises(AttnscopeError, match="saved as"):
         made().save(tmp_path / "a.txt")
 

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from attnscope import Batch, BatchOptions, Corpus, batch
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.output import write
 from attnscope.records.batches import DrawnText, FailedText
 from attnscope.studies import batch as study
-from attnscope.studies import worker_process
+from attnscope.studies import heatmap_order, worker_process
 from attnscope.studies.batch_folder import BatchFolder, clear, folder_name
 from attnscope.studies.choice import Choice
-from attnscope.studies.heatmap_files import Wanted, write_heatmap
+from attnscope.studies.heatmap_order import MapOrder
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.reading import Prompt
 from attnscope.studies.worker_process import ProcessWorker
@@ -82,8 +83,8 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
     for line in lines:
         for name, size in line["files"].items():
             assert (undisturbed / name).stat().st_size == size
-    wanted = Wanted(Choice(layers=(0,)), HOW.formats, tmp_path / "alone", query="cat")
-    _, paths = write_heatmap("own", Prompt(TEXTS[0]), wanted, LoadOptions())
+    record = heatmap_order.study("own", Prompt(TEXTS[0]), MapOrder(Choice(layers=(0,)), query="cat"), LoadOptions())
+    paths = write(record, tmp_path / "alone", HOW.formats, {"query": "cat"})
     assert {path.name for path in paths} == {Path(name).name for name in lines[0]["files"]}
     for path in paths:
         assert path.read_bytes() == (undisturbed / folder_name(0, TEXTS[0]) / path.name).read_bytes(), path.name

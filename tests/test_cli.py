@@ -23,7 +23,7 @@ from attnscope.models.catalog import Source
 from attnscope.models.devices import dtype_of
 from attnscope.models.model import Model
 from attnscope.records import load
-from attnscope.studies import heatmap_files
+from attnscope.studies import heatmap_order
 from attnscope.views import style
 from tests.processes import LIMIT_S, python, started
 from tests.record_helpers import simple
@@ -497,7 +497,7 @@ def test_a_bug_names_itself_in_one_line(attnscope: Run, monkeypatch: pytest.Monk
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division\nby zero")
 
-    monkeypatch.setattr(heatmap_files, "write_heatmap", broken)
+    monkeypatch.setattr(heatmap_order, "study", broken)
     result = attnscope("heatmap", "x")
     require_one_line(result, "internal error: ZeroDivisionError: division by zero")
     assert "ATTNSCOPE_TRACEBACK=1" in result.err
@@ -521,7 +521,7 @@ def test_what_is_nobodys_fault_is_one_line_too(
     def broken(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(heatmap_files, "write_heatmap", broken)
+    monkeypatch.setattr(heatmap_order, "study", broken)
     require_one_line(attnscope("heatmap", "x"), said, status)
 
 

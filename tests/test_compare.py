@@ -9,8 +9,9 @@ import torch
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records.comparison import Comparison, head_name, load
-from attnscope.records.storage import schema_of
+from attnscope.records import load
+from attnscope.records.comparison import Comparison, head_name
+from attnscope.records.reading import schema_of
 from attnscope.studies import compare as study
 from attnscope.studies.choice import Choice
 from attnscope.studies.compare import CompareOptions, compare, compare_models

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.records.comparison import HeadComparison, MinimalPair, load
+from attnscope.records import load
+from attnscope.records.comparison import HeadComparison, MinimalPair
 from attnscope.views import compare_figures
 from attnscope.views.compare_figures import pages, tree_of
 from attnscope.views.compare_maps import rows_page

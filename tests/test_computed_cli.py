@@ -133,7 +133,7 @@ def test_splits_and_costs_are_saved_and_shown_again(attnscope: Run, tmp_path: Pa
     status, out, _ = attnscope("cost", "gpt2", "--plot")
     assert status == 0 and out.splitlines()[-1] == "attnscope-out/cost-gpt2/cost.png"
     assert attnscope("show", "attnscope-out/cost-gpt2")[1] == "\n".join(out.splitlines()[:-2]) + "\n"
-    assert cost_records.load(tmp_path / "attnscope-out" / "cost-gpt2" / "cost.json") == cost("gpt2")
+    assert cost_records.Cost.load(tmp_path / "attnscope-out" / "cost-gpt2" / "cost.json") == cost("gpt2")
 
 
 def test_costs_by_the_command(attnscope: Run) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
-from attnscope.records.cost import load
+from attnscope.records.cost import Cost
 from attnscope.studies.cost import BYTES, cost, find_sizes
 from attnscope.views import cost_figure
 from attnscope.views.units import abbreviate
@@ -311,12 +311,12 @@ def test_costs_need_no_torch() -> None:
 
 def test_saved_costs_are_the_costs(tmp_path: Path) -> None:
     record = cost("llama-2-70b", 5000)
-    assert load(record.save(tmp_path / "cost.json")) == record
+    assert Cost.load(record.save(tmp_path / "cost.json")) == record
     assert json.loads((tmp_path / "cost.json").read_text("utf-8"))["schema"] == "attnscope.cost/1"
     for content in ("", "[]", "{}", '{"schema": "attnscope.split/1"}', '{"schema": "attnscope.cost/1"}'):
         (tmp_path / "bad.json").write_text(content, "utf-8")
         with pytest.raises(AttnscopeError, match="is no cost"):
-            load(tmp_path / "bad.json")
+            Cost.load(tmp_path / "bad.json")
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

@@ -63,7 +63,7 @@ def test_a_record_reads_back_as_it_was(
 ) -> None:
     sums = {"a": np.array([2**62, -1]), "b/c": np.array(["x", "yy"]), "record": np.zeros((0, 3), np.float32)}
     record = Findings(run, corpus, {}, found, sums, control)
-    back = findings.load(record.save(tmp_path_factory.mktemp("findings") / "heads.npz"))
+    back = findings.Findings.load(record.save(tmp_path_factory.mktemp("findings") / "heads.npz"))
     # repr tells every bit of a float, and NaN from NaN it does not.
     assert repr((back.run, back.corpus, back.heads, back.control)) == repr((run, corpus, found, control))
     assert list(back.sums) == list(sums)
@@ -80,7 +80,7 @@ def test_the_same_record_is_the_same_bytes(tmp_path: Path) -> None:
 
 def test_saving_what_was_loaded_changes_nothing(tmp_path: Path) -> None:
     first = fake_findings(3, 5, control=True, tentative=True).save(tmp_path / "a.npz")
-    assert findings.load(first).save(tmp_path / "b.npz").read_bytes() == first.read_bytes()
+    assert findings.Findings.load(first).save(tmp_path / "b.npz").read_bytes() == first.read_bytes()
 
 
 def test_json_is_strict_and_says_null_for_what_is_undefined(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     document = json.loads(record.save(tmp_path / "heads.json").read_text())
     assert document["options"] == {"seeds": [1, 2], "level": 0.05}
     assert document["heads"][0]["roles"][0]["tentative"] is False
-    assert findings.load(record.save(tmp_path / "heads.npz")).heads[0].measures["previous_token"].low == 0.5
+    assert findings.Findings.load(record.save(tmp_path / "heads.npz")).heads[0].measures["previous_token"].low == 0.5
 
 
 def test_file_names_that_are_no_text_are_saved(tmp_path: Path) -> None:
     """Such as a path of another encoding, which Python holds with lone surrogates."""
     record = replace(one(), corpus={"sources": ["caf\udce9.txt"]})
-    assert findings.load(record.save(tmp_path / "heads.npz")).corpus == record.corpus
+    assert findings.Findings.load(record.save(tmp_path / "heads.npz")).corpus == record.corpus
     assert json.loads(record.save(tmp_path / "heads.json").read_text())["corpus"] == record.corpus
 
 
@@ -226,7 +226,7 @@ def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
 
 
 def test_other_endings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match=r"\.npz, \.json, \.csv or \.parquet"):
+    with pytest.raises(AttnscopeError, match=r"\.npz, \.csv, \.json or \.parquet"):
         one().save(tmp_path / "heads.txt")
     assert not list(tmp_path.iterdir())
 
@@ -276,15 +276,15 @@ def test_a_file_that_is_no_record_is_one_line(tmp_path: Path, damage: Callable[[
     path = one(role("local")).save(tmp_path / "heads.npz")
     damage(path)
     with pytest.raises(AttnscopeError, match=r"heads\.npz") as raised:
-        findings.load(path)
+        findings.Findings.load(path)
     assert "\n" not in raised.value.message
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="there is no file"):
-        findings.load(tmp_path / "heads.npz")
+        findings.Findings.load(tmp_path / "heads.npz")
     with pytest.raises(AttnscopeError, match="cannot read .*directory"):
-        findings.load(tmp_path)
+        findings.Findings.load(tmp_path)
 
 
 def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from attnscope.cli import options
 from attnscope.errors import UsageError, safe
+from attnscope.output import print_document
 from attnscope.views.plain_text import open_console
 from tests.conftest import Run
 
@@ -135,7 +136,7 @@ def test_a_console_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_json_on_a_terminal_holds_nothing_to_obey(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     text = NAME + "\udc80\U000e0041\U0001f9ff\x9b\u200d"
-    options.print_document({"a": text}, [])
+    print_document(lambda: {"a": text}, [], json=True)
     out = capfdbinary.readouterr().out.decode()
     require_plain(out)
     assert json.loads(out)["a"] == text

@@ -10,10 +10,10 @@ import pytest
 import attnscope
 from attnscope import AblateOptions, ablate, compare, heads
 from attnscope.errors import AttnscopeError
-from attnscope.records.ablation import load as load_ablation
-from attnscope.records.comparison import load as load_comparison
-from attnscope.records.findings import load as load_findings
-from attnscope.studies import ablation, ablation_sweep, heads_files
+from attnscope.records import load as load_ablation
+from attnscope.records import load as load_comparison
+from attnscope.records import load as load_findings
+from attnscope.studies import ablation, ablation_sweep, heads_order
 from attnscope.studies import compare as comparing
 from attnscope.studies import heads as studying
 from attnscope.studies.choice import Choice
@@ -62,7 +62,7 @@ def test_heads_are_written_where_taking_them_out_fails(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(heads_files, "with_effects", fail)
+    monkeypatch.setattr(heads_order, "with_effects", fail)
     status, out, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
     assert status == 1
     assert json.loads(out)["heads"]
@@ -79,7 +79,7 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(heads_files, "with_effects", stop)
+    monkeypatch.setattr(heads_order, "with_effects", stop)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
     assert status == 130
     assert load_findings(tmp_path / "out" / "heads.npz").heads
@@ -87,8 +87,8 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
 
 def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
-    monkeypatch.setattr(heads_files, "relations_of", fails)
-    monkeypatch.setattr(heads_files, "require_relations", lambda path: None)
+    monkeypatch.setattr(heads_order, "relations_of", fails)
+    monkeypatch.setattr(heads_order, "require_relations", lambda path: None)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out")
     assert status == 1
     assert "\nerror: --relations failed: RuntimeError: a bug" in err

@@ -203,6 +203,7 @@ DIFFER = {
     ("batch", "--workers"): "as many as fit draw, without being asked for",
     ("compare", "--heads-record"): _SHOWS,
     ("show", "--measures"): "it shows other records too",
+    ("show", "--cmap"): "not given, as most records have no colours to choose",
     ("relations", "--kind"): "of annotations",
     ("trace", "--kind"): "one attention alone is traced",
     ("split", "--seed"): "of something else",

@@ -552,7 +552,7 @@ def test_shortcuts_show_the_first_map() -> None:
     for shortcut, expected in shortcuts:
         assert shortcut(record) == expected
     assert record.weights is record.maps[0].weights
-    assert records.HEATMAP_SCHEMA == "attnscope.heatmap/1"
+    assert records.Heatmap.SCHEMA == "attnscope.heatmap/1"
 
 
 def test_a_word_that_comes_again_is_found_everywhere() -> None:

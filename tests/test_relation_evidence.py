@@ -14,7 +14,8 @@ import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.annotated.texts import merged
 from attnscope.errors import AttnscopeError
-from attnscope.records.relations import Relation, Relations, load
+from attnscope.records import load
+from attnscope.records.relations import Relation, Relations
 from attnscope.studies.relation_evidence import RULES, Cell, Lots, Tally, judged
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans

@@ -16,7 +16,7 @@ from attnscope.core.attention import AttentionCall, attention_weights
 from attnscope.core.relations import Links, links_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.records.relations import load
+from attnscope.records import load
 from attnscope.studies.relation_evidence import RULES, pair_rule_hits
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans

@@ -15,7 +15,8 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.core.attention import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.records.relations import Relations, load, with_relations
+from attnscope.records import load
+from attnscope.records.relations import Relations, with_relations
 from attnscope.studies.relation_evidence import OFFSETS, RULES, Cell, Lots, Tally, judged, like_words, rule_hits
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans

@@ -11,8 +11,8 @@ import pytest
 from attnscope import heatmap, load, load_rollout, rollout
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.rollouts import ROLLOUT_SCHEMA, Rollout
-from attnscope.records.storage import schema_of
+from attnscope.records.reading import schema_of
+from attnscope.records.rollouts import Rollout
 from attnscope.studies import rollout as study
 from attnscope.views.heatmap_figures import MapCanvas
 from attnscope.views.rollout_figures import _as_maps, _RolloutPainter, draw, sheets_of
@@ -111,7 +111,7 @@ def test_a_record_reads_back_without_loss(ending: str, tmp_path: Path) -> None:
     flow[:, 3] = np.nan
     record = made(flow=flow, run={**RUN, "notes": ["ä"]})
     again = load_rollout(record.save(tmp_path / f"r.{ending}"))
-    assert schema_of(tmp_path / f"r.{ending}") == ROLLOUT_SCHEMA
+    assert schema_of(tmp_path / f"r.{ending}") == Rollout.SCHEMA
     for name in ("mean", "rollout", "flow"):
         np.testing.assert_array_equal(getattr(again, name), getattr(record, name))
     assert again.describe() == record.describe() and again.flowing == (0, 1, 2, 4)
@@ -121,7 +121,7 @@ def test_a_damaged_record_is_refused_in_one_line(tmp_path: Path) -> None:
     path = made().save(tmp_path / "r.npz")
     whole = path.read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "odd.json").write_text(json.dumps({"schema": ROLLOUT_SCHEMA}))
+    (tmp_path / "odd.json").write_text(json.dumps({"schema": Rollout.SCHEMA}))
     replace(made(), mean=made(4).mean).save(tmp_path / "unfit.npz")
     for name in ("cut.npz", "odd.json", "unfit.npz"):
         with pytest.raises(AttnscopeError, match="is no record of rollout"):
@@ -181,7 +181,7 @@ def test_on_the_command_line(attnscope: Run, tmp_path: Path) -> None:
     assert all(Path("again", name).read_bytes() == Path("out", name).read_bytes() for name in names[1:])
     assert attnscope("show", "out", "--query", "it").out == out.split("out/")[0]
     told = json.loads(attnscope("rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
-    assert told["schema"] == ROLLOUT_SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.3
+    assert told["schema"] == Rollout.SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.3
     assert np.array(told["flow"]).shape == np.array(told["rollout"]).shape
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import attnscope
 from attnscope.core import example, reference, splitting
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records.split import Split, load
+from attnscope.records.split import Split
 from attnscope.studies.split import SplitOptions, split, split_example
 from attnscope.views import split_figure
 from tests.core_helpers import EXACT, WORKED, few_examples
@@ -205,7 +205,7 @@ def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) 
 
 def test_a_saved_split_is_the_split(tmp_path: Path) -> None:
     record = split_example(SplitOptions(project="permute", drop=(1,)))
-    again = load(record.save(tmp_path / "split.json"))
+    again = Split.load(record.save(tmp_path / "split.json"))
     assert again.as_json() == record.as_json()
     for mine, theirs in zip(record.seen, again.seen, strict=True):
         for field in dataclasses.fields(mine):
@@ -223,7 +223,7 @@ def test_what_is_no_split_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text(content, "utf-8")
     with pytest.raises(AttnscopeError, match="is no split"):
-        load(path)
+        Split.load(path)
 
 
 def shrunk(record: Split, n: int) -> Split:

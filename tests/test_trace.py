@@ -15,7 +15,7 @@ from attnscope.models import catalog
 from attnscope.models.around import surroundings
 from attnscope.models.model import Model
 from attnscope.models.plain import load_plain
-from attnscope.records.trace import Trace, load
+from attnscope.records.trace import Trace
 from attnscope.studies import trace as study
 from attnscope.studies.reading import Prompt
 from attnscope.studies.trace import trace, trace_example, trace_plain
@@ -305,7 +305,7 @@ def test_too_many_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_a_saved_trace_is_the_trace(family: str, tmp_path: Path) -> None:
     record = trace(tiny(family), prompt(family), 1, [0, 3], token="@3")
-    again = load(record.save(tmp_path / "trace.npz"))
+    again = Trace.load(record.save(tmp_path / "trace.npz"))
     for field in dataclasses.fields(Trace):
         mine, theirs = getattr(record, field.name), getattr(again, field.name)
         if field.name == "steps":
@@ -346,6 +346,6 @@ def test_a_damaged_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.npz"
     path.write_bytes(content)
     with pytest.raises(AttnscopeError, match="is no trace"):
-        load(path)
+        Trace.load(path)
     with pytest.raises(AttnscopeError, match="no file"):
-        load(tmp_path / "none.npz")
+        Trace.load(tmp_path / "none.npz")

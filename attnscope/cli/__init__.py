@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from attnscope import __version__
-from attnscope.cli import options
 from attnscope.cli.ablate import ablate
 from attnscope.cli.batch import batch
 from attnscope.cli.compare import compare
@@ -25,7 +24,7 @@ from attnscope.cli.rollout import rollout
 from attnscope.cli.show import show
 from attnscope.cli.split import split
 from attnscope.cli.trace import trace
-from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory
+from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 
 app = typer.Typer(
     name="attnscope",
@@ -126,7 +125,7 @@ def _fail_usage(error: Any) -> NoReturn:
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
     for name, line in (("error", message), ("hint", hint)):
         if line:
-            print(f"{name}: {options.one_line(line)}", file=sys.stderr)
+            print(f"{name}: {one_line(line)}", file=sys.stderr)
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     _release_stdout()

@@ -1,14 +1,14 @@
 """`attnscope ablate`."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnscope.records.ablation import Ablation
+    from attnscope.studies.ablation_sweep import Mode
 
 
 @groups.command(pick="Single heads, such as L3H1,L5H11: each, and all together.")
@@ -45,39 +45,55 @@ def ablate(
     - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance --curve -o out`
     """
     from attnscope.studies.ablation import AblateOptions
-    from attnscope.studies.ablation_files import AblateOrder, by_layer_from, masked_from, modes_from, study
+    from attnscope.studies.ablation import ablate as study
 
     wanted = AblateOptions(
-        modes=modes_from(ablation), importance=importance, by_layer=by_layer_from(normalize), curve=curve, joint=joint,
-        choice=which.choice(), kind=kind, loss=loss, masked=masked_from(masked), target=target, seed=seed,
+        modes=_modes(ablation), importance=importance, by_layer=_by_layer(normalize), curve=curve, joint=joint,
+        choice=which.choice(), kind=kind, loss=loss, masked=_masked(masked), target=target, seed=seed,
     )  # fmt: skip
-    order = AblateOrder(texts.wanted(), wanted, where.out, where.formats)
+    output = where.plan("ablate", printing)
+    corpus, load = texts.wanted().corpus(), loading.options()
     with options.progress(printing.quiet) as report:
-        found, paths = study(model, order, loading.options(), report)
-    options.say(found.run.get("notes", ()), printing.quiet)
-    print_ablation(found, paths, printing.json)
-    options.fail_if_not_whole(found.corpus, found.run)
+        found = study(load.load(model) if loss == "none" else load.load_with_head(model), corpus, wanted, report)
+    output.deliver(found)
 
 
-def print_ablation(found: "Ablation", paths: list[Path], json: bool) -> None:
-    """The result on stdout: one JSON document; else the tables, and the paths."""
-    if json:
-        options.print_document(found.as_json(), paths)
-        return
-    from attnscope.views.ablation_terminal import drawing
-    from attnscope.views.plain_text import open_console
+def _modes(given: str) -> "tuple[Mode, ...]":
+    """The ablations in a list such as `zero,mean`; `none` = no head is taken out.
 
-    console = open_console()
-    console.print(drawing(found, console))
-    options.print_paths(paths)
+    Raises:
+        UsageError: There is no such ablation.
+    """
+    from attnscope.output import read_names
+    from attnscope.studies.ablation import MODES
+
+    names = read_names(given, (*MODES, "none"), "ablation")
+    if "none" in names and len(names) > 1:
+        raise UsageError("an ablation is named beside none", "leave out one of them")
+    return tuple(mode for mode in MODES if mode in names)
 
 
-def show_saved(saved: options.Saved) -> None:
-    """Shows a record of heads taken out again."""
-    from attnscope.records.ablation import load
-    from attnscope.studies.ablation_files import drawn_again
+def _masked(given: str) -> 'float | Literal["each"]':
+    """A share such as 0.15 or 15%, or `each`.
 
-    loaded = load(saved.record)
-    paths = drawn_again(loaded, saved.out, saved.formats)
-    options.say(loaded.run.get("notes", ()), saved.quiet)
-    print_ablation(loaded, paths, saved.json)
+    Raises:
+        UsageError: It is neither.
+    """
+    text = given.strip().lower()
+    if text == "each":
+        return "each"
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"{given!r} is no share of tokens", "such as 0.15 or 15%, or: each") from None
+
+
+def _by_layer(given: str | None) -> bool:
+    """Whether importances are divided by their layer's norm: `layer`, or nothing.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if given not in (None, "layer"):
+        raise UsageError(f"importance is not normalised by {given!r}", "there is: layer")
+    return given is not None

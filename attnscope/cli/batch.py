@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.errors import AttnscopeError, one_line
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch
@@ -42,14 +43,15 @@ def batch(
     - `attnscope batch sample_texts/sentences.txt -o figures`
     - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`
     """
+    from attnscope.output import read_names
+    from attnscope.records.kinds import KINDS
     from attnscope.studies.batch import BatchOptions
     from attnscope.studies.batch import batch as draw
-    from attnscope.studies.heatmap_files import FILE_FORMATS
-    from attnscope.studies.inputs import named_formats
 
     choice = which.choice()
+    formats = read_names(where.formats or "", KINDS["attnscope.heatmap"].formats, "format")
     how = BatchOptions(
-        choice.layers, choice.heads, choice.pick, named_formats(where.formats or "", FILE_FORMATS), drawing.style(),
+        choice.layers, choice.heads, choice.pick, formats, drawing.style(),
         tokens.query, tokens.words, tokens.hide_special, reading.chat, reading.generate, running.workers,
         1 if running.threads is None else running.threads, force, loading.options(),
         running.executor, running.ray_address,  # type: ignore[arg-type]  # Workers refuse others
@@ -62,23 +64,17 @@ def batch(
 
 def print_batch(result: "Batch", out: Path, json: bool, quiet: bool) -> None:
     """The result on stdout: one JSON document, else the paths of the index and the manifest, which name the others."""
-    before = len(result.drawn) - result.n_fresh
-    options.say([f"{before:,} of {result.n_texts:,} texts were drawn before"] if before else [], quiet)
-    paths = [str(out / "index.html"), str(out / "manifest.jsonl")]
-    if json:
-        from json import dumps
+    from attnscope.output import print_document, say
 
-        options.print_json(dumps(result.as_json() | {"files": paths}, ensure_ascii=False))
-        return
-    options.print_paths(paths)
+    before = len(result.drawn) - result.n_fresh
+    say([f"{before:,} of {result.n_texts:,} texts were drawn before"] if before else [], quiet)
+    print_document(result.as_json, [out / "index.html", out / "manifest.jsonl"], json)
 
 
 def fail_if_not_whole(result: "Batch") -> None:
     """Ends with exit status 1 where texts failed, 130 where it was interrupted; all the rest is drawn by then."""
-    from attnscope.errors import AttnscopeError
-
     for failure in result.failed:
-        print("failed: " + options.one_line(str(failure)), file=sys.stderr)
+        print("failed: " + one_line(str(failure)), file=sys.stderr)
     if not result.complete:
         done = len(result.drawn)
         print(f"note: {done:,} of {result.n_texts:,} texts are drawn; the same command goes on", file=sys.stderr)

@@ -3,15 +3,12 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from attnscope.records.comparison import Comparison
 
 
 @groups.command(pick="Put single heads side by side instead, such as L3H1,L5H11.")
@@ -49,19 +46,16 @@ def compare(
             "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
             _minimal_pair(texts.text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
         )
-    from attnscope.records.comparison import HeadComparison, ModelComparison
-    from attnscope.studies.compare_files import CompareOrder, study
+    from attnscope.studies.compare_order import CompareOrder, study
 
+    output = where.plan("compare", printing)
     order = CompareOrder(
         texts=texts.wanted(), choice=which.choice(), other_text=other_text, other_model=other_model, query=query,
-        measures=measures, hide_special=hide_special, heads_record=heads_record, **vars(where),
+        measures=measures, hide_special=hide_special, heads_record=heads_record,
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
-        found, paths = study(model, order, loading.options(), report)
-    options.say(found.run.get("notes", ()), printing.quiet)
-    print_comparison(found, paths, printing.json)
-    if isinstance(found, HeadComparison | ModelComparison):
-        options.fail_if_not_whole(found.corpus, found.run)
+        found = study(model, order, loading.options(), report)
+    output.deliver(found)
 
 
 def _minimal_pair(text: str, other: str) -> str:
@@ -72,27 +66,3 @@ def _minimal_pair(text: str, other: str) -> str:
         given, places = ["compare", text, other], [2]
     at = places[-1]
     return shlex.join(["attnscope", *given[:at], "--with", *given[at:]])
-
-
-def print_comparison(found: "Comparison", paths: list[Path], json: bool) -> None:
-    """The result on stdout: one JSON document; else tables and the paths."""
-    if json:
-        options.print_document(found.as_json(), paths)
-    else:
-        from attnscope.views.compare_terminal import tables
-        from attnscope.views.plain_text import open_console
-
-        console = open_console()
-        console.print(tables(found, console))
-        options.print_paths(paths)
-
-
-def show_saved(saved: options.Saved) -> None:
-    """Shows a comparison again."""
-    from attnscope.records.comparison import load
-    from attnscope.studies.compare_files import drawn_again
-
-    loaded = load(saved.record)
-    paths = drawn_again(loaded, saved.out, saved.formats)
-    options.say(loaded.run.get("notes", ()), saved.quiet)
-    print_comparison(loaded, paths, saved.json)

@@ -1,14 +1,10 @@
 """`attnscope cost`."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from attnscope.cli import groups, options
-
-if TYPE_CHECKING:
-    from attnscope.records.cost import Cost
+from attnscope.cli import groups
 
 
 @groups.command(
@@ -47,36 +43,15 @@ def cost(
     - `attnscope cost llama-2-7b --tokens 32768 --n-kv-heads 8 --plot`
     - `attnscope cost --d-model 768 --n-heads 12 --n-layers 12`
     """
-    from attnscope.studies.cost_files import CostOrder, counted
+    from attnscope.output import HOME
+    from attnscope.studies.cost import cost as count
+    from attnscope.studies.cost import find_sizes
+    from attnscope.text import slug
 
     sizes = {
         "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, "n_kv_heads": n_kv_heads, "d_head": d_head,
         "d_ff": d_ff, "vocab_size": vocab,
     }  # fmt: skip
-    record, paths = counted(CostOrder(model, tokens, dtype, sizes, plot, **vars(where)))
-    print_cost(record, paths, printing.json)
-
-
-def print_cost(record: "Cost", paths: list[Path], json: bool) -> None:
-    """The result on stdout: one JSON document; else the numbers, then the paths."""
-    if json:
-        options.print_document(record.as_json(), paths)
-        return
-    from attnscope.views.cost_terminal import table
-    from attnscope.views.plain_text import open_console
-
-    console = open_console(highlight=False)
-    console.print(table(record, console))
-    options.print_paths(paths)
-
-
-def show_saved(saved: options.Saved) -> None:
-    """Shows costs again; with a folder, writes their files there."""
-    from attnscope.records.cost import load
-    from attnscope.studies.cost_files import drawn
-    from attnscope.studies.inputs import named_formats
-    from attnscope.views.figures import FIGURE_FORMATS
-
-    formats = named_formats(saved.formats or "json,png", ("json", *FIGURE_FORMATS))
-    loaded = load(saved.record)
-    print_cost(loaded, [] if saved.out is None else drawn(loaded, saved.out, formats), saved.json)
+    output = where.plan("cost", printing, has_folder=plot)
+    found = count(find_sizes(model, **sizes), tokens, dtype=dtype)
+    output.deliver(found, HOME / f"cost-{slug(found.name)}" if plot else None)

@@ -18,6 +18,7 @@ import typer
 from attnscope.cli import options
 
 if TYPE_CHECKING:
+    from attnscope.output import Output
     from attnscope.studies.choice import Choice
     from attnscope.studies.inputs import LoadOptions, TextsWanted
     from attnscope.studies.reading import Prompt
@@ -294,9 +295,18 @@ class Where:
     formats: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]"
+            "-f",
+            "--format",
+            help="Files to write: several of npz, csv, json, parquet, png, svg, pdf.  [default: npz,csv,png]",
         ),
     ] = None
+
+    def plan(self, kind: str, printing: "Printing", *, has_folder: bool = False, **shown: str | None) -> "Output":
+        """What is to become of a record of a kind, checked before it is made."""
+        from attnscope.output import plan
+
+        given: dict[str, Any] = {"has_folder": has_folder, **vars(printing), **shown}
+        return plan(kind, self.out, self.formats, **given)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnscope.cli import groups, options
-
-if TYPE_CHECKING:
-    from attnscope.records.findings import Findings
 
 
 @groups.command()
@@ -56,7 +53,7 @@ def heads(
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
-    from attnscope.studies.heads_files import Senses, StudyOrder, study, study_senses
+    from attnscope.studies.heads_order import Senses, StudyOrder, study, study_senses
 
     load = loading.options()
     if image or audio:
@@ -65,21 +62,19 @@ def heads(
             audio=image and audio, probe=probe, threshold=thresholds, chunk=chunk, stride=stride,
             frequencies=frequencies, relations=relations, control=control, causal=causal, shard=shard != "1/1",
         )  # fmt: skip
+    output = where.plan("heads", printing, measures=measures)
+    if image or audio:
+        senses = Senses(image or (), audio or (), texts.text)
         with options.progress(printing.quiet, *(("pictures", "patches") if image else ("recordings",))) as report:
-            senses = Senses(image or (), audio or (), texts.text)
-            findings, paths = study_senses(model, senses, measures, (where.out, where.formats), load, report)
-    else:
-        order = StudyOrder(
-            texts=texts.wanted(), probe=probe, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
-            stride=stride, frequencies=frequencies, control=control, shard=shard, relations=relations, causal=causal,
-            **vars(where),
-        )  # fmt: skip
-        shared = running.share(model, load)
-        with options.progress(printing.quiet) as report:
-            findings, paths = study(model, order, load, report, shared)
-    options.say(findings.run.get("notes", ()), printing.quiet)
-    print_findings(findings, paths, measures, printing.json)
-    options.fail_if_not_whole(findings.corpus, findings.run)
+            return output.deliver(study_senses(model, senses, measures, load, report))
+    order = StudyOrder(
+        texts=texts.wanted(), probe=probe, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
+        stride=stride, frequencies=frequencies, control=control, shard=shard, relations=relations, causal=causal,
+    )  # fmt: skip
+    shared = running.share(model, load)
+    with options.progress(printing.quiet) as report:
+        found = study(model, order, load, report, shared)
+    return output.deliver(found)
 
 
 @groups.command(omit=("out", "quiet"))
@@ -91,39 +86,11 @@ def merge(
     printing: groups.Printing,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
-    from attnscope.studies.heads_files import merge_files
+    from attnscope.output import plan
+    from attnscope.records import file_of
+    from attnscope.records.findings import Findings
+    from attnscope.studies.merging import merged
 
-    findings, paths = merge_files(parts, out, where.formats)
-    print_findings(findings, paths, None, printing.json)
-    options.fail_if_not_whole(findings.corpus, findings.run)
-
-
-def print_findings(findings: "Findings", paths: list[Path], measures: str | None, json: bool) -> None:
-    """The result on stdout: one JSON document; else the grid, the table, and the paths."""
-    if json:
-        options.print_document(findings.as_json(), paths)
-        return
-    from attnscope.views.heads_terminal import grid, measure_table, table
-    from attnscope.views.picture_heads_terminal import picture_measures
-    from attnscope.views.plain_text import open_console
-
-    console = open_console()
-    if findings.of_senses:
-        console.print(picture_measures(findings, console))
-    else:
-        console.print(grid(findings, console))
-        console.print(table(findings, console))
-    if measures:
-        console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
-    options.print_paths(paths)
-
-
-def show_saved(saved: options.Saved) -> None:
-    """Shows a record of heads again."""
-    from attnscope.records.findings import load
-    from attnscope.studies.heads_files import drawn_again
-
-    loaded = load(saved.record)
-    paths = drawn_again(loaded, saved.out, saved.formats)
-    options.say(loaded.run.get("notes", ()), saved.quiet)
-    print_findings(loaded, paths, saved.measures, saved.json)
+    output = plan("heads", out, where.formats, json=printing.json)
+    paths = [file_of(part) for part in parts]
+    output.deliver(merged([Findings.load(path) for path in paths], [str(path) for path in paths]))

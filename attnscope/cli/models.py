@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import groups, options
+from attnscope.cli import groups
 
 
 @groups.command(omit=("quiet",))
@@ -14,12 +14,12 @@ def models(printing: groups.Printing) -> None:
 
     entries = list_models()
     if printing.json:
-        from json import dumps
+        from attnscope.output import print_json
 
         listed = [
             {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)} for e in entries
         ]
-        options.print_json(dumps({"schema": "attnscope.models/1", "models": listed}, ensure_ascii=False))
+        print_json({"schema": "attnscope.models/1", "models": listed})
         return
     from rich.table import Table
 
@@ -49,9 +49,9 @@ def info(
     )  # fmt: skip
     described = about.as_json() | {"tokenizer": tokenizer.name}
     if printing.json:
-        from json import dumps
+        from attnscope.output import print_json
 
-        options.print_json(dumps({"schema": "attnscope.info/1", **described}, ensure_ascii=False))
+        print_json({"schema": "attnscope.info/1", **described})
         return
     from rich.table import Table
 

@@ -6,14 +6,11 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
-import typer
-
-from attnscope.errors import AttnscopeError, UsageError, safe
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.studies.texts import Progress as Done
@@ -21,28 +18,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
-_OBEYED = re.compile(
-    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
-"""Controls, marks of direction and separators of lines, which json.dumps leaves as they are beyond ASCII."""
-
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A saved record, and how `attnscope show` is to show it; see its options."""
-
-    record: Path
-    out: Path | None
-    formats: str | None
-    query: str | None
-    pick: str | None
-    scale: str | None
-    cmap: str
-    measures: str | None
-    json: bool
-    quiet: bool
 
 
 def numbers_from(given: str | None) -> tuple[int, ...] | None:
@@ -121,13 +97,6 @@ def refuse_beside(option: str, *groups: object, **others: object) -> None:
             raise UsageError(f"{named} cannot be given beside {option}", "leave out one of them")
 
 
-def say(notes: Iterable[str], quiet: bool) -> None:
-    """Notes for people, on stderr."""
-    if not quiet:
-        for note in notes:
-            print(f"note: {one_line(note)}", file=sys.stderr)
-
-
 @contextlib.contextmanager
 def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
     """A progress bar on stderr with tokens, tokens a second and the time left; only on a terminal."""
@@ -162,84 +131,3 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
         yield functools.partial(bar.update, bar.add_task(what, total=None))
-
-
-def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> None:
-    """Ends with exit status 1 where something could not be read or failed, 130 where the study was interrupted.
-
-    The result has been printed and written by then: nothing is lost.
-    """
-    failures: list[dict[str, str]] = list((run or {}).get("failures", ()))
-    problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
-    of = corpus.get("of")  # "pictures" or "recordings"; texts say nothing
-    for problem in problems:
-        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
-        print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
-    if not corpus.get("complete", True):
-        print(
-            f"note: incomplete: this is what {corpus['n_texts']:,} {of or 'texts'} say",
-            file=sys.stderr,
-        )
-        if not failures:
-            raise KeyboardInterrupt
-    for failed in failures[:1]:
-        kept = "what was measured before is in the result"
-        raise AttnscopeError(
-            f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
-        )
-    if problems:
-        one, several = (of[:-1], of) if of else ("part of the texts", "parts of the texts")
-        what = f"{len(problems)} {one if len(problems) == 1 else several}"
-        lost = any("not studied" in problem["reason"] for problem in problems)
-        raise AttnscopeError(
-            f"{what} could not be read{' or studied' * lost}", "all the rest was studied, and is in the result"
-        )
-
-
-def one_line(message: str) -> str:
-    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
-    return safe(" ".join(message.split()))
-
-
-def print_paths(paths: Iterable[str | Path]) -> None:
-    """Prints the files that were written, one a line: as they are for programs, and as is safe on a terminal."""
-    for path in paths:
-        print(safe(str(path)) if sys.stdout is not None and sys.stdout.isatty() else path)
-
-
-def print_json(document: str) -> None:
-    """Prints a JSON document, which is UTF-8 whatever the terminal's encoding."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
-        # As JSON's own \u202e what terminals and JavaScript obey, and the bytes of file names that are no text.
-        sys.stdout.buffer.write(_OBEYED.sub(_escaped, document).encode() + b"\n")
-
-
-def _escaped(found: re.Match[str]) -> str:
-    # Two of them for what is beyond U+FFFF, as JSON has it.
-    units = found[0].encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
-
-
-def print_document(document: Mapping[str, Any], paths: Iterable[Path], *, allow_nan: bool = True) -> None:
-    """Prints a record as one JSON document, with the files that were written.
-
-    Args:
-        document: What the record says of itself.
-        paths: The files.
-        allow_nan: Whether a number may be none; else that is a ValueError.
-    """
-    from json import dumps
-
-    whole = {**document, "files": [str(path) for path in paths]}
-    print_json(dumps(whole, ensure_ascii=False, allow_nan=allow_nan))
-
-
-Pick = Annotated[str | None, typer.Option("--pick", help="Single heads, such as L3H1,L5H11, in one figure.")]
-Query = Annotated[
-    str | None,
-    typer.Option(help="Also show what this token attends to: a token, a word, or a place such as @3."),
-]
-Cmap = Annotated[str, typer.Option(help="A matplotlib colormap, such as viridis or Greys.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of paths.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")]

@@ -43,6 +43,7 @@ def page(
     - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`
     - `attnscope page --record weights.npz`
     """
+    from attnscope.output import print_document, say
     from attnscope.studies.page import PageWanted, write_page
 
     options.refuse_file_names(*(texts or ()))
@@ -54,10 +55,6 @@ def page(
         words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale or "", **vars(reading),
     )  # fmt: skip
     written = write_page(model, wanted, loading.options())
-    options.say(written.notes, printing.quiet)
-    if printing.json:
-        from json import dumps
-
-        options.print_json(dumps(written.as_json(), ensure_ascii=False))
-    elif not written.is_stream:
-        options.print_paths([written.path])
+    say(written.notes, printing.quiet)
+    if printing.json or not written.is_stream:
+        print_document(written.as_json, [written.path], printing.json)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import groups, options
+from attnscope.cli import groups
 
 if TYPE_CHECKING:
     from attnscope.studies.pruning import Pruned
@@ -36,6 +36,7 @@ def prune(
     - `attnscope prune --pick L3H1,L5H11 -o minilm-pruned`
     """
     from attnscope.errors import UsageError
+    from attnscope.output import fail_if_not_whole, print_document, say
     from attnscope.studies.pruning import PruneOrder, prune
 
     if where.out is None:
@@ -43,23 +44,19 @@ def prune(
     wanted = texts.wanted()
     order = PruneOrder(which.choice().pick, where.out, kind, wanted if wanted.given else None, target)
     pruned = prune(model, order, loading.options(engine="hf"))
-    options.say(pruned.effect.run.get("notes", ()), printing.quiet)
-    print_pruned(pruned, printing.json)
-    options.fail_if_not_whole(pruned.effect.corpus, pruned.effect.run)
+    run = pruned.effect.run
+    say(run.get("notes", ()), printing.quiet)
+    if not printing.json:
+        show(pruned)
+    print_document(pruned.as_json, [pruned.folder], printing.json)
+    fail_if_not_whole(pruned.effect.corpus, run)
 
 
-def print_pruned(pruned: "Pruned", json: bool) -> None:
-    """The result on stdout: one JSON document; else what changes, and the folder."""
-    if json:
-        from json import dumps
-
-        options.print_json(dumps(pruned.as_json() | {"files": [str(pruned.folder)]}, ensure_ascii=False))
-        return
-    from attnscope.views.ablation_terminal import drawing
+def show(pruned: "Pruned") -> None:
+    """Prints what pruning changes."""
+    from attnscope.views.ablation_terminal import show as show_effect
     from attnscope.views.plain_text import open_console
 
-    console = open_console()
-    console.print(drawing(pruned.effect, console))
+    show_effect(pruned.effect, open_console())
     zeroed = ", ".join(f"{n:,} of {role}" for role, n in pruned.zeroed.items())
     print(f"zero now: {zeroed}; largest difference of its outputs from the gated model's: {pruned.difference:.1g}")
-    options.print_paths([pruned.folder])

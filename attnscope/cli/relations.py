@@ -1,14 +1,10 @@
 """`attnscope relations`."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnscope.cli import groups, options
-
-if TYPE_CHECKING:
-    from attnscope.records.relations import Relations
 
 
 @groups.command()
@@ -39,39 +35,11 @@ def relations(
     - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`
     - `attnscope relations sample_texts/library.py --chunk 40`
     """
-    from attnscope.studies.relation_files import RelationsOrder, study
+    from attnscope.studies.relations_order import RelationsOrder, study
 
-    order = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples, **vars(where))
-    load = loading.options()
+    output = where.plan("relations", printing)
+    order, load = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples), loading.options()
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
-        found, paths = study(model, order, load, report, shared)
-    options.say(found.run.get("notes", ()), printing.quiet)
-    print_relations(found, paths, printing.json)
-    options.fail_if_not_whole(found.corpus, found.run)
-
-
-def print_relations(found: "Relations", paths: list[Path], json: bool) -> None:
-    """The result on stdout: one JSON document; else the table, the examples, and the paths."""
-    if json:
-        options.print_document(found.as_json(), paths)
-        return
-    from attnscope.views.plain_text import open_console
-    from attnscope.views.relations_terminal import examples, table
-
-    console = open_console()
-    console.print(table(found, console))
-    if found.examples:
-        console.print(examples(found))
-    options.print_paths(paths)
-
-
-def show_saved(saved: options.Saved) -> None:
-    """Shows a record of relations again."""
-    from attnscope.records.relations import load
-    from attnscope.studies.relation_files import drawn_again
-
-    loaded = load(saved.record)
-    paths = drawn_again(loaded, saved.out, saved.formats)
-    options.say(loaded.run.get("notes", ()), saved.quiet)
-    print_relations(loaded, paths, saved.json)
+        found = study(model, order, load, report, shared)
+    output.deliver(found)

@@ -1,14 +1,10 @@
 """`attnscope rollout`."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnscope.cli import groups, options
-
-if TYPE_CHECKING:
-    from attnscope.records.rollouts import Rollout
 
 
 @groups.command(
@@ -43,45 +39,17 @@ def rollout(
     - `attnscope rollout "…" -o out --format npz,pdf`
     - `attnscope rollout --image photo.jpg -m ./dinov2-small -o out`
     """
-    from attnscope.errors import UsageError
-    from attnscope.studies.rollout_files import RolloutFiles, formats_from, write_picture_rollout, write_rollout
+    from attnscope.senses.photos import read_photo
+    from attnscope.studies.rollout import picture_rollout
+    from attnscope.studies.rollout import rollout as study
 
-    if where.out is None and where.formats is not None:
-        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-    style = drawing.style("figure" if image is None else "head")
-    files, load = RolloutFiles(where.out, formats_from(where.formats), style, tokens.query), loading.options()
+    output = where.plan("rollout", printing, query=tokens.query, **vars(drawing))
+    load = loading.options()
     if image is not None:
         options.refuse_beside("--image", one, flow=flow)
-        found, paths = write_picture_rollout(model, image, files, load, residual=residual)
-    else:
-        given = one.read()
-        with options.progress_of_steps(printing.quiet, "flow") as report:
-            found, paths = write_rollout(model, given, files, load, residual=residual, flow=flow, report=report)
-    options.say(found.run["notes"], printing.quiet)
-    print_rollout(found, paths, tokens.query, printing.json)
-
-
-def print_rollout(found: "Rollout", paths: list[Path], query: str | None, json: bool) -> None:
-    """The result on stdout: one JSON document; else the tables, and the paths."""
-    if json:
-        options.print_document(found.as_json(), paths, allow_nan=False)
-        return
-    from attnscope.views.plain_text import open_console
-    from attnscope.views.rollout_terminal import tables
-
-    open_console().print(tables(found, query))
-    options.print_paths(paths)
-
-
-def show_saved(saved: options.Saved) -> None:
-    """Shows a record of rollout and flow again."""
-    from attnscope.records.rollouts import load
-    from attnscope.studies.rollout_files import RolloutFiles, drawn_again
-    from attnscope.views.figures import Style
-
-    loaded = load(saved.record)
-    usual = "figure" if loaded.picture is None else "head"
-    style = Style(saved.scale or usual, saved.cmap)  # type: ignore[arg-type]  # as in heatmap
-    paths = drawn_again(loaded, saved.formats, RolloutFiles(saved.out, style=style, query=saved.query))
-    options.say(loaded.run.get("notes", ()), saved.quiet)
-    print_rollout(loaded, paths, saved.query, saved.json)
+        photo = read_photo(image)  # before the model takes its time
+        return output.deliver(picture_rollout(load.load(model), photo, residual=residual))
+    given = one.read()
+    with options.progress_of_steps(printing.quiet, "flow") as report:
+        found = study(load.load(model), given, residual=residual, query=tokens.query, flow=flow, report=report)
+    return output.deliver(found)

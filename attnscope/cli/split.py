@@ -1,14 +1,11 @@
 """`attnscope split`."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnscope.cli import groups, options
-
-if TYPE_CHECKING:
-    from attnscope.records.split import Split
+from attnscope.errors import UsageError
 
 
 @groups.command(
@@ -42,39 +39,17 @@ def split(
     - `attnscope split --counts 1,2,4 --drop 0,1`
     - `attnscope split "The cat sat on the mat." -L 3 --counts 1,12,384 -o out`
     """
-    from attnscope.studies.split import SplitOptions
-    from attnscope.studies.split_files import SplitOrder, split_and_written
+    from attnscope.studies.reading import Prompt
+    from attnscope.studies.split import SplitOptions, split_example
+    from attnscope.studies.split import split as study
 
-    numbers = options.numbers_from
+    output, numbers = where.plan("split", printing), options.numbers_from
     how = SplitOptions(numbers(counts) or (), same_columns, project, seed, numbers(drop) or ())
-    record, paths = split_and_written(
-        model, SplitOrder(one.text, one.file, layer, how, **vars(where)), loading.options()
-    )
-    options.say(record.run["notes"], printing.quiet)
-    print_split(record, paths, printing.json)
-
-
-def print_split(record: "Split", paths: list[Path], json: bool) -> None:
-    """The result on stdout: one JSON document; else the numbers, then the paths."""
-    if json:
-        options.print_document(record.as_json(), paths)
-        return
-    from attnscope.views.plain_text import open_console
-    from attnscope.views.split_terminal import summary
-
-    console = open_console(highlight=False)
-    console.print(summary(record, console))
-    options.print_paths(paths)
-
-
-def show_saved(saved: options.Saved) -> None:
-    """Shows a split again; with a folder, writes its files there."""
-    from attnscope.records.split import load
-    from attnscope.studies.inputs import named_formats
-    from attnscope.studies.split_files import drawn
-    from attnscope.views.figures import FIGURE_FORMATS
-
-    formats = named_formats(saved.formats or "json,png", ("json", *FIGURE_FORMATS))
-    loaded = load(saved.record)
-    options.say(loaded.run["notes"], saved.quiet)
-    print_split(loaded, [] if saved.out is None else drawn(loaded, saved.out, formats), saved.json)
+    if not one.given:
+        if layer:
+            raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")
+        return output.deliver(split_example(how))
+    if layer is None:
+        raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
+    prompt = Prompt(one.read())
+    return output.deliver(study(loading.options().load(model), prompt, layer, how))

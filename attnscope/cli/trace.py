@@ -1,14 +1,10 @@
 """`attnscope trace`."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnscope.cli import groups, options
-
-if TYPE_CHECKING:
-    from attnscope.records.trace import Trace
 
 
 @groups.command(
@@ -41,36 +37,8 @@ def trace(
     - `attnscope trace --token cat`
     - `attnscope trace "The cat sat on the mat." -L 3 -H 1 --token cat`
     """
-    from attnscope.studies.trace_files import TraceOrder, traced
+    from attnscope.studies.trace_order import TraceOrder, study
 
-    plain = loading.engine == "reference"
-    order = TraceOrder(
-        one.text, one.file, target, layer, options.numbers_from(heads), token, kind, plain, where.out
-    )  # fmt: skip
-    record, paths = traced(model, order, loading.options(engine="auto") if plain else loading.options())
-    options.say(record.run["notes"], printing.quiet)
-    print_trace(record, paths, printing.json)
-
-
-def print_trace(record: "Trace", paths: list[Path], json: bool) -> None:
-    """The result on stdout: one JSON document; else the numbers, then the paths."""
-    if json:
-        options.print_document(record.as_json(), paths)
-        return
-    from attnscope.views.plain_text import open_console
-    from attnscope.views.trace_terminal import walk
-
-    console = open_console(highlight=False)
-    console.print(walk(record, console))
-    options.print_paths(paths)
-
-
-def show_saved(saved: options.Saved) -> None:
-    """Shows a trace again; with a folder, writes its files there."""
-    from attnscope.records.trace import load
-    from attnscope.studies import trace_files
-
-    loaded = load(saved.record)
-    options.say(loaded.run["notes"], saved.quiet)
-    paths = [] if saved.out is None else trace_files.saved(loaded, saved.out, trace_files.RECORDS)
-    print_trace(loaded, paths, saved.json)
+    output, plain = where.plan("trace", printing), loading.engine == "reference"
+    order = TraceOrder(one.text, one.file, target, layer, options.numbers_from(heads), token, kind, plain)
+    output.deliver(study(model, order, loading.options(engine="auto") if plain else loading.options()))

@@ -1,6 +1,35 @@
 """Frozen results: what was measured, on what, by what. NumPy only; they load and draw without torch."""
 
-from attnscope.records.maps import HEATMAP_SCHEMA, AttentionMap, Heatmap, Tokens, load, spans
-from attnscope.records.storage import write_whole
+from pathlib import Path
 
-__all__ = ["HEATMAP_SCHEMA", "AttentionMap", "Heatmap", "Tokens", "load", "spans", "write_whole"]
+from attnscope.records.head_maps import spans
+from attnscope.records.kinds import KINDS, kind_of_schema
+from attnscope.records.maps import AttentionMap, Heatmap
+from attnscope.records.reading import read_arrays, reading, schema_of
+from attnscope.records.record import Record
+from attnscope.records.storage import write_whole
+from attnscope.records.tokens import Tokens
+
+__all__ = ["AttentionMap", "Heatmap", "Record", "Tokens", "file_of", "load", "spans", "write_whole"]
+
+
+def load(path: str | Path) -> Record:
+    """Reads a record of any kind, which it is known by, not by its name; without loss.
+
+    Args:
+        path: The file, or the folder that a command wrote it into.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no record.
+    """
+    path = file_of(Path(path))
+    with reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
+        schema = schema_of(path) or read_arrays(path)[1]["schema"]
+        kind = kind_of_schema(schema).record_class()
+    return kind.load(path)
+
+
+def file_of(record: Path) -> Path:
+    """The file of a record that is named by its folder; else the path as it is."""
+    names = [kind.file(ending) for kind in KINDS.values() for ending in kind.lossless]
+    return next((record / name for name in names if (record / name).is_file()), record)

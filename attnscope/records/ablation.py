@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import numpy as np
-
-from attnscope.errors import AttnscopeError
-from attnscope.records.reading import (
-    read_record,
-    reading,
-    require_archive,
-    require_counts,
-    require_places,
-    require_run,
-    require_types,
-)
-from attnscope.records.storage import csv_text, finite, plain, write_whole
-
-ABLATE_SCHEMA = "attnscope.ablate/1"
+from attnscope.records.reading import require_counts, require_places
+from attnscope.records.record import Record
 
 PLACES = ("first", "repeated", "first_half", "second_half")
 """By which places in a text a loss is told, as "zero_loss_repeated"; records of older versions have none."""
@@ -116,7 +100,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Ablation:
+class Ablation(Record):
     """What heads do for a model on texts, found by taking them out.
 
     Attributes:
@@ -129,6 +113,9 @@ class Ablation:
         sets: The heads of `--pick` taken out together, and pairs.
         curves: Heads taken out one after another.
     """
+
+    SCHEMA: ClassVar[str] = "attnscope.ablate/1"
+    ASCII: ClassVar[bool] = True
 
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
@@ -173,121 +160,29 @@ class Ablation:
         """A head's name, with its kind where there are several."""
         return f"{head.kind} {head.name}" if len(self.run.get("kinds", self.kinds)) > 1 else head.name
 
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values; NaN and infinities become null."""
-        document: dict[str, Any] = plain(self._document(), finite)
-        return document
-
-    def _document(self) -> dict[str, Any]:
-        def effects(given: Effects) -> dict[str, Any]:
-            return {name: asdict(effect) for name, effect in given.items()}
-
-        return {
-            "schema": ABLATE_SCHEMA,
-            "run": self.run,
-            "corpus": self.corpus,
-            "options": self.options,
-            "whole": effects(self.whole),
-            "heads": [
-                {"kind": head.kind, "layer": head.layer, "head": head.head, "effects": effects(head.effects)}
-                for head in self.heads
-            ],
-            "sets": [
-                {"heads": one.heads, "effects": effects(one.effects), "interaction": effects(one.interaction)}
-                for one in self.sets
-            ],
-            "curves": [
-                {
-                    "order": one.order,
-                    "seed": one.seed,
-                    "removed": one.removed,
-                    "n_left": one.n_left,
-                    "points": [effects(point) for point in one.points],
-                }
-                for one in self.curves
-            ],
-        }
-
-    def to_csv(self) -> str:
+    def rows(self) -> Iterator[Sequence[Any]]:
         """One row a head: kind, layer, head, then each quantity.
 
-        A quantity has four columns: its value under its name, and `_low`, `_high` and `_count`. Numbers have as many
-        digits as they need to be read back unchanged; what is undefined is empty. Sets and curves are in the other
-        formats only.
+        A quantity has four columns: its value under its name, and `_low`, `_high` and `_count`. Sets and curves are in
+        the other formats only.
         """
-        parts = ("value", "low", "high", "count")
         names = self._all_names
-        columns = [name if part == "value" else f"{name}_{part}" for name in names for part in parts]
-        rows: list[list[Any]] = [["kind", "layer", "head", *columns]]
+        parts = ("value", "low", "high", "count")
+        yield "kind", "layer", "head", *(name if p == "value" else f"{name}_{p}" for name in names for p in parts)
         for head in self.heads:
             found = [head.effects.get(name) for name in names]
-            cells = ["" if one is None else float(getattr(one, part)) for one in found for part in parts]
-            rows.append([head.kind, head.layer, head.head, *cells])
-        return csv_text(rows)
+            numbers = (math.nan if one is None else float(getattr(one, p)) for one in found for p in parts)
+            yield head.kind, head.layer, head.head, *numbers
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""
-        path = Path(path)
-        if path.suffix == ".json":
-            return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
-        if path.suffix == ".csv":
-            return write_whole(path, self.to_csv().encode())
-        if path.suffix != ".npz":
-            raise AttnscopeError(f"ablations are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
-        held = io.BytesIO()
-        # NaN and infinities stay what they are here, other than in a .json for others to read.
-        described = np.frombuffer(json.dumps(plain(self._document())).encode(), np.uint8)
-        np.savez(held, allow_pickle=False, record=described)
-        return write_whole(path, held.getvalue())
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no heads."""
+        return not self.heads
 
-
-def load(path: str | Path) -> Ablation:
-    """Reads a record that `Ablation.save` wrote as npz, without loss.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "record of an ablation", "give the ablation.npz that `ablate` wrote"):
-        data, held = read_record(path, ABLATE_SCHEMA)
-        require_archive(held)
-        found = _from_document(data)
-        require_types(found)
-        require_run(found.run)
-        require_places([head.layer for head in found.heads], [head.head for head in found.heads])
-        require_counts(found.corpus, "n_texts", "n_tokens")
-        for curve in found.curves:
+    def require_whole(self) -> None:
+        """Refuses heads that no model has, numbers of texts that are none, and curves whose points do not fit."""
+        require_places([head.layer for head in self.heads], [head.head for head in self.heads])
+        require_counts(self.corpus, "n_texts", "n_tokens")
+        for curve in self.curves:
             if not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
                 raise ValueError("the points of a curve do not fit the heads that it takes out")
-    return found
-
-
-def _from_document(data: Mapping[str, Any]) -> Ablation:
-    def effects(given: Mapping[str, Any]) -> dict[str, Effect]:
-        return {name: Effect(**{part: _number(value) for part, value in one.items()}) for name, one in given.items()}
-
-    return Ablation(
-        run=data["run"],
-        corpus=data["corpus"],
-        options=data["options"],
-        whole=effects(data["whole"]),
-        heads=tuple(
-            HeadEffects(str(one["kind"]), int(one["layer"]), int(one["head"]), effects(one["effects"]))
-            for one in data["heads"]
-        ),
-        sets=tuple(
-            SetEffects(tuple(one["heads"]), effects(one["effects"]), effects(one["interaction"]))
-            for one in data["sets"]
-        ),
-        curves=tuple(
-            Curve(
-                one["order"], one["seed"], tuple(one["removed"]), tuple(one["n_left"]),
-                tuple(effects(point) for point in one["points"]),
-            )
-            for one in data["curves"]
-        ),
-    )  # fmt: skip
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.maps import Tokens, require_whole_tokens, tokens_from_json
-from attnscope.records.reading import read_record, reading, require_archive, require_run, require_types, require_weights
-from attnscope.records.storage import csv_text, finite, plain, write_whole
-
-COMPARE_SCHEMA = "attnscope.compare/1"
+from attnscope.records.codec import build
+from attnscope.records.reading import require_weights
+from attnscope.records.record import Record
+from attnscope.records.tokens import Tokens, require_whole_tokens
 
 Floats = NDArray[np.float64]
 HeadPlace = tuple[int, int]
@@ -92,7 +88,7 @@ class Arrangement:
     layers_high: Floats
 
 
-class Comparison:
+class Comparison(Record):
     """What every comparison can do: save itself, and say what it holds.
 
     Attributes:
@@ -100,6 +96,8 @@ class Comparison:
         run: What made it. Plain JSON values.
     """
 
+    SCHEMA: ClassVar[str] = "attnscope.compare/1"
+    ASCII: ClassVar[bool] = True
     shape: ClassVar[str]
     run: Mapping[str, Any]
 
@@ -107,39 +105,29 @@ class Comparison:
         """All but the arrays and the run, as plain JSON values."""
         raise NotImplementedError
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The numbers by name."""
-        raise NotImplementedError
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, as plain JSON values."""
+        return {"schema": self.SCHEMA, "shape": self.shape, "run": self.run, **self.facts()}
 
-    def rows(self) -> Iterator[Sequence[Any]]:
-        """What stands in the CSV, its header first."""
-        raise NotImplementedError
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
+        """The comparison of whichever shape that `describe` and `arrays` were made of."""
+        made = {kind.shape: kind for kind in (HeadComparison, PickedHeads, MinimalPair, ModelComparison)}
+        found = made[described["shape"]]._from(described, {n: held[n] for n in held if n != "record"})
+        if not isinstance(found, cls):
+            raise ValueError(f"it holds a comparison of {found.shape}")
+        return found
 
-    def as_json(self) -> dict[str, Any]:
-        """One JSON document; NaN and infinities become null."""
-        document: dict[str, Any] = plain({**self._described(), **self.arrays()}, finite)
-        return document
-
-    def to_csv(self) -> str:
-        """A row a pair of heads, or a head; numbers with as many digits as they need, what is undefined empty."""
-        return csv_text(self.rows())
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""
-        path = Path(path)
-        if path.suffix == ".json":
-            return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
-        if path.suffix == ".csv":
-            return write_whole(path, self.to_csv().encode("utf-8", "backslashreplace"))
-        if path.suffix != ".npz":
-            raise AttnscopeError(f"comparisons are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
-        held = io.BytesIO()
-        described = np.frombuffer(json.dumps(plain(self._described())).encode(), np.uint8)
-        np.savez(held, allow_pickle=False, record=described, **self.arrays())
-        return write_whole(path, held.getvalue())
-
-    def _described(self) -> dict[str, Any]:
-        return {"schema": COMPARE_SCHEMA, "shape": self.shape, "run": self.run, **self.facts()}
+    def require_whole(self) -> None:
+        """Refuses divergences beyond their bounds, and weights and tokens that are none."""
+        for table in getattr(self, "tables", ()):
+            if np.any(table.mean < -0.01) or np.any(table.mean > 1.01):
+                raise ValueError(f"its {table.name} is not between 0 and 1")
+        for name in ("weights", "other_weights"):
+            require_weights(getattr(self, name, np.zeros((0, 0))))
+        tokens = getattr(self, "tokens", ())
+        for one in (tokens,) if isinstance(tokens, Tokens) else tokens:
+            require_whole_tokens(one)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,10 +196,7 @@ class HeadComparison(Comparison):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """A row a pair of heads and table."""
-        yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
-        for table in self.tables:
-            for a, b in zip(*np.triu_indices(len(self.heads), 1), strict=True):
-                yield _pair_row(table, self.heads[a], self.heads[b], int(a), int(b))
+        return _pair_rows(self.tables, self.heads)
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> HeadComparison:
@@ -308,14 +293,11 @@ class PickedHeads(Comparison):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """A row a pair of heads and measure."""
-        yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
-        for table in self.tables:
-            for a, b in zip(*np.triu_indices(len(self.heads), 1), strict=True):
-                yield _pair_row(table, self.heads[a], self.heads[b], int(a), int(b))
+        return _pair_rows(self.tables, self.heads)
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PickedHeads:
-        tokens, heads = tokens_from_json(data["tokens"]), tuple(map(_place, data["heads"]))
+        tokens, heads = build(Tokens, data["tokens"]), tuple(map(_place, data["heads"]))
         n = len(tokens)
         maps = [arrays["weights"], arrays["mean"], *([arrays["single"]] if "single" in arrays else [])]
         if any(m.shape[-2:] != (n, n) for m in maps) or len(maps[0]) != len(heads):
@@ -423,7 +405,7 @@ class MinimalPair(Comparison):
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> MinimalPair:
-        first, second = (tokens_from_json(tokens) for tokens in data["tokens"])
+        first, second = (build(Tokens, tokens) for tokens in data["tokens"])
         heads = tuple(map(_place, data["heads"]))
         weights, others = (np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights"))
         aligned = np.asarray(arrays["aligned"], np.int64).reshape(-1, 2)
@@ -528,40 +510,6 @@ class ModelComparison(Comparison):
         return cls(data["run"], data["other_run"], data["corpus"], data["kind"], heads, others, tables, matchings)
 
 
-_SHAPES: dict[str, type[HeadComparison | PickedHeads | MinimalPair | ModelComparison]] = {
-    kind.shape: kind for kind in (HeadComparison, PickedHeads, MinimalPair, ModelComparison)
-}
-
-
-def load(path: str | Path) -> HeadComparison | PickedHeads | MinimalPair | ModelComparison:
-    """Reads a comparison that `save` wrote as npz, without loss.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "comparison of heads", "give the compare.npz that `compare` wrote"):
-        data, held = read_record(path, COMPARE_SCHEMA)
-        require_archive(held)
-        found = _SHAPES[data["shape"]]._from(data, {name: held[name] for name in held if name != "record"})
-        require_types(found)
-        require_run(found.run)
-        for table in getattr(found, "tables", ()):
-            if np.any(table.mean < -0.01) or np.any(table.mean > 1.01):
-                raise ValueError(f"its {table.name} is not between 0 and 1")
-        for name in ("weights", "other_weights"):
-            require_weights(getattr(found, name, np.zeros((0, 0))))
-        for tokens in _tokens_of(found):
-            require_whole_tokens(tokens)
-    return found
-
-
-def _tokens_of(found: Comparison) -> tuple[Tokens, ...]:
-    if isinstance(found, MinimalPair):
-        return found.tokens
-    return (found.tokens,) if isinstance(found, PickedHeads) else ()
-
-
 def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
     there = a.any(-1, keepdims=True) & b.any(-1, keepdims=True)
     return np.where(there, a - b, np.float32(np.nan))
@@ -608,6 +556,14 @@ def _pair_row(table: PairTable, first: HeadPlace, second: HeadPlace, a: int, b: 
         table.measure, "with" if table.special else "without", head_name(first), head_name(second), math.sqrt(mean),
         mean, float(table.low[a, b]), float(table.high[a, b]), int(table.count[a, b]),
     )  # fmt: skip
+
+
+def _pair_rows(tables: Sequence[PairTable], heads: Sequence[HeadPlace]) -> Iterator[Sequence[Any]]:
+    """A row a table and pair of heads of one model, the header first."""
+    yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
+    for table in tables:
+        for a, b in zip(*np.triu_indices(len(heads), 1), strict=True):
+            yield _pair_row(table, heads[int(a)], heads[int(b)], int(a), int(b))
 
 
 def _place(name: str) -> HeadPlace:

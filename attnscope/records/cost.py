@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.reading import read_record, reading, require_types
-from attnscope.records.storage import finite, plain, write_whole
-
-COST_SCHEMA = "attnscope.cost/1"
+from attnscope.records.record import Record
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Record):
     """What a model's attention costs.
 
     Attributes:
@@ -90,6 +85,8 @@ class Cost:
         curves: Multiply-adds and memory against the length.
         notes: What a reader must know, one sentence each.
     """
+
+    SCHEMA: ClassVar[str] = "attnscope.cost/1"
 
     name: str
     source: str
@@ -111,39 +108,7 @@ class Cost:
         known = ", ".join(q.name for quantities in self.groups.values() for q in quantities)
         raise AttnscopeError(f"there is no quantity {name!r}", f"there are: {known}")
 
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
-        document: dict[str, Any] = plain({"schema": COST_SCHEMA} | asdict(self), finite)
-        return document
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the record as JSON, whole or not at all."""
-        return write_whole(Path(path), json.dumps(self.as_json(), allow_nan=False, ensure_ascii=False).encode())
-
-    def draw(self, folder: str | Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
-        """Draws multiply-adds and memory against the length of the text into a folder, as `cost.png` and so on."""
-        from attnscope.records.storage import view
-
-        paths: list[Path] = view("cost_figure:draw")(self, Path(folder), formats)
-        return paths
-
-
-def load(path: str | Path) -> Cost:
-    """Reads a cost that `Cost.save` wrote.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "cost", "give the cost.json that `cost -o` wrote"):
-        data, _ = read_record(path, COST_SCHEMA)
-        data = {name: value for name, value in data.items() if name not in ("schema", "files")}
-        groups = {name: tuple(Quantity(**one) for one in found) for name, found in data.pop("groups").items()}
-        heads = tuple(HeadRow(**row) for row in data.pop("heads"))
-        curves = tuple(Curve(**one | {"values": tuple(one["values"])}) for one in data.pop("curves"))
-        tuples = {name: tuple(data[name]) for name in ("lengths", "notes")}
-        cost = Cost(**data | tuples, groups=groups, heads=heads, curves=curves)
-        require_types(cost)
-        if any(len(curve.values) != len(cost.lengths) for curve in curves):
+    def require_whole(self) -> None:
+        """Refuses curves that do not fit the lengths."""
+        if any(len(curve.values) != len(self.lengths) for curve in self.curves):
             raise ValueError("its curves do not fit its lengths")
-    return cost

@@ -5,32 +5,19 @@ The exact sums over texts are kept beside what was concluded from them, so that 
 
 from __future__ import annotations
 
-import io
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
-from attnscope.records.parquet import parquet
-from attnscope.records.reading import (
-    read_record,
-    reading,
-    require_archive,
-    require_counts,
-    require_places,
-    require_run,
-    require_types,
-)
-from attnscope.records.storage import csv_text, finite, plain, write_whole
-
-HEADS_SCHEMA = "attnscope.heads/1"
+from attnscope.records.codec import OMITTED, beside
+from attnscope.records.reading import require_counts, require_places
+from attnscope.records.record import Record
+from attnscope.records.storage import csv_text, finite, plain
 
 PICTURES = "pictures"
 RECORDINGS = "recordings"
@@ -106,7 +93,7 @@ class Head:
     roles: tuple[Role, ...]
     resting_share: float
     measures: Mapping[str, Estimate]
-    effects: Mapping[str, Effect] = field(default_factory=dict)
+    effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
 
     @property
     def name(self) -> str:
@@ -147,7 +134,7 @@ class MeasureFacts:
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
+class Findings(Record):
     """What every head of a model does on a corpus.
 
     Attributes:
@@ -164,12 +151,15 @@ class Findings:
         control: Findings of the same architecture with random weights, on the same texts, if asked for.
     """
 
+    SCHEMA: ClassVar[str] = "attnscope.heads/1"
+    ASCII: ClassVar[bool] = True
+
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
     options: Mapping[str, Any]
     heads: tuple[Head, ...]
-    sums: Mapping[str, NDArray[Any]]
-    control: tuple[Head, ...] = ()
+    sums: Mapping[str, NDArray[Any]] = field(metadata=beside("sum_"))
+    control: tuple[Head, ...] = field(default=(), metadata=OMITTED)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -237,40 +227,24 @@ class Findings:
 
     def as_json(self) -> dict[str, Any]:
         """All but the sums as plain JSON values; NaN and infinities become null."""
-        document: dict[str, Any] = plain(self._document(), finite)
+        document: dict[str, Any] = plain(self.describe(), finite)
         return document
 
-    def _document(self) -> dict[str, Any]:
-        document = {
-            "schema": HEADS_SCHEMA,
-            "run": self.run,
-            "corpus": self.corpus,
-            "options": self.options,
-            "heads": [_head_json(head) for head in self.heads],
-        }
-        if self.control:
-            document["control"] = [_head_json(head) for head in self.control]
-        return document
-
-    def to_csv(self) -> str:
+    def rows(self) -> Iterator[Sequence[Any]]:
         """One row a head: kind, layer, head, roles, tentative, resting share, then each measure.
 
         A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`; what changes
-        without the head (`--causal`) follows, in four columns each. Numbers
-        have as many digits as they need to be read back unchanged; what is undefined is empty.
+        without the head (`--causal`) follows, in four columns each.
         """
+        columns = self.columns()
+        yield tuple(columns)
+        yield from zip(*columns.values(), strict=True)
+
+    def to_csv(self) -> str:
+        """The table as CSV: several roles have a + between them, none are "unclassified"."""
         columns = self.columns()
         columns["roles"] = ["+".join(names) or "unclassified" for names in columns["roles"]]
         return csv_text([list(columns), *zip(*columns.values(), strict=True)])
-
-    def to_parquet(self) -> bytes:
-        """The same as a Parquet file: roles are lists, what is undefined is null; its metadata name schema and run.
-
-        Raises:
-            AttnscopeError: pyarrow is not installed.
-        """
-        described = {"attnscope.schema": HEADS_SCHEMA, "attnscope.run": json.dumps(plain(self.run, finite))}
-        return parquet(self.columns(), described)
 
     def columns(self) -> dict[str, list[Any]]:
         """One value a head in each column: kind, layer, head, roles, tentative, resting share, then the measures."""
@@ -296,94 +270,18 @@ class Findings:
                 ]
         return columns
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (lossless, merges), `.json`, `.csv`, `.parquet`."""
-        path = Path(path)
-        if path.suffix == ".json":
-            return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
-        if path.suffix == ".csv":
-            return write_whole(path, self.to_csv().encode())
-        if path.suffix == ".parquet":
-            return write_whole(path, self.to_parquet())
-        if path.suffix != ".npz":
-            raise AttnscopeError(
-                f"findings are saved as .npz, .json, .csv or .parquet, not {path.suffix or path.name!r}"
-            )
-        held = io.BytesIO()
-        # NaN and infinities stay what they are here, other than in a .json for others to read. Bytes, as NumPy's own
-        # text takes four of them a character.
-        described = np.frombuffer(json.dumps(plain(self._document())).encode(), np.uint8)
-        np.savez(held, allow_pickle=False, record=described, **{f"sum_{k}": v for k, v in self.sums.items()})
-        return write_whole(path, held.getvalue())
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no heads."""
+        return not self.heads
 
-
-def load(path: str | Path) -> Findings:
-    """Reads findings that `Findings.save` wrote as npz, without loss.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "record of heads", "give the heads.npz that `heads` wrote"):
-        data, held = read_record(path, HEADS_SCHEMA)
-        require_archive(held)
-        sums = {name.removeprefix("sum_"): held[name] for name in held if name.startswith("sum_")}
-        heads, control = (
-            tuple(_head_from(item) for item in items) for items in (data["heads"], data.get("control", ()))
-        )
-        found = Findings(data["run"], data["corpus"], data["options"], heads, sums, control)
-        _require_whole(found)
-    return found
-
-
-def _require_whole(found: Findings) -> None:
-    """Refuses findings whose parts are not what their class says, or of which a table cannot be made.
-
-    Raises:
-        ValueError: They are not.
-    """
-    require_types(found)
-    require_run(found.run)
-    require_places([h.layer for h in found.heads], [h.head for h in found.heads])
-    for heads in (found.heads, found.control):
-        if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
-            raise ValueError("it holds a head twice")
-    require_counts(found.corpus, "n_texts", "n_tokens")
-
-
-def _head_json(head: Head) -> dict[str, Any]:
-    effects = {"effects": {name: asdict(effect) for name, effect in head.effects.items()}} if head.effects else {}
-    return {
-        "kind": head.kind,
-        "layer": head.layer,
-        "head": head.head,
-        "roles": [asdict(role) for role in head.roles],
-        "resting_share": head.resting_share,
-        "measures": {name: asdict(estimate) for name, estimate in head.measures.items()},
-        **effects,
-    }
-
-
-def _head_from(data: Mapping[str, Any]) -> Head:
-    return Head(
-        kind=data["kind"],
-        layer=data["layer"],
-        head=data["head"],
-        roles=tuple(Role(**{k: _nan(k, v) for k, v in role.items()}) for role in data["roles"]),
-        resting_share=_nan("resting_share", data["resting_share"]),
-        measures={
-            name: Estimate(**{part: _nan(part, value) for part, value in estimate.items()})
-            for name, estimate in data["measures"].items()
-        },
-        effects={
-            name: Effect(**{part: _nan(part, value) for part, value in effect.items()})
-            for name, effect in data.get("effects", {}).items()
-        },
-    )
-
-
-def _nan(name: str, value: Any) -> Any:
-    return math.nan if value is None and name not in ("active_share", "effective_texts") else value
+    def require_whole(self) -> None:
+        """Refuses heads that no model has, or that are there twice, and numbers of texts that are none."""
+        require_places([h.layer for h in self.heads], [h.head for h in self.heads])
+        for heads in (self.heads, self.control):
+            if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
+                raise ValueError("it holds a head twice")
+        require_counts(self.corpus, "n_texts", "n_tokens")
 
 
 def _told(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import types
 import typing
 import zipfile
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.records import codec
 
 MOST_BYTES = 2**30
 """So large may what an archive unpacks to be, or MOST_TIMES its own size if that is more."""
@@ -80,8 +83,7 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
             require_room(file, path)
             with np.load(file, allow_pickle=False) as archive:
                 held = {name: archive[name] for name in archive.files}
-            described = held["record"]
-            return held, json.loads(described.tobytes() if described.dtype == np.uint8 else str(described))
+            return held, _description(held["record"])
         if path.stat().st_size > MOST_JSON_BYTES:
             raise ValueError(f"it is no archive, and larger than {MOST_JSON_BYTES:,} bytes")
         file.seek(0)
@@ -110,6 +112,28 @@ def described_by(path: Path) -> Mapping[str, Any]:
     return described if isinstance(described, Mapping) else {}
 
 
+def _description(held: NDArray[Any]) -> Any:
+    return json.loads(held.tobytes() if held.dtype == np.uint8 else str(held))
+
+
+def schema_of(path: Path) -> str:
+    """The schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record.
+
+    Reads no more than it must: of an archive the member `record`, of JSON its beginning.
+    """
+    try:
+        with reading(path, "record", ""), path.open("rb") as file:
+            if zipfile.is_zipfile(file):
+                require_room(file, path)
+                with np.load(file, allow_pickle=False) as archive:
+                    return str(_description(archive["record"])["schema"])
+            file.seek(0)
+            found = re.match(rb'\s*{\s*"schema":\s*"([\w./-]+)"', file.read(200))
+    except AttnscopeError:
+        return ""
+    return found[1].decode() if found else ""
+
+
 def require_room(file: typing.IO[bytes], path: Path) -> None:
     """Refuses an archive that would unpack to far more than it is, before anything of it is unpacked."""
     with zipfile.ZipFile(file) as archive:
@@ -133,7 +157,7 @@ def require_types(record: Any, where: str = "it") -> None:
     Raises:
         ValueError: A field is of another type.
     """
-    hints = _hints(type(record))
+    hints = codec.hints_of(type(record))
     for field in dataclasses.fields(record):
         _require(getattr(record, field.name), hints[field.name], f"{where}.{field.name}")
 
@@ -194,25 +218,6 @@ def require_weights(weights: Any) -> None:
     # Rounding, in 16 bits too, stays far below the bound.
     if weights.size and np.nansum(weights, -1).max() > 1.1:
         raise ValueError("its weights sum to more than 1 in a row")
-
-
-def require_archive(held: Mapping[str, Any]) -> None:
-    """Refuses the JSON of a record that is read from its archive alone.
-
-    Raises:
-        ValueError: It is that JSON.
-    """
-    if isinstance(held.get("schema"), str):
-        raise ValueError("it is the JSON of one, a copy for other programs")
-
-
-_known_hints: dict[type, dict[str, Any]] = {}
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    if kind not in _known_hints:
-        _known_hints[kind] = typing.get_type_hints(kind)
-    return _known_hints[kind]
 
 
 _PLAIN: dict[Any, tuple[type, ...]] = {

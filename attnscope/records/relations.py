@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.codec import build
 from attnscope.records.findings import Findings, Role
-from attnscope.records.reading import read_record, reading, require_archive, require_counts, require_run, require_types
-from attnscope.records.storage import csv_text, finite, plain, write_whole
-
-RELATIONS_SCHEMA = "attnscope.relations/1"
+from attnscope.records.reading import require_counts
+from attnscope.records.record import Record
+from attnscope.records.storage import finite, plain
 
 Array = NDArray[np.float64]
 
@@ -155,7 +152,7 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
-class Relations:
+class Relations(Record):
     """Which heads of a model express which relations.
 
     Attributes:
@@ -168,6 +165,9 @@ class Relations:
         relations: The relations, the most frequent first.
         examples: Texts with what the best heads do on them, if asked for.
     """
+
+    SCHEMA: ClassVar[str] = "attnscope.relations/1"
+    ASCII: ClassVar[bool] = True
 
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
@@ -220,115 +220,81 @@ class Relations:
             roles.sort(key=lambda role: role.baseline - role.value)
         return held
 
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, with the head that is best of each relation; NaN stays."""
+        document = super().describe()
+        document["relations"] = [
+            {name: getattr(one, name) for name in _PLAIN} | {"best": one.best, "best_found": one.best_found}
+            for one in self.relations
+        ]
+        return document
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Those of all relations laid one on another: (relation, layer, head)."""
+        return {
+            name: np.stack([getattr(one, name) for one in self.relations]) if self.relations else np.zeros((0, 0, 0))
+            for name in _ARRAYS
+        }
+
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values; NaN becomes null."""
-        document = self._document()
+        document = self.describe()
         for row, relation in zip(document["relations"], self.relations, strict=True):
-            row |= {name: getattr(relation, name) for name in (*ARRAYS, "found")}
+            row |= {name: getattr(relation, name) for name in _ARRAYS}
         whole: dict[str, Any] = plain(document, finite)
         return whole
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "schema": RELATIONS_SCHEMA,
-            "run": self.run,
-            "corpus": self.corpus,
-            "options": self.options,
-            "kind": self.kind,
-            "relations": [
-                {name: getattr(one, name) for name in _PLAIN} | {"best": one.best, "best_found": one.best_found}
-                for one in self.relations
-            ],
-            "examples": [asdict(example) for example in self.examples],
-        }
-
-    def to_csv(self) -> str:
-        """One row for each relation and head. Numbers can be read back unchanged; what is undefined is empty."""
-        rows: list[list[Any]] = [
-            ["relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict"]
-        ]
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """One row for each relation and head."""
+        yield (
+            "relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict",
+        )  # fmt: skip
         for one in self.relations:
             for place in np.ndindex(*one.accuracy.shape):
                 numbers = [getattr(one, name)[place].item() for name in ARRAYS]
-                rows.append([
+                yield (
                     one.name, *place, place == one.best, bool(one.found[place]), *numbers, float(one.baseline),
                     one.rule, one.n, one.n_scored, one.why_no_verdict,
-                ])  # fmt: skip
-        return csv_text(rows)
+                )  # fmt: skip
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.csv`."""
-        path = Path(path)
-        if path.suffix == ".json":
-            return write_whole(path, json.dumps(self.as_json(), allow_nan=False).encode())
-        if path.suffix == ".csv":
-            return write_whole(path, self.to_csv().encode())
-        if path.suffix != ".npz":
-            raise AttnscopeError(f"relations are saved as .npz, .json or .csv, not {path.suffix or path.name!r}")
-        held = io.BytesIO()
-        described = np.frombuffer(json.dumps(plain(self._document())).encode(), np.uint8)
-        arrays: dict[str, NDArray[Any]] = {
-            name: np.stack([getattr(one, name) for one in self.relations]) if self.relations else np.zeros((0, 0, 0))
-            for name in (*ARRAYS, "found")
-        }
-        np.savez(held, allow_pickle=False, record=described, **arrays)
-        return write_whole(path, held.getvalue())
-
-
-_FIRST = (
-    "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict",
-)  # fmt: skip
-_PLAIN = (*_FIRST, "n_sources", "halves", "ties")  # records of version 0.1 have the first alone
-
-
-def load(path: str | Path) -> Relations:
-    """Reads relations that `Relations.save` wrote as npz, without loss.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "record of relations", "give the relations.npz that `relations` wrote"):
-        data, held = read_record(path, RELATIONS_SCHEMA)
-        require_archive(held)
-        arrays = {name: held[name] for name in (*ARRAYS, "found")}
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The relations that `describe` and `arrays` were made of."""
+        arrays = {name: held[name] for name in _ARRAYS}
+        (shape, *others) = {array.shape for array in arrays.values()}
+        rows = described["relations"]
+        if others or shape[0] != len(rows) or (rows and (len(shape) != 3 or 0 in shape)):
+            raise ValueError("its arrays do not fit its relations")
         relations = tuple(
-            _relation(row, {name: array[i] for name, array in arrays.items()})
-            for i, row in enumerate(data["relations"])
+            build(Relation, row, **{name: array[i] for name, array in arrays.items()}) for i, row in enumerate(rows)
         )
-        examples = tuple(_example(item) for item in data["examples"])
-        found = Relations(data["run"], data["corpus"], data["options"], data["kind"], relations, examples)
-        _require_whole(found, {array.shape for array in arrays.values()})
-    return found
+        made: Self = build(cls, described, relations=relations)
+        return made
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no relations."""
+        return not self.relations
+
+    def require_whole(self) -> None:
+        """Refuses shares that are none, links between words that are not there, and numbers of texts that are none."""
+        require_counts(self.corpus, "n_texts", "n_tokens")
+        for one in self.relations:
+            shares = np.stack([one.accuracy, one.choice, one.mass, one.p, one.q])
+            if np.any(shares < -0.01) or np.any(shares > 1.01):
+                raise ValueError(f"the shares of {one.name!r} are not between 0 and 1")
+        for example in self.examples:
+            n = len(example.words)
+            places = [p for link in example.links for p in (*link.source, *link.targets, link.looked)]
+            if len(example.spaced) != n or any(not -1 <= place < n for place in places):
+                raise ValueError("the links of an example are not between its words")
 
 
-def _require_whole(found: Relations, shapes: set[tuple[int, ...]]) -> None:
-    """Refuses relations whose parts are not what their class says, or whose arrays do not fit them.
-
-    Raises:
-        ValueError: They are not, or do not.
-    """
-    require_types(found)
-    require_run(found.run)
-    require_counts(found.corpus, "n_texts", "n_tokens")
-    (shape, *others) = shapes
-    if others or shape[0] != len(found.relations) or (found.relations and (len(shape) != 3 or 0 in shape)):
-        raise ValueError("its arrays do not fit its relations")
-    for one in found.relations:
-        shares = np.stack([one.accuracy, one.choice, one.mass, one.p, one.q])
-        if np.any(shares < -0.01) or np.any(shares > 1.01):
-            raise ValueError(f"the shares of {one.name!r} are not between 0 and 1")
-    for example in found.examples:
-        n = len(example.words)
-        places = [p for link in example.links for p in (*link.source, *link.targets, link.looked)]
-        if len(example.spaced) != n or any(not -1 <= place < n for place in places):
-            raise ValueError("the links of an example are not between its words")
-
-
-def _relation(row: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Relation:
-    given: dict[str, Any] = {name: row[name] for name in _PLAIN if name in _FIRST or name in row}
-    given["ties"] = tuple((int(layer), int(head)) for layer, head in given.get("ties", ()))
-    return Relation(**(given | dict(arrays)))
+_ARRAYS = (*ARRAYS, "found")
+_PLAIN = (
+    "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict", "n_sources",
+    "halves", "ties",
+)  # fmt: skip
 
 
 def with_relations(findings: Findings, relations: Relations) -> Findings:
@@ -381,12 +347,3 @@ def explained(name: str) -> str:
     if goal == "head":
         return f"attends from the {origin} to what it depends on"
     return f"attends from the head to its {goal}" if origin == "head" else f"attends from {origin} to {goal}"
-
-
-def _example(data: Mapping[str, Any]) -> Example:
-    links = tuple(
-        ExampleLink(tuple(one["source"]), tuple(one["targets"]), one["looked"], one["right"], one["weight"])
-        for one in data["links"]
-    )
-    listed = {name: tuple(data[name]) for name in ("words", "spaced")}
-    return Example(**(dict(data) | listed | {"links": links}))

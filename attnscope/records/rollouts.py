@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.maps import Tokens, require_whole_tokens, tokens_from_json
+from attnscope.records.codec import build
 from attnscope.records.pictures import Picture, picture_from
-from attnscope.records.reading import read_record, reading, require_run, require_types, require_weights
-from attnscope.records.storage import finite, plain, write_whole
+from attnscope.records.reading import require_weights
+from attnscope.records.record import Record
+from attnscope.records.storage import finite, plain
+from attnscope.records.tokens import Tokens, require_whole_tokens
 
-ROLLOUT_SCHEMA = "attnscope.rollout/1"
 METHODS = ("mean", "rollout", "flow")
 
 
 @dataclass(frozen=True, eq=False)
-class Rollout:
+class Rollout(Record):
     """Attention rollout and attention flow of one model on one text (Abnar & Zuidema 2020).
 
     Attributes:
@@ -39,6 +37,8 @@ class Rollout:
         run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
         picture: Of a vision model: what it saw; the tokens are its patches. None = there is a text.
     """
+
+    SCHEMA: ClassVar[str] = "attnscope.rollout/1"
 
     text: str
     tokens: Tokens
@@ -77,10 +77,15 @@ class Rollout:
         labels = " ".join(dict.fromkeys(self.tokens.labels))
         raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
 
+    @property
+    def usual_scale(self) -> str:
+        """The figure's largest; over a picture, each map's."""
+        return "figure" if self.picture is None else "head"
+
     def describe(self) -> dict[str, Any]:
         """All but the arrays, as plain JSON values."""
         return {
-            "schema": ROLLOUT_SCHEMA,
+            "schema": self.SCHEMA,
             "text": self.text,
             "tokens": self.tokens.as_json(),
             "kind": self.kind,
@@ -89,64 +94,40 @@ class Rollout:
             **({} if self.picture is None else {"picture": self.picture.describe()}),
         }
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Shares by method, and the pixels of a picture."""
+        pixels = {} if self.picture is None else {"pixels": self.picture.pixels}
+        return {method: getattr(self, method) for method in METHODS} | pixels
+
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values; NaN becomes null."""
         described = self.describe()
-        arrays = {method: plain(getattr(self, method), finite) for method in METHODS}
         return {
-            "schema": ROLLOUT_SCHEMA,
+            "schema": self.SCHEMA,
             "run": described["run"],
             **described,
             "tokens": list(self.tokens.labels),
-            **arrays,
-            **({} if self.picture is None else {"pixels": self.picture.pixels.tolist()}),
+            **plain(self.arrays(), finite),
             "record": {"tokens": described["tokens"]},
         }
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (`load` reads it back without loss) or `.json`."""
-        path = Path(path)
-        if path.suffix == ".json":
-            content = json.dumps(self.as_json(), ensure_ascii=False, allow_nan=False)
-            return write_whole(path, content.encode("utf-8", "backslashreplace"))
-        if path.suffix != ".npz":
-            raise AttnscopeError(f"a rollout is saved as .npz or .json, not {path.suffix or path.name!r}")
-        held = io.BytesIO()
-        described = np.frombuffer(json.dumps(self.describe()).encode(), np.uint8)
-        arrays = {method: getattr(self, method) for method in METHODS}
-        if self.picture is not None:
-            arrays["pixels"] = self.picture.pixels
-        np.savez(held, allow_pickle=False, record=described, **arrays)
-        return write_whole(path, held.getvalue())
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The rollout that `describe` and `arrays` were made of, or `as_json`."""
+        if "mean" in described:  # JSON, whose `record` is no description of the rest
+            described = {**described, "tokens": described["record"]["tokens"]}
+        picture = picture_from(described.get("picture"), held.get("pixels"))
+        arrays: dict[str, Any] = {method: np.array(held[method], np.float64) for method in METHODS}
+        made: Self = build(cls, described, picture=picture, **arrays)
+        return made
 
-
-def load(path: str | Path) -> Rollout:
-    """Reads a rollout that `Rollout.save` wrote, npz or json, without loss.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "record of rollout", "give the rollout.npz that `attnscope rollout` wrote"):
-        data, held = read_record(path, ROLLOUT_SCHEMA)
-        if "mean" in data:  # JSON, whose `record` is no description of the rest
-            data = data | {"tokens": data["record"]["tokens"]}
-        arrays = {method: np.array(held[method], np.float64) for method in METHODS}
-        tokens = tokens_from_json(data["tokens"])
-        n = len(tokens)
-        if any(a.ndim != 3 or a.shape != (len(arrays["mean"]), n, n) or not a.size for a in arrays.values()):
+    def require_whole(self) -> None:
+        """Refuses arrays that do not fit the tokens, tokens that do not fit the picture, and shares that are none."""
+        n, arrays = len(self.tokens), [getattr(self, method) for method in METHODS]
+        if any(a.ndim != 3 or a.shape != (len(self.mean), n, n) or not a.size for a in arrays):
             raise ValueError("its arrays do not fit its tokens")
-        picture = picture_from(data.get("picture"), held.get("pixels"))
-        if picture is not None and picture.grid[0] * picture.grid[1] != int((~tokens.special).sum()):
+        if self.picture is not None and np.prod(self.picture.grid) != int((~self.tokens.special).sum()):
             raise ValueError("its tokens are not the patches of its picture")
-        mean, rollout, flow = (arrays[method] for method in METHODS)
-        found = Rollout(
-            str(data["text"]), tokens, str(data["kind"]), float(data["residual"]), mean, rollout, flow,
-            dict(data["run"]), picture,
-        )  # fmt: skip
-        require_types(found)
-        require_run(found.run)
-        require_whole_tokens(tokens)
-        require_weights(found.mean)
-        require_weights(found.rollout)
-    return found
+        require_whole_tokens(self.tokens)
+        require_weights(self.mean)
+        require_weights(self.rollout)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.reading import read_record, reading, require_run, require_types, require_weights
-from attnscope.records.storage import finite, plain, write_whole
-
-SPLIT_SCHEMA = "attnscope.split/1"
+from attnscope.records.reading import require_weights
+from attnscope.records.record import Record
 
 Array = NDArray[np.float64]
 
@@ -73,7 +69,7 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class Split(Record):
     """The same queries, keys and values with different numbers of heads.
 
     Attributes:
@@ -87,6 +83,8 @@ class Split:
         w_o: W_O as torch.nn.Linear stores it, (output, d_model); None = none.
         seen: One entry a number of heads, in the order asked for.
     """
+
+    SCHEMA: ClassVar[str] = "attnscope.split/1"
 
     run: Mapping[str, Any]
     text: str
@@ -106,52 +104,9 @@ class Split:
         counts = ", ".join(str(one.n_heads) for one in self.seen)
         raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {counts}")
 
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
-        document: dict[str, Any] = plain({"schema": SPLIT_SCHEMA} | asdict(self), finite)
-        return document
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the record as JSON, whole or not at all; numbers have all their digits."""
-        return write_whole(Path(path), json.dumps(self.as_json(), allow_nan=False, ensure_ascii=False).encode())
-
-    def draw(self, folder: str | Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
-        """Draws the heads of each number of heads into a folder as `split.png` and so on."""
-        from attnscope.records.storage import view
-
-        paths: list[Path] = view("split_figure:draw")(self, Path(folder), formats)
-        return paths
-
-
-def load(path: str | Path) -> Split:
-    """Reads a split that `Split.save` wrote.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "split", "give the split.json that `split -o` wrote"):
-        data, _ = read_record(path, SPLIT_SCHEMA)
-        data = {name: value for name, value in data.items() if name not in ("schema", "files")}
-        seen = tuple(_seen_from(one) for one in data.pop("seen"))
-        w_o = None if data["w_o"] is None else np.array(data["w_o"], np.float64)
-        named = {name: tuple(data[name]) for name in ("queries", "keys")}
-        found = Split(**data | named | {"w_o": w_o}, seen=seen)
-        require_types(found)
-        require_run(found.run)
-        for one in seen:
-            if one.weights.shape != (one.n_heads, len(found.queries), len(found.keys)) or 0 in one.weights.shape:
+    def require_whole(self) -> None:
+        """Refuses weights that do not fit the tokens, or that are none."""
+        for one in self.seen:
+            if one.weights.shape != (one.n_heads, len(self.queries), len(self.keys)) or 0 in one.weights.shape:
                 raise ValueError("its weights do not fit its tokens")
             require_weights(one.weights)
-    return found
-
-
-def _seen_from(data: dict[str, Any]) -> Seen:
-    drops = tuple(Drop(**d | {"l2_by_query": np.array(d["l2_by_query"])}) for d in data.pop("drops"))
-    whole = {"columns", "uniform", "rank"}
-    arrays = {
-        name: np.array(value, np.int64 if name in whole else np.float64)
-        for name, value in data.items()
-        if isinstance(value, list)
-    }
-    return Seen(**data | arrays, drops=drops)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib
 import io
 import json
 import math
-import re
 import secrets
 import stat
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,19 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.reading import require_room
-
-# All that NumPy, zipfile and json raise on files that are no record, or no longer.
-DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, IndexError, zipfile.BadZipFile,
-    zlib.error,
-)  # fmt: skip
-
-_FILES = (
-    "heads.npz", "rollout.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
-    "pooled.npz", "weights.npz", "record.json",
-)  # fmt: skip
-"""How commands name the record in the folder that they write to."""
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -115,26 +98,6 @@ def require_replaceable(path: Path) -> None:
         raise AttnscopeError(f"cannot write {path}: it is {what}, not a file", "choose another name with --out")
 
 
-def schema_of(path: Path) -> str:
-    """The schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record.
-
-    Reads no more than it must: of an archive the member `record`, of JSON its beginning.
-    """
-    try:
-        with path.open("rb") as file:
-            if zipfile.is_zipfile(file):
-                require_room(file, path)
-                with np.load(file, allow_pickle=False) as archive:
-                    described = archive["record"]
-                    text = described.tobytes().decode() if described.dtype == np.uint8 else str(described)
-                    return str(json.loads(text)["schema"])
-            file.seek(0)
-            found = re.match(rb'\s*{\s*"schema":\s*"([\w./-]+)"', file.read(200))
-            return found[1].decode() if found else ""
-    except DAMAGED:
-        return ""
-
-
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Rows as CSV: a float as `digits` writes it, and no text that a spreadsheet would take for a formula.
 
@@ -165,20 +128,9 @@ def json_array(array: NDArray[np.float32]) -> str:
     return "[" + ",".join(json_array(part) for part in array) + "]"
 
 
-def json_lists(value: Any) -> str:
+def json_lists(value: Any, ascii_only: bool = False) -> str:
     """JSON of plain values or of an array."""
-    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=False)
-
-
-def file_of(record: Path) -> Path:
-    """The file of a record that is named by its folder; else the path as it is."""
-    return next((record / name for name in _FILES if (record / name).is_file()), record)
-
-
-def view(name: str) -> Any:
-    """A function of `attnscope.views`, such as "figures:draw", loaded on first use: records need no drawing library."""
-    module, function = name.split(":")
-    return getattr(importlib.import_module(f"attnscope.views.{module}"), function)
+    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=ascii_only)
 
 
 def _same(number: float) -> float:

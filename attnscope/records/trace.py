@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.reading import read_record, reading, require_archive, require_run, require_types
-from attnscope.records.storage import finite, plain, write_whole
-
-TRACE_SCHEMA = "attnscope.trace/1"
+from attnscope.records import codec
+from attnscope.records.record import Record
+from attnscope.records.storage import finite, plain
 
 _MOST_IN_JSON = 4096
 
@@ -43,7 +39,7 @@ class Step:
     variable: str
     axes: tuple[str, ...]
     head: int | None
-    value: NDArray[np.float64]
+    value: NDArray[np.float64] = field(metadata=codec.ARRAY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +87,7 @@ class Check:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Record):
     """One attention, step by step.
 
     Attributes:
@@ -113,6 +109,8 @@ class Trace:
         check: The comparison with the kernel in use.
     """
 
+    SCHEMA: ClassVar[str] = "attnscope.trace/1"
+
     run: Mapping[str, Any]
     text: str
     kind: str
@@ -123,7 +121,7 @@ class Trace:
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     query: int | None
-    inputs: Mapping[str, NDArray[Any] | float]
+    inputs: Mapping[str, NDArray[Any] | float] = field(metadata=codec.beside("input_"))
     steps: tuple[Step, ...]
     bands: tuple[Band, ...]
     radians_per_token: NDArray[np.float64]
@@ -143,27 +141,41 @@ class Trace:
             name: value if np.size(value) <= _MOST_IN_JSON else {"shape": list(np.shape(value))}
             for name, value in self.inputs.items()
         }
-        document: dict[str, Any] = plain(self._document() | {"inputs": inputs}, finite)
+        document = self.describe()
+        for told, step in zip(document["steps"], self.steps, strict=True):
+            shape = told.pop("shape")
+            told |= {"value": step.value, "shape": shape}
+        whole: dict[str, Any] = plain(document | {"inputs": inputs}, finite)
+        return whole
+
+    def describe(self) -> dict[str, Any]:
+        """All but the inputs and the values of steps; NaN stays."""
+        document = super().describe()
+        document["steps"] = [codec.describe(step) | {"shape": step.value.shape} for step in self.steps]
         return document
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "schema": TRACE_SCHEMA,
-            "run": self.run,
-            "text": self.text,
-            "kind": self.kind,
-            "layer": self.layer,
-            "heads": self.heads,
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads,
-            "queries": self.queries,
-            "keys": self.keys,
-            "query": self.query,
-            "steps": [asdict(step) | {"shape": step.value.shape} for step in self.steps],
-            "bands": [asdict(band) for band in self.bands],
-            "radians_per_token": self.radians_per_token,
-            "check": asdict(self.check),
-        }
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The values of the steps by their numbers, then the inputs."""
+        values = {f"step_{number}": step.value for number, step in enumerate(self.steps)}
+        return values | {f"input_{name}": np.asarray(value) for name, value in self.inputs.items()}
+
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The trace that `describe` and `arrays` were made of."""
+        steps = tuple(
+            codec.build(Step, told, value=held[f"step_{number}"]) for number, told in enumerate(described["steps"])
+        )
+        made: Self = codec.build(cls, described, held, steps=steps)
+        return made
+
+    def require_whole(self) -> None:
+        """Refuses values that do not have the axes that their step says."""
+        if any(len(step.axes) != step.value.ndim for step in self.steps):
+            raise ValueError("a step's value does not have its axes")
+
+    def to_py(self) -> str:
+        """The script of the file `trace.py`; see `script`."""
+        return self.script()
 
     def script(self) -> str:
         """A Python script that computes everything again from the `.npz` beside it."""
@@ -182,51 +194,3 @@ class Trace:
             for step in self.steps
         ]
         return "\n".join((*head, *body)) + "\n"
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the record, whole or not at all: `.npz` (lossless), `.json`, or `.py` (the lines, as a script)."""
-        path = Path(path)
-        if path.suffix == ".json":
-            return write_whole(path, json.dumps(self.as_json(), allow_nan=False, ensure_ascii=False).encode())
-        if path.suffix == ".py":
-            return write_whole(path, self.script().encode())
-        if path.suffix != ".npz":
-            raise AttnscopeError(f"a trace is saved as .npz, .json or .py, not {path.suffix or path.name!r}")
-        held = io.BytesIO()
-        document = self._document()
-        for step in document["steps"]:
-            del step["value"]
-        described = np.frombuffer(json.dumps(plain(document)).encode(), np.uint8)
-        values = {f"step_{number}": step.value for number, step in enumerate(self.steps)}
-        inputs = {f"input_{name}": np.asarray(value) for name, value in self.inputs.items()}
-        np.savez(held, allow_pickle=False, record=described, **values, **inputs)
-        return write_whole(path, held.getvalue())
-
-
-def load(path: str | Path) -> Trace:
-    """Reads a trace that `Trace.save` wrote as npz, without loss.
-
-    Raises:
-        AttnscopeError: The file is not there, damaged, or no such record.
-    """
-    path = Path(path)
-    with reading(path, "trace", "give the trace.npz that `trace -o` wrote"):
-        data, held = read_record(path, TRACE_SCHEMA)
-        require_archive(held)
-        del data["schema"]
-        steps = []
-        for number, told in enumerate(data.pop("steps")):
-            del told["shape"]
-            steps.append(Step(**told | {"axes": tuple(told["axes"])}, value=held[f"step_{number}"]))
-        bands = tuple(Band(**told | {"scores": np.array(told["scores"])}) for told in data.pop("bands"))
-        inputs = {name[6:]: value for name, value in held.items() if name.startswith("input_")}
-        for name in ("heads", "queries", "keys"):
-            data[name] = tuple(data[name])
-        check = Check(**data.pop("check"))
-        speeds = np.array(data.pop("radians_per_token"), np.float64)
-        found = Trace(**data, inputs=inputs, steps=tuple(steps), bands=bands, radians_per_token=speeds, check=check)
-        require_types(found)
-        require_run(found.run)
-        if any(len(step.axes) != step.value.ndim for step in steps):
-            raise ValueError("a step's value does not have its axes")
-    return found

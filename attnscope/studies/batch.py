@@ -15,12 +15,13 @@ from attnscope import models
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import hashes, verify
+from attnscope.output import require_writable
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.studies.batch_folder import BatchFolder, folder_name
 from attnscope.studies.batch_worker import Done, Setup, Task
 from attnscope.studies.choice import Choice
-from attnscope.studies.heatmap_files import Wanted
-from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.heatmap_order import MapOrder
+from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.memory import physical_bytes
 from attnscope.studies.provenance import versions
 from attnscope.studies.texts import Progress, Report
@@ -77,16 +78,10 @@ class BatchOptions:
         # What makes no sense is refused at once.
         Workers("", 1 if self.workers is None else self.workers, self.threads, self.executor, self.ray_address)
 
-    def wanted(self) -> Wanted:
-        """What is made of each text."""
-        return Wanted(
-            choice=Choice(self.layers, self.heads, self.pick),
-            formats=self.formats,
-            style=self.style,
-            query=self.query,
-            words=self.words,
-            hide_special=self.hide_special,
-        )
+    def order(self) -> MapOrder:
+        """What is asked of the maps of each text."""
+        choice = Choice(self.layers, self.heads, self.pick)
+        return MapOrder(choice, query=self.query, words=self.words, hide_special=self.hide_special)
 
 
 def batch(
@@ -118,7 +113,7 @@ def batch(
             that another run is writing into.
     """
     options, out = options or BatchOptions(), Path(out)
-    wanted = options.wanted()
+    options.order()  # what makes no sense is refused at once
     if not isinstance(spec, str):
         raise AttnscopeError("a batch takes a model by its name", "each of its processes loads it")
     if isinstance(texts, str):
@@ -134,7 +129,9 @@ def batch(
     setup = Setup(
         source if source.folder is None else replace(source, folder=source.folder.absolute()),
         loading,
-        wanted,
+        options.order(),
+        options.formats,
+        options.style,
         options.chat,
         options.generate,
         options.threads,

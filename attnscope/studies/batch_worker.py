@@ -13,16 +13,17 @@ from attnscope.corpus import tokens_of_ids
 from attnscope.errors import AttnscopeError, is_out_of_memory
 from attnscope.models import catalog
 from attnscope.models.model import Model
+from attnscope.output import write
 from attnscope.records.batches import DrawnText
 from attnscope.records.storage import write_whole
 from attnscope.studies.batch_folder import ENTRY, clear, require_own
 from attnscope.studies.heatmap import apply_changes, outline, run_model
-from attnscope.studies.heatmap_files import Wanted, save_data
+from attnscope.studies.heatmap_order import MapOrder
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.reading import Prompt, Reading, read, truncate
 from attnscope.studies.texts import special_ids
 from attnscope.views.heatmap_figures import Painter, sheets_of
-from attnscope.views.style import FIGURE_FORMATS
+from attnscope.views.style import FIGURE_FORMATS, Style
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class Setup:
     Attributes:
         source: The model.
         loading: How it is loaded.
-        wanted: What is made of each text.
+        order: What is asked of the maps of each text.
+        formats: The formats of its files.
+        style: How figures are coloured.
         chat: As in `Prompt`.
         generate: As in `Prompt`.
         threads: How many threads it computes with.
@@ -41,7 +44,9 @@ class Setup:
 
     source: models.Source
     loading: LoadOptions
-    wanted: Wanted
+    order: MapOrder
+    formats: tuple[str, ...]
+    style: Style
     chat: bool
     generate: int
     threads: int
@@ -91,11 +96,11 @@ class _Drawer:
 
         torch.set_num_threads(setup.threads)
         catalog.remember_hashes(setup.hashes)
-        self._setup, self._wanted = setup, setup.wanted
+        self._setup = setup
         self._model: Model = setup.loading.load(setup.source)
-        self._chosen = setup.wanted.choice.within(self._model.info)
+        self._chosen = setup.order.choice.within(self._model.info)
         # Compressing beside drawing would take the cores of other workers.
-        self._painter = Painter(setup.wanted.style, threads=0)
+        self._painter = Painter(setup.style, threads=0)
         self._special_ids: frozenset[int] | None = None
 
     def do(self, task: Task) -> Done:
@@ -111,18 +116,18 @@ class _Drawer:
         return Done(task, n_tokens, time.perf_counter() - started)
 
     def _draw(self, task: Task) -> int:
-        wanted, info = self._wanted, self._model.info
+        order, formats, info = self._setup.order, self._setup.formats, self._model.info
         reading = self._read(task)
         record = run_model(self._model, outline(info, reading, self._chosen), reading)
-        record = apply_changes(record, hide_special=wanted.hide_special, words=wanted.words)
+        record = apply_changes(record, hide_special=order.hide_special, words=order.words)
         notes = list(record.run["notes"])
-        query = wanted.query
+        query = order.query
         if query is not None and not any(m.queries.find(query) for m in record.maps):
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
-        figures = [name for name in wanted.formats if name in FIGURE_FORMATS]
+        figures = [name for name in formats if name in FIGURE_FORMATS]
         paths = self._painter.draw(record, sheets_of(record, query), task.folder, figures)
-        paths += save_data(record, task.folder, wanted.formats)
+        paths += write(record, task.folder, [name for name in formats if name not in figures])
         drawn = DrawnText(
             index=task.index,
             source=task.source,

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from attnscope.corpus import Corpus, Split
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records import AttentionMap, Heatmap, load
+from attnscope.output import HOME, require_writable
+from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.findings import Findings
-from attnscope.records.findings import load as load_findings
-from attnscope.records.storage import file_of, is_stream, require_replaceable, write_stream, write_whole
+from attnscope.records.storage import is_stream, require_replaceable, write_stream, write_whole
 from attnscope.studies.choice import Choice
 from attnscope.studies.heatmap import outline, run_model
-from attnscope.studies.heatmap_files import DEFAULT_HOME
-from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.provenance import fingerprint
 from attnscope.studies.reading import Given, Prompt, PromptOptions, read, reader_of
 from attnscope.text import read_text, slug
@@ -149,10 +148,10 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions) -> WrittenPa
         AttnscopeError: Anything that the user can mend; no file is half-written then.
     """
     if wanted.out is None or not is_stream(wanted.out):
-        require_writable(DEFAULT_HOME if wanted.out is None else wanted.out.parent)
+        require_writable(HOME if wanted.out is None else wanted.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
-    findings = None if wanted.heads_record is None else load_findings(file_of(wanted.heads_record))
-    shown = [PageText(_chosen(load(file_of(path)), wanted.choice)) for path in wanted.records]
+    findings = None if wanted.heads_record is None else Findings.load(file_of(wanted.heads_record))
+    shown = [PageText(_chosen(Heatmap.load(file_of(path)), wanted.choice)) for path in wanted.records]
     if wanted.texts or wanted.files:
         model = loading.load(spec)
         for prompt in wanted.prompts():
@@ -258,4 +257,4 @@ def _default_path(shown: Sequence[PageText], wanted: PageWanted) -> Path:
     first = shown[0].record
     marks = "".join(fingerprint(one.record) for one in shown)
     mark = fingerprint(first, page=marks, start=sorted(wanted.start().items()))
-    return DEFAULT_HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"
+    return HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"

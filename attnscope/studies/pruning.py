@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import weight_files
 from attnscope.models.model import Batch, Model
+from attnscope.output import require_writable
 from attnscope.records.ablation import Ablation
 from attnscope.records.storage import finite, plain
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.ablation_sweep import rerunnable
 from attnscope.studies.choice import Choice
-from attnscope.studies.inputs import LoadOptions, TextsWanted, require_writable
+from attnscope.studies.inputs import LoadOptions, TextsWanted
 
 if TYPE_CHECKING:
     from torch import Tensor

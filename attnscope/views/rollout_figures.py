@@ -52,6 +52,16 @@ def draw(
     )
 
 
+def require_query(rollout: Rollout, query: str) -> None:
+    """Refuses a query that no token is meant by.
+
+    Raises:
+        AttnscopeError: There is none.
+    """
+    if rollout.picture is None or query.casefold() != MEAN:
+        rollout.require(query)
+
+
 def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
     """The figures that a rollout is drawn as, in the order of their files.
 

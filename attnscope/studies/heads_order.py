@@ -9,28 +9,20 @@ import numpy as np
 from attnscope.corpus import Corpus, CorpusText, repeat_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
-from attnscope.records import findings as records
 from attnscope.records.findings import Findings
-from attnscope.records.parquet import arrow
 from attnscope.records.relations import with_relations
 from attnscope.studies.causal import with_effects
 from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.inputs import LoadOptions, TextsWanted, formats_again, named_formats, require_writable
-from attnscope.studies.interrupted import settle
+from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.late import try_step, whole
-from attnscope.studies.merging import merged
 from attnscope.studies.picture_heads import picture_heads
-from attnscope.studies.relation_files import relations_of, require_relations
+from attnscope.studies.relations_order import relations_of, require_relations
 from attnscope.studies.roles import thresholds_from
 from attnscope.studies.sound_heads import sound_heads
 from attnscope.studies.texts import Report, scaled
 from attnscope.studies.workers import Workers
-from attnscope.views.figures import FIGURE_FORMATS
 
-FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json", "parquet")
-USUAL_FORMATS = ("npz", "csv", "png")
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
-RECORD = "heads"
 
 
 @dataclass(frozen=True)
@@ -46,21 +38,18 @@ class StudyOrder:
     frequencies: Path | None
     control: str | None
     shard: str
-    out: Path | None
-    formats: str | None
     relations: Path | None = None
     causal: bool = False
 
 
 def study(
     spec: str, order: StudyOrder, loading: LoadOptions, report: Report | None, workers: Workers | None = None
-) -> tuple[Findings, list[Path]]:
-    """Loads a model, studies its heads on what was asked for, and writes the files.
+) -> Findings:
+    """Loads a model, and studies its heads on what was asked for.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    formats = _formats_for(order.out, order.formats)
     options = HeadsOptions(
         thresholds=thresholds_from(order.thresholds),
         chunk=_at_least_one("--chunk", order.chunk),
@@ -76,8 +65,6 @@ def study(
         if options.shard != (1, 1):
             raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
         require_relations(order.relations)
-    if order.out is not None:
-        require_writable(order.out)
     _require_measures(order.measures)
     model = loading.load(spec)
     texts = corpus if corpus is not None else _probe(model)
@@ -89,8 +76,7 @@ def study(
         found = try_step(
             found, "--relations", lambda known: with_relations(known, relations_of(model, annotated, report))
         )
-    found, out = settle(found, order.out, RECORD)
-    return found, [] if out is None else write(found, out, formats)
+    return found
 
 
 @dataclass(frozen=True)
@@ -103,18 +89,9 @@ class Senses:
 
 
 def study_senses(
-    spec: str, given: Senses, measures: str | None, files: tuple[Path | None, str | None], loading: LoadOptions,
-    report: Report | None,
-) -> tuple[Findings, list[Path]]:  # fmt: skip
-    """Loads a model that sees or hears, studies its heads on files, and writes what comes of it; as `study`.
-
-    Args:
-        spec: Which model.
-        given: Photos or recordings.
-        measures: The measures that are to be printed.
-        files: The folder and the formats.
-        loading: How the model is loaded.
-        report: Called after each photo or recording.
+    spec: str, given: Senses, measures: str | None, loading: LoadOptions, report: Report | None
+) -> Findings:
+    """Loads a model that sees or hears, and studies its heads on files; as `study`.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
@@ -122,64 +99,11 @@ def study_senses(
     from attnscope.core.picture_measures import PICTURE_MEASURES
     from attnscope.core.sound_measures import SOUND_MEASURES
 
-    out, formats = files[0], _formats_for(*files)
     _require_named(measures, tuple(PICTURE_MEASURES if given.images else SOUND_MEASURES))
-    if out is not None:
-        require_writable(out)
     model = loading.load(spec)
     if given.images:
-        found = picture_heads(model, list(given.images), report)
-    else:
-        found = sound_heads(model, list(given.audio), given.text, report)
-    found, out = settle(found, out, RECORD)
-    return found, [] if out is None else write(found, out, formats)
-
-
-def merge_files(parts: Sequence[Path], out: Path, formats: str | None) -> tuple[Findings, list[Path]]:
-    """Merges the records of shards, and writes the whole.
-
-    Raises:
-        AttnscopeError: A part is no record, or they do not belong together.
-    """
-    wanted = formats_from(formats)
-    require_writable(out)
-    paths = [part / f"{RECORD}.npz" if part.is_dir() else part for part in parts]
-    found = merged([records.load(path) for path in paths], [str(path) for path in paths])
-    return found, write(found, out, wanted)
-
-
-def drawn_again(found: Findings, out: Path | None, formats: str | None) -> list[Path]:
-    """Writes the files of findings that were saved before; `text` is what is printed anyway.
-
-    Raises:
-        AttnscopeError: There is no such format, or no folder for it.
-    """
-    wanted = formats_again(out, formats, FORMATS)
-    return [] if out is None else write(found, out, wanted)
-
-
-def write(found: Findings, out: Path, formats: Sequence[str]) -> list[Path]:
-    """Writes findings into a folder; each file whole or not at all. What took the time is safe before it is drawn."""
-    paths = [found.save(out / f"{RECORD}.{name}") for name in formats if name not in FIGURE_FORMATS]
-    figures = [name for name in formats if name in FIGURE_FORMATS]
-    if figures and found.heads:  # a shard may hold no text
-        from attnscope.views.heads_figures import draw
-
-        paths += draw(found, out, figures)
-    return paths
-
-
-def formats_from(given: str | None) -> tuple[str, ...]:
-    """The formats in a list such as `npz,csv,png`; None = the usual ones.
-
-    Raises:
-        UsageError: There is no such format.
-        AttnscopeError: pyarrow, which it needs, is not installed.
-    """
-    formats = USUAL_FORMATS if given is None else named_formats(given, FORMATS)
-    if "parquet" in formats:
-        arrow()  # before the model runs for minutes
-    return formats
+        return picture_heads(model, list(given.images), report)
+    return sound_heads(model, list(given.audio), given.text, report)
 
 
 def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
@@ -191,13 +115,6 @@ def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
     if order.probe != "repeat":
         raise UsageError(f"there is no probe {order.probe!r}", "there is: repeat")
     return None
-
-
-def _formats_for(out: Path | None, formats: str | None) -> tuple[str, ...]:
-    """The formats, where there is a folder for files; refused where there is none."""
-    if out is None and formats is not None:
-        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-    return formats_from(formats)
 
 
 def _require_measures(given: str | None) -> None:

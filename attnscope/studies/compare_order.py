@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records import findings
 from attnscope.records.comparison import Comparison
+from attnscope.records.findings import Findings
 from attnscope.studies.choice import Choice
 from attnscope.studies.compare import CompareOptions, compare, compare_models, require_measures
 from attnscope.studies.compare_texts import compare_heads, compare_texts
-from attnscope.studies.inputs import LoadOptions, TextsWanted, named_formats, require_writable
-from attnscope.studies.interrupted import settle
+from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.texts import Report
 from attnscope.text import read_text, require_text
-from attnscope.views.figures import FIGURE_FORMATS
-
-FORMATS = (*FIGURE_FORMATS, "npz", "csv", "json")
-USUAL_FORMATS = ("npz", "csv", "png")
-RECORD = "compare"
 
 
 @dataclass(frozen=True)
@@ -37,8 +31,6 @@ class CompareOrder:
         measures: Such as "hellinger,jensen-shannon".
         hide_special: Whether special tokens are left out.
         heads_record: A record of heads, for their roles.
-        out: The folder for files; None = none are written.
-        formats: Such as "npz,csv,png".
     """
 
     texts: TextsWanted
@@ -49,8 +41,6 @@ class CompareOrder:
     measures: str
     hide_special: bool
     heads_record: Path | None
-    out: Path | None
-    formats: str | None
 
     def __post_init__(self) -> None:
         picked = self.choice.pick is not None
@@ -66,8 +56,6 @@ class CompareOrder:
             raise UsageError(f"{asked[0]} takes one TEXT", f'such as: attnscope compare "…" {asked[0]} …')
         if self.other_text is not None and (self.choice.layers is not None or self.choice.heads is not None):
             raise UsageError("--with ranks all heads", "leave out -L and -H")
-        if self.out is None and self.formats is not None:
-            raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
 
     @property
     def measure_names(self) -> tuple[str, ...]:
@@ -78,55 +66,14 @@ class CompareOrder:
         return found
 
 
-def study(spec: str, order: CompareOrder, loading: LoadOptions, report: Report | None) -> tuple[Comparison, list[Path]]:
-    """Loads a model, or two, compares what was asked for, and writes the files.
+def study(spec: str, order: CompareOrder, loading: LoadOptions, report: Report | None) -> Comparison:
+    """Loads a model, or two, and compares what was asked for.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    formats = formats_from(order.formats)
-    comparison = _comparison(order, report)
-    if order.out is not None:
-        require_writable(order.out)
-    found = comparison(loading.load(spec), loading)
-    found, out = settle(found, order.out, RECORD)
-    return found, [] if out is None else write(found, out, formats)
-
-
-def drawn_again(found: Comparison, out: Path | None, formats: str | None) -> list[Path]:
-    """Writes the files of a comparison that was saved before; `text` is what is printed anyway.
-
-    Raises:
-        AttnscopeError: There is no such format, or no folder for it.
-    """
-    names = [name for name in (formats or "text" if out is None else formats or "png").split(",") if name.strip()]
-    files = [name for name in names if name.strip().lower() != "text"]
-    if out is None:
-        if files:
-            raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
-        return []
-    wanted = formats_from(",".join(files)) if files else ()
-    require_writable(out)
-    return write(found, out, wanted)
-
-
-def write(found: Comparison, out: Path, formats: Sequence[str]) -> list[Path]:
-    """Writes a comparison into a folder; each file whole or not at all. The record is safe before it is drawn."""
-    paths = [found.save(out / f"{RECORD}.{name}") for name in formats if name not in FIGURE_FORMATS]
-    if figures := [name for name in formats if name in FIGURE_FORMATS]:
-        from attnscope.views.compare_figures import draw
-
-        paths += draw(found, out, figures)
-    return paths
-
-
-def formats_from(given: str | None) -> tuple[str, ...]:
-    """The formats in a list such as `npz,csv,png`; None = the usual ones.
-
-    Raises:
-        UsageError: There is no such format.
-    """
-    return USUAL_FORMATS if given is None else named_formats(given, FORMATS)
+    comparison = _comparison(order, report)  # what can be refused is, before a model is loaded
+    return comparison(loading.load(spec), loading)
 
 
 def _comparison(order: CompareOrder, report: Report | None) -> Callable[[Model, LoadOptions], Comparison]:
@@ -150,5 +97,5 @@ def _comparison(order: CompareOrder, report: Report | None) -> Callable[[Model, 
         return lambda model, loading: compare_models(
             model, replace(loading, adapter=None).load(second), corpus, options, report=report
         )
-    roles = None if order.heads_record is None else findings.load(order.heads_record)
+    roles = None if order.heads_record is None else Findings.load(order.heads_record)
     return lambda model, _: compare(model, corpus, options, roles=roles, report=report)

@@ -9,12 +9,10 @@ from attnscope.errors import UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import supports
 from attnscope.records.trace import Trace
-from attnscope.studies.inputs import LoadOptions, require_writable
+from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.reading import Prompt
 from attnscope.studies.trace import trace, trace_example, trace_plain
 from attnscope.text import read_text
-
-RECORDS = ("trace.npz", "trace.json")
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,6 @@ class TraceOrder:
         token: The query to follow; None = all.
         kind: Which attention of an encoder-decoder.
         loops: Whether the steps are computed in plain loops.
-        out: A folder for the record; None = no files.
     """
 
     text: str | None = None
@@ -41,7 +38,6 @@ class TraceOrder:
     token: str | None = None
     kind: str | None = None
     loops: bool = False
-    out: Path | None = None
 
     def __post_init__(self) -> None:
         has_text = self.text is not None or self.file is not None
@@ -51,36 +47,21 @@ class TraceOrder:
             raise UsageError("without a text the worked example is traced, which has one layer", "give a TEXT")
 
 
-def traced(spec: str, order: TraceOrder, loading: LoadOptions) -> tuple[Trace, list[Path]]:
-    """Traces what is asked for, and writes the files that are wanted.
-
-    Returns:
-        The record, and the files.
+def study(spec: str, order: TraceOrder, loading: LoadOptions) -> Trace:
+    """Traces what is asked for.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    if order.out is not None:
-        require_writable(order.out)
     if order.text is None and order.file is None:
-        engine = "reference" if order.loops else loading.engine
-        record = trace_example(order.token, order.heads, engine=engine)
-    else:
-        prompt = Prompt(read_text(order.text, order.file), target=order.target)
-        source = loading.resolve(spec)
-        assert order.layer is not None
-        if order.loops and source.folder is not None and supports(read_config(source)) is None:
-            from attnscope.models.plain import load_plain
+        return trace_example(order.token, order.heads, engine="reference" if order.loops else loading.engine)
+    prompt = Prompt(read_text(order.text, order.file), target=order.target)
+    source = loading.resolve(spec)
+    assert order.layer is not None
+    if order.loops and source.folder is not None and supports(read_config(source)) is None:
+        from attnscope.models.plain import load_plain
 
-            record = trace_plain(load_plain(source), prompt, order.layer, order.heads, token=order.token)
-        else:
-            record = trace(
-                loading.load(source), prompt, order.layer, order.heads, token=order.token, kind=order.kind,
-                loops=order.loops,
-            )  # fmt: skip
-    return record, [] if order.out is None else saved(record, order.out)
-
-
-def saved(record: Trace, out: Path, names: tuple[str, ...] = (*RECORDS, "trace.py")) -> list[Path]:
-    """Writes the files of a trace. The script is not made of a record from elsewhere: its lines are code."""
-    return [record.save(out / name) for name in names]
+        return trace_plain(load_plain(source), prompt, order.layer, order.heads, token=order.token)
+    return trace(
+        loading.load(source), prompt, order.layer, order.heads, token=order.token, kind=order.kind, loops=order.loops
+    )

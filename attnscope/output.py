@@ -1,0 +1,452 @@
+"""What becomes of a record: files, one JSON document, or tables in the terminal. The only writer of results.
+
+Formats, options and folders are checked before a model runs for minutes. A file appears whole or not at all, and what
+took the time is saved before it is drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import AttnscopeError, UsageError, one_line, safe
+from attnscope.records.kinds import FIGURE_FORMATS, KINDS, Kind, load_named
+
+if TYPE_CHECKING:
+    from attnscope.records import Heatmap
+    from attnscope.records.record import Record
+    from attnscope.views.process import DrawingProcess
+
+HOME = Path("attnscope-out")
+"""Where files go that no folder is named for."""
+
+INTERRUPTED = "interrupted"
+"""Where in the named folder an interrupted study goes that would replace a record of more texts."""
+
+TEXT = "text"
+"""The format that is drawn in the terminal."""
+
+_NO_FOLDER = "there is no folder to write files to"
+
+Drawing = Callable[["Record", Path, Sequence[str]], list[Path]]
+"""What draws the figures of a record into a folder, in some formats."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is to become of a record.
+
+    Attributes:
+        kind: What kind of record it is.
+        out: The folder for files; None = none are written, unless the record has a folder of its own.
+        formats: The formats of the files.
+        json: Whether one JSON document is printed instead of tables.
+        quiet: Whether notes are left out.
+        drawn: Whether maps are drawn in the terminal.
+        options: How it is shown: some of those that its kind has a use for.
+    """
+
+    kind: Kind
+    out: Path | None = None
+    formats: tuple[str, ...] = ()
+    json: bool = False
+    quiet: bool = False
+    drawn: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> list[str]:
+        """Those of the formats that are pictures."""
+        return [name for name in self.formats if name in FIGURE_FORMATS]
+
+    def style(self, record: Record) -> Any:
+        """How the figures of a record of maps are coloured."""
+        return record.style(self.options.get("scale"), self.options.get("cmap"))
+
+    @contextlib.contextmanager
+    def draw_ahead(self) -> Iterator[DrawingAhead]:
+        """A process of its own that draws figures of a text while the block lasts; only where there are any."""
+        if not self.figures:
+            yield DrawingAhead(self)
+            return
+        from attnscope.views.process import DrawingProcess
+
+        with DrawingProcess() as process:
+            yield DrawingAhead(self, process)
+
+    def deliver(self, record: Record, folder: Path | None = None, drawing: Drawing | None = None) -> None:
+        """Writes the files of a record, says its notes, and prints it.
+
+        Args:
+            record: The record.
+            folder: Where its files go if no folder is named.
+            drawing: What draws its figures; None = this process.
+
+        Raises:
+            AttnscopeError: A file cannot be written; or part of what was asked for could not be studied, which is said
+                when everything else is done.
+            KeyboardInterrupt: The study was interrupted; all that it found is printed and written.
+        """
+        record, out = settle(record, self.out or folder, self.kind.stem)
+        paths = [] if out is None else write(record, out, self.formats, self.options, drawing)
+        run: Mapping[str, Any] = getattr(record, "run", {})
+        say([*run.get("notes", ()), *(_note_others(self.out, paths) if self.kind.glance else ())], self.quiet)
+        self.show(record, paths)
+        fail_if_not_whole(getattr(record, "corpus", {}), run)
+
+    def show(self, record: Record, paths: Sequence[Path]) -> None:
+        """Prints a record on stdout: one JSON document; else its tables, then the paths of its files."""
+        if self.json:
+            print_json(record.to_json(files=[str(path) for path in paths]))
+            return
+        from attnscope.views.plain_text import open_console
+
+        kind = record.record_kind()
+        how: dict[str, Any] = {n: self.options.get(n) for n in ("measures", "query") if n in kind.options}
+        if kind.glance:
+            how["drawn"] = self.drawn
+        kind.view("show")(record, open_console(), **how)
+        print_paths(paths)
+
+
+@dataclass(frozen=True)
+class DrawingAhead:
+    """What draws the figures of a text, all of them but the weights before these are known."""
+
+    output: Output
+    process: DrawingProcess | None = None
+
+    def expect(self, record: Heatmap) -> None:
+        """Draws what does not depend on the weights, which `record` need not have yet."""
+        if self.process is not None:
+            query = self.output.options.get("query")
+            self.process.expect(record, self.output.style(record), query, self.output.figures)
+
+    def draw(self, record: Record, folder: Path, formats: Sequence[str]) -> list[Path]:
+        """Draws the figures of a record into a folder."""
+        options = self.output.options
+        from attnscope.records import Heatmap
+
+        if self.process is None or not isinstance(record, Heatmap) or not record.is_of_text:
+            return _draw(record, folder, formats, options)
+        return self.process.draw(record, folder, formats, style=self.output.style(record), query=options.get("query"))
+
+
+def plan(
+    kind: str,
+    out: Path | None = None,
+    formats: str | None = None,
+    *,
+    json: bool = False,
+    quiet: bool = False,
+    has_folder: bool = False,
+    **options: Any,
+) -> Output:
+    """Checks what is to become of a record, before it is made.
+
+    Args:
+        kind: The kind, such as "heads".
+        out: The folder for files, if any.
+        formats: Their formats, such as "npz,csv,png"; None = the usual ones.
+        json: Whether one JSON document is printed.
+        quiet: Whether notes are left out.
+        has_folder: Whether its files have a folder of their own where none is named.
+        options: How it is shown, as `records.kinds.Kind.options` says; None = not said.
+
+    Raises:
+        UsageError: There is no such format, or no folder for files.
+        AttnscopeError: The folder cannot be written, or a library that a format needs is not there.
+    """
+    found = KINDS[f"attnscope.{kind}"]
+    if formats is not None and out is None and not has_folder:
+        raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
+    terminal = (TEXT,) if found.glance else ()
+    named = found.usual if formats is None else read_names(formats, (*found.formats, *terminal), "format")
+    if named == (TEXT,) and out is not None:
+        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
+    if TEXT in named and json:
+        raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
+    files = tuple(name for name in named if name != TEXT)
+    require_formats(files)
+    folder = out or (HOME if has_folder else None)
+    if files and folder is not None:
+        require_writable(folder)
+    given = {name: value for name, value in options.items() if value is not None}
+    found.require_options(given)
+    if "scale" in found.options:
+        load_named("attnscope.views.style:Style")(given.get("scale", "fixed"), given.get("cmap", "Blues"))
+    return Output(found, out, files, json, quiet, TEXT in named, given)
+
+
+def show(
+    record: Record, out: Path | None = None, formats: str | None = None, *, json: bool, quiet: bool, **options: Any
+) -> None:
+    """Shows a saved record again: in the terminal, or with a folder as files.
+
+    Args:
+        record: The record.
+        out: The folder for files; None = none.
+        formats: Formats of files, and "text"; None = "text" without a folder, else png, or of what is not drawn
+            whatever it can be loaded from.
+        json: Whether one JSON document is printed.
+        quiet: Whether notes are left out.
+        options: How it is shown: None = not said.
+
+    Raises:
+        UsageError: The kind of record has no such format, or no use for an option; or there is no folder for files.
+        AttnscopeError: The folder cannot be written, or a token or head is not in the record.
+    """
+    kind = record.record_kind()
+    given = {name: value for name, value in options.items() if value is not None}
+    kind.require_options(given)
+    # The lines of a record from elsewhere are code, of which no script is made.
+    known = (*(name for name in kind.formats if name != "py"), TEXT)
+    usual = ("png",) if kind.draw else tuple(name for name in kind.usual if name in known)
+    named = read_names(formats, known, "format") if formats is not None else (TEXT,) if out is None else usual
+    files = tuple(name for name in named if name != TEXT)
+    if files and out is None:
+        raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
+    if out is not None and not files:
+        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
+    require_formats(files)
+    if "scale" in kind.options:
+        record.style(given.get("scale"), given.get("cmap"))  # what is none is said before anything is written
+    if "pick" in given:
+        record = record.only(given.pop("pick"))  # type: ignore[attr-defined]  # maps have heads to pick
+    if given.get("query") is not None:
+        kind.view("query")(record, given["query"])
+    if out is not None:
+        require_writable(out)
+    wanted = Output(kind, out, files, json, quiet, TEXT in named, given)
+    paths = [] if out is None else write(record, out, files, given)
+    say(getattr(record, "run", {}).get("notes", ()), quiet)
+    wanted.show(record, paths)
+
+
+def write(
+    record: Record, out: Path, formats: Sequence[str], options: Mapping[str, Any] = {}, drawing: Drawing | None = None
+) -> list[Path]:
+    """Writes the files of a record into a folder; each whole or not at all.
+
+    Args:
+        record: The record.
+        out: The folder.
+        formats: Some of its kind's formats.
+        options: How figures are drawn: "scale", "cmap", "query".
+        drawing: What draws them; None = this process.
+
+    Returns:
+        The files, in the order of the formats.
+    """
+    kind = record.record_kind()
+    made: dict[str, list[Path]] = {
+        name: [record.save(out / kind.file(name))] for name in formats if name not in FIGURE_FORMATS
+    }
+    figures = [name for name in formats if name in FIGURE_FORMATS]
+    if figures and not record.is_empty:
+        made[figures[0]] = drawing(record, out, figures) if drawing else _draw(record, out, figures, options)
+    return [path for name in formats for path in made.get(name, ())]
+
+
+def _draw(record: Record, out: Path, figures: Sequence[str], options: Mapping[str, Any]) -> list[Path]:
+    known = record.record_kind().options
+    return record.draw(
+        out, figures, **{name: options.get(name) for name in ("scale", "cmap", "query") if name in known}
+    )
+
+
+# Before a model runs
+
+
+def read_names(given: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """The names in a list such as `zero,mean`, each once.
+
+    Raises:
+        UsageError: There is no such name, or none is given.
+    """
+    names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+    if not names:
+        raise UsageError(f"no {what} is given", f"choose from {', '.join(known)}")
+    return names
+
+
+def require_formats(formats: Sequence[str]) -> None:
+    """Refuses formats whose library is not installed.
+
+    Raises:
+        AttnscopeError: One is not there.
+    """
+    if "parquet" in formats:
+        from attnscope.records.parquet import arrow
+
+        arrow()
+
+
+def require_writable(folder: Path) -> None:
+    """Finds out before the model runs for minutes that nothing can be written; leaves no trace."""
+    hint = "choose another folder with --out, or make room there"
+    made: list[Path] = []
+    try:
+        made = [part for part in (folder, *folder.parents) if not part.exists()]
+        if not made and not folder.is_dir():
+            raise AttnscopeError(f"cannot write into {folder}: it is a file, not a folder", hint)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
+    finally:
+        for part in made:
+            with contextlib.suppress(OSError):
+                part.rmdir()
+
+
+def _note_others(folder: Path | None, written: Sequence[Path]) -> list[str]:
+    """A note where a folder that was named holds figures like those written into it that are of another run."""
+    if folder is None or not written:
+        return []
+    endings, own = {path.suffix for path in written}, {path.name for path in written}
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in endings and path.name not in own)
+    if not others:
+        return []
+    count = "a file" if len(others) == 1 else f"{len(others)} files"
+    return [f"{folder} also holds {count} that this run did not write, such as {others[0]}"]
+
+
+# Studies that were interrupted, or failed in part
+
+
+def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
+    """Says where a study is written to: into its folder, unless it was interrupted and a record there says more.
+
+    Args:
+        record: The record of the study.
+        out: The folder that was named; None = nothing is to be written.
+        stem: How the record's files are named in it.
+
+    Returns:
+        The record, with a note where it goes elsewhere, and the folder; None = nothing is to be written.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted before anything was done, so there is nothing to tell.
+    """
+    corpus: Mapping[str, Any] = getattr(record, "corpus", {})  # records of one text have none
+    if corpus.get("complete", True):
+        return record, out
+    if not corpus.get("n_texts"):
+        raise KeyboardInterrupt
+    if out is None or not _says_more(out, stem, corpus["n_texts"]):
+        return record, out
+    aside = out / INTERRUPTED
+    told = f"{out} holds a record that got further, which stays"
+    if aside.is_symlink() or _says_more(aside, stem, corpus["n_texts"]):
+        return _add_note(record, f"Interrupted, and {told}: nothing is written."), None
+    return _add_note(record, f"Interrupted, and {told}."), aside
+
+
+def _add_note(record: Any, note: str) -> Any:
+    return replace(record, run={**record.run, "notes": [*record.run.get("notes", ()), note]})
+
+
+def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
+    """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
+    from attnscope.records.reading import described_by
+
+    earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv", "parquet")]
+    there = [path for path in earlier if path.is_file()]
+    told = [corpus for path in there if isinstance(corpus := described_by(path).get("corpus"), Mapping)]
+    if not told:
+        return bool(there)
+    return any(
+        corpus.get("complete", True) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts
+        for corpus in told
+    )
+
+
+def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Ends with an error where something could not be read or failed, as Ctrl-C does where the study was interrupted.
+
+    The result has been printed and written by then: nothing is lost.
+
+    Raises:
+        AttnscopeError: Something could not be read or studied, or a later step failed.
+        KeyboardInterrupt: The study was interrupted.
+    """
+    failures: list[dict[str, str]] = list(run.get("failures", ()))
+    problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
+    of = corpus.get("of")  # "pictures" or "recordings"; texts say nothing
+    for problem in problems:
+        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
+        print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
+    if not corpus.get("complete", True):
+        print(f"note: incomplete: this is what {corpus['n_texts']:,} {of or 'texts'} say", file=sys.stderr)
+        if not failures:
+            raise KeyboardInterrupt
+    for failed in failures[:1]:
+        kept = "what was measured before is in the result"
+        raise AttnscopeError(
+            f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
+        )
+    if problems:
+        one, several = (of[:-1], of) if of else ("part of the texts", "parts of the texts")
+        what = f"{len(problems)} {one if len(problems) == 1 else several}"
+        lost = any("not studied" in problem["reason"] for problem in problems)
+        raise AttnscopeError(
+            f"{what} could not be read{' or studied' * lost}", "all the rest was studied, and is in the result"
+        )
+
+
+# What is printed
+
+_OBEYED = re.compile(
+    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Controls, marks of direction and separators of lines, which json.dumps leaves as they are beyond ASCII."""
+
+
+def say(notes: Iterable[str], quiet: bool) -> None:
+    """Notes for people, on stderr."""
+    if not quiet:
+        for note in notes:
+            print(f"note: {one_line(note)}", file=sys.stderr)
+
+
+def print_paths(paths: Iterable[str | Path]) -> None:
+    """Prints the files that were written, one a line: as they are for programs, and as is safe on a terminal."""
+    for path in paths:
+        print(safe(str(path)) if sys.stdout is not None and sys.stdout.isatty() else path)
+
+
+def print_json(document: str | Mapping[str, Any]) -> None:
+    """Prints a JSON document, which is UTF-8 whatever the terminal's encoding."""
+    if not isinstance(document, str):
+        from json import dumps
+
+        document = dumps(document, ensure_ascii=False)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+        # As JSON's own \u202e what terminals and JavaScript obey, and the bytes of file names that are no text.
+        sys.stdout.buffer.write(_OBEYED.sub(_escape, document).encode() + b"\n")
+
+
+def print_document(document: Callable[[], Mapping[str, Any]], paths: Sequence[Path], json: bool) -> None:
+    """Prints files, one a line; or with `json` the document of what is no record, with the files in it."""
+    if json:
+        print_json({**document(), "files": [str(path) for path in paths]})
+    else:
+        print_paths(paths)
+
+
+def _escape(found: re.Match[str]) -> str:
+    # Two of them for what is beyond U+FFFF, as JSON has it.
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

@@ -1,0 +1,161 @@
+"""The kinds of records: what each is called, its files, and by what it is read and shown. Names, imported on use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnscope.records.record import Record
+
+FIGURE_FORMATS = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of record.
+
+    Attributes:
+        schema: The name of what describes it, without the version.
+        what: What it is called.
+        record: Its class.
+        command: The command that makes it.
+        stem: How its files are called in a folder.
+        data: The formats that hold what it says.
+        usual: The formats that are written into a folder where none is named.
+        show: What prints it: `(record, console, **options)`.
+        draw: What draws it: `(record, folder, formats, **options)`; empty = it has no figures.
+        glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
+        query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
+        options: What `show` may be given beside: some of "query", "pick", "scale", "cmap", "measures".
+        lossless: The formats that it can be loaded from.
+        files: File names that are not `stem` with the format as ending.
+    """
+
+    schema: str
+    what: str
+    record: str
+    command: str
+    stem: str
+    data: tuple[str, ...]
+    usual: tuple[str, ...]
+    show: str
+    draw: str = ""
+    glance: str = ""
+    query: str = ""
+    options: tuple[str, ...] = ()
+    lossless: tuple[str, ...] = ("npz",)
+    files: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def hint(self) -> str:
+        """What to do about a file that is none."""
+        return f"give the {self.file(self.lossless[0])} that `{self.command}` wrote"
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The formats that it is drawn in."""
+        return FIGURE_FORMATS if self.draw else ()
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """All formats that it is written in."""
+        return (*self.figures, *self.data)
+
+    def file(self, ending: str) -> str:
+        """How a file of it is called."""
+        return dict(self.files).get(ending, f"{self.stem}.{ending}")
+
+    def require_options(self, given: Iterable[str]) -> None:
+        """Refuses options of `show` and `draw` that say nothing about this kind.
+
+        Raises:
+            UsageError: One of them does.
+        """
+        for name in given:
+            if name not in self.options:
+                raise UsageError(f"a {self.what} has no {name}", f"leave out --{name}")
+
+    def view(self, which: str) -> Any:
+        """What shows or draws it: the function that `show`, `draw`, `glance` or `query` names."""
+        return load_named(f"attnscope.views.{getattr(self, which)}")
+
+    def record_class(self) -> type[Record]:
+        """Its class."""
+        found: type[Record] = load_named(f"attnscope.records.{self.record}")
+        return found
+
+
+_TABLE = ("csv", "json", "parquet")
+
+KINDS = {
+    kind.schema: kind
+    for kind in (
+        Kind(
+            "attnscope.heatmap", "record of attention", "maps:Heatmap", "heatmap", "weights", ("npz", "json"), ("png",),
+            "terminal:show", "figures:draw", "figures:glance", "figures:require_query",
+            ("query", "pick", "scale", "cmap"), ("npz", "json"), (("json", "record.json"),),
+        ),
+        Kind(
+            "attnscope.pooled", "record of pooled attention", "pooled:PooledHeatmap", "heatmap", "pooled",
+            ("npz", "json"), ("png",), "terminal:show", "figures:draw", "figures:glance", "", ("pick", "scale", "cmap"),
+            ("npz", "json"), (("json", "record.json"),),
+        ),
+        Kind(
+            "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:draw", options=("measures",),
+        ),
+        Kind(
+            "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
+            ("npz", *_TABLE), ("npz", "csv", "png"), "compare_terminal:show", "compare_figures:draw",
+        ),
+        Kind(
+            "attnscope.relations", "record of relations", "relations:Relations", "relations", "relations",
+            ("npz", *_TABLE), ("npz", "csv", "png"), "relations_terminal:show", "relations_figures:draw",
+        ),
+        Kind(
+            "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "ablation_terminal:show", "ablation_figures:draw",
+        ),
+        Kind(
+            "attnscope.rollout", "record of rollout", "rollouts:Rollout", "rollout", "rollout", ("npz", "json"),
+            ("npz", "png"), "rollout_terminal:show", "rollout_figures:draw",
+            query="rollout_figures:require_query", options=("query", "scale", "cmap"), lossless=("npz", "json"),
+        ),
+        Kind(
+            "attnscope.trace", "trace", "trace:Trace", "trace", "trace", ("npz", "json", "py"), ("npz", "json", "py"),
+            "trace_terminal:show",
+        ),
+        Kind(
+            "attnscope.split", "split", "split:Split", "split", "split", ("json",), ("json", "png"),
+            "split_terminal:show", "split_figure:draw", lossless=("json",),
+        ),
+        Kind(
+            "attnscope.cost", "cost", "cost:Cost", "cost", "cost", ("json",), ("json", "png"), "cost_terminal:show",
+            "cost_figure:draw", lossless=("json",),
+        ),
+    )
+}  # fmt: skip
+"""By schema, without its version."""
+
+
+def kind_of_schema(schema: str) -> Kind:
+    """The kind of a schema such as "attnscope.heads/1".
+
+    Raises:
+        ValueError: This version knows no such kind.
+    """
+    name = schema.partition("/")[0] if isinstance(schema, str) else ""
+    if name not in KINDS:
+        raise ValueError(f"it holds {schema!r}, which this version cannot read")
+    return KINDS[name]
+
+
+def load_named(name: str) -> Any:
+    """What "module:name" names, imported on first use."""
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(module), attribute)

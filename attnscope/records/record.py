@@ -1,0 +1,201 @@
+"""What every record is: a frozen dataclass that saves, loads, draws and describes itself."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.records import codec
+from attnscope.records.kinds import Kind, kind_of_schema, load_named
+from attnscope.records.parquet import parquet
+from attnscope.records.reading import read_record, reading, require_run, require_types
+from attnscope.records.storage import csv_text, finite, plain, write_whole
+
+
+class Record:
+    """A result that was measured: what it says, and the files that it becomes.
+
+    Attributes:
+        SCHEMA: The name and version of what describes it, such as "attnscope.heads/1".
+        ASCII: Whether its JSON is written in ASCII alone.
+    """
+
+    SCHEMA: ClassVar[str]
+    ASCII: ClassVar[bool] = False
+
+    @classmethod
+    def record_kind(cls) -> Kind:
+        """Its entry in the table of kinds."""
+        return kind_of_schema(cls.SCHEMA)
+
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays that are kept beside, schema first; NaN stays."""
+        return {"schema": self.SCHEMA, **codec.describe(self)}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that an npz keeps beside what describes them, by name."""
+        return codec.arrays_of(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values; NaN and infinities become null."""
+        document: dict[str, Any] = plain({**self.describe(), **self.arrays()}, finite)
+        return document
+
+    def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
+        """One JSON document.
+
+        Args:
+            ascii_only: Whether other characters are written as JSON escapes.
+            more: Further members of the document, such as the files that were written.
+        """
+        return json.dumps({**self.as_json(), **more}, ensure_ascii=ascii_only, allow_nan=False)
+
+    def rows(self) -> Iterable[Sequence[Any]]:
+        """The table of a record that is one, its header first."""
+        raise NotImplementedError
+
+    def to_csv(self) -> str:
+        """The table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty."""
+        return csv_text(self.rows())
+
+    def to_parquet(self) -> bytes:
+        """The table as a Parquet file: NaN is null; its metadata name schema and run.
+
+        Raises:
+            AttnscopeError: pyarrow is not installed.
+        """
+        header, *rows = self.rows()
+        columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
+        run = json.dumps(plain(getattr(self, "run", {}), finite))
+        return parquet(columns, {"attnscope.schema": self.SCHEMA, "attnscope.run": run})
+
+    def to_npz(self) -> bytes:
+        """Its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""
+        held = io.BytesIO()
+        described = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
+        np.savez(held, allow_pickle=False, record=described, **self.arrays())
+        return held.getvalue()
+
+    def content(self, ending: str) -> bytes:
+        """What a file of an ending such as "npz" holds.
+
+        Raises:
+            AttnscopeError: Records of this kind are not saved so.
+        """
+        kind = self.record_kind()
+        if ending not in kind.data:
+            known = " or ".join(", ".join(f".{name}" for name in kind.data).rsplit(", ", 1))
+            given = f".{ending}" if ending else "no ending"
+            raise AttnscopeError(f"a {kind.what} is saved as {known}, not {given!r}")
+        if ending == "json":
+            # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
+            return self.to_json(ascii_only=self.ASCII).encode("utf-8", "backslashreplace")
+        made: str | bytes = getattr(self, f"to_{ending}")()
+        return made if isinstance(made, bytes) else made.encode("utf-8", "backslashreplace")
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record, whole or not at all; the ending says how, and `.npz` is without loss.
+
+        Raises:
+            AttnscopeError: Records of this kind are not saved so, or the file cannot be written.
+        """
+        path = Path(path)
+        return write_whole(path, self.content(path.suffix.removeprefix(".")))
+
+    @property
+    def usual_scale(self) -> str:
+        """What the darkest colour of its figures means, unless it is said."""
+        return "fixed"
+
+    def style(self, scale: str | None, cmap: str | None) -> Any:
+        """How its figures are coloured, as `draw` is asked for it.
+
+        Raises:
+            UsageError: There is no such scale or colormap.
+        """
+        usual = self.usual_scale if scale is None else scale
+        return load_named("attnscope.views.style:Style")(usual, "Blues" if cmap is None else cmap)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw, as in the shard of a corpus that holds none of its texts."""
+        return False
+
+    def draw(
+        self,
+        folder: str | Path,
+        formats: str | Sequence[str] = ("png",),
+        *,
+        scale: str | None = None,
+        cmap: str | None = None,
+        query: str | None = None,
+    ) -> list[Path]:
+        """Draws the record's figures into a folder, each file whole or not at all.
+
+        Args:
+            folder: Where to; made if it is not there.
+            formats: Some of "png", "svg", "pdf".
+            scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
+                the figure's ("figure"). None = "fixed"; "figure" for rollout, "head" for pictures and sound.
+            cmap: Of maps: name of a matplotlib colormap; None = "Blues".
+            query: Of maps: also draws bars of what this token attends to: a token, a word, or a place such as `@3`. Of
+                a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
+
+        Returns:
+            The files, overview first.
+
+        Raises:
+            AttnscopeError: An unknown format, scale, colormap or token, or an option that this kind of record has no
+                use for; the folder cannot be written.
+        """
+        kind, wanted = self.record_kind(), [formats] if isinstance(formats, str) else list(formats)
+        for name in wanted:
+            if name not in kind.figures:
+                known = ", ".join(kind.figures)
+                raise UsageError(f"a {kind.what} is not drawn as {name!r}", f"choose from {known}" if known else "")
+        given = {"scale": scale, "cmap": cmap, "query": query}
+        kind.require_options([name for name, value in given.items() if value is not None])
+        how: dict[str, Any] = {"query": query} if "query" in kind.options else {}
+        if "scale" in kind.options:
+            how["style"] = self.style(scale, cmap)
+        made: list[Path] = kind.view("draw")(self, Path(folder), wanted, **how)
+        return made
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a record that `save` wrote, without loss.
+
+        Raises:
+            AttnscopeError: The file is not there, damaged, or a record of another kind.
+        """
+        path, kind = Path(path), cls.record_kind()
+        with reading(path, kind.what, kind.hint):
+            described, held = read_record(path, cls.SCHEMA)
+            if isinstance(held.get("schema"), str) and "json" not in kind.lossless:
+                raise ValueError("it is the JSON of one, a copy for other programs")
+            found = cls.rebuild(described, held)
+            require_types(found)
+            if isinstance(run := getattr(found, "run", None), Mapping):
+                require_run(run)
+            found.require_whole()
+        return found
+
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The record that `describe` and `arrays` were made of; what is damaged raises anything."""
+        made: Self = codec.build(cls, described, held)
+        return made
+
+    def require_whole(self) -> None:
+        """Refuses a record whose parts do not fit each other, before a picture of it fails or lies.
+
+        Raises:
+            ValueError: They do not.
+        """

@@ -1,0 +1,170 @@
+"""A text's tokens. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A tokenised text, token by token.
+
+    Attributes:
+        text: The text that was tokenised (of a pair: the first).
+        ids: The tokenizer's numbers, (token,), int64; -1 for words that were merged from several tokens.
+        labels: What to show for each token: pieces as the tokenizer writes them (`##ing`), a leading space as `·`,
+            bytes that are no character by themselves as `<0xE4>`. Never empty.
+        offsets: First and last + 1 character of each token in its text, (token, 2), int32; (-1, -1) for tokens that
+            stand for no text, such as [CLS], and for all tokens where the tokenizer cannot tell.
+        special: Whether the tokenizer added the token ([CLS], [SEP], <s>), (token,), bool.
+        words: Number of the word that a token is part of, from 0 in each segment, (token,), int32; -1 = part of none.
+            None where the tokenizer cannot tell.
+        segments: 0 for tokens of the first text, 1 for those of the second of a pair, (token,), int32.
+        pair: The second text of a pair, else None.
+        n_given: How many tokens were given, the rest was written by the model itself; -1 = all were given.
+    """
+
+    text: str
+    ids: NDArray[np.int64]
+    labels: tuple[str, ...]
+    offsets: NDArray[np.int32]
+    special: NDArray[np.bool_]
+    words: NDArray[np.int32] | None
+    segments: NDArray[np.int32]
+    pair: str | None = None
+    n_given: int = -1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, keep: NDArray[Any]) -> Tokens:
+        """The tokens at the places `keep` (numbers or a boolean mask), in that order."""
+        places = np.arange(len(self))[keep]
+        given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
+        return replace(
+            self,
+            ids=self.ids[places],
+            labels=tuple(self.labels[i] for i in places),
+            offsets=self.offsets[places],
+            special=self.special[places],
+            words=None if self.words is None else self.words[places],
+            segments=self.segments[places],
+            n_given=given,
+        )
+
+    def find(self, wanted: str) -> tuple[int, ...]:
+        """Places of the tokens that a user means by `wanted`.
+
+        `@9` is the token at place 9. Anything else is a whole word (all its pieces), else a label as it is, else a
+        label without the mark of a word piece or a space; then the same without regard to case.
+
+        Returns:
+            The places, in order; empty if there is none.
+        """
+        if wanted.startswith("@") and wanted[1:].isdecimal():
+            place = int(wanted[1:])
+            return (place,) if place < len(self) else ()
+        groups = self.word_groups()
+        spelled = [""] * len(self)
+        for group in groups if self.words is not None else ():
+            for i in group:
+                spelled[i] = self._surface(group)
+        for fold in (str, str.casefold):
+            # Words come first: the end of "bandit" is a piece "it", and is not what is meant.
+            for names in (spelled, self.labels, [_bare(label) for label in self.labels]):
+                if found := tuple(i for i, name in enumerate(names) if name and fold(name) == fold(wanted)):
+                    return found
+        return ()
+
+    def word_groups(self) -> list[list[int]]:
+        """Tokens grouped by word, in order; a token that is part of no word is a group by itself."""
+        groups: list[list[int]] = []
+        last: tuple[int, int] | None = None
+        for i in range(len(self)):
+            word = -1 if self.words is None else int(self.words[i])
+            name = (int(self.segments[i]), word)
+            if word >= 0 and name == last:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+            last = name if word >= 0 else None
+        return groups
+
+    def merged(self, groups: Sequence[Sequence[int]]) -> Tokens:
+        """One token for each group of tokens, labelled with the text that the group covers."""
+        first = [group[0] for group in groups]
+        given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
+        offsets = [
+            (self.offsets[group[0], 0], max(self.offsets[i, 1] for i in group))
+            if len(group) > 1
+            else self.offsets[group[0]]
+            for group in groups
+        ]
+        return replace(
+            self,
+            ids=np.array([self.ids[g[0]] if len(g) == 1 else -1 for g in groups], np.int64),
+            labels=tuple(self.labels[g[0]] if self.special[g[0]] else self._surface(g) for g in groups),
+            offsets=np.array(offsets, np.int32).reshape(-1, 2),
+            special=self.special[first],
+            words=None if self.words is None else self.words[first],
+            segments=self.segments[first],
+            n_given=given,
+        )
+
+    def _surface(self, group: Sequence[int]) -> str:
+        """The text that neighbouring tokens cover; their labels where the text is not known."""
+        text = self.text if int(self.segments[group[0]]) == 0 or self.pair is None else self.pair
+        start, stop = int(self.offsets[group[0], 0]), max(int(self.offsets[i, 1]) for i in group)
+        covered = text[start:stop].strip() if start >= 0 else ""
+        if covered and covered.isprintable():
+            return covered
+        return "".join(_bare(self.labels[i]) for i in group)
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self)}: {' '.join(self.labels[:12])}{' …' if len(self) > 12 else ''})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; `tokens_from_json` reads them back."""
+        return {
+            "text": self.text,
+            "pair": self.pair,
+            "n_given": self.n_given,
+            "labels": list(self.labels),
+            "ids": self.ids.tolist(),
+            "offsets": self.offsets.tolist(),
+            "special": self.special.tolist(),
+            "words": None if self.words is None else self.words.tolist(),
+            "segments": self.segments.tolist(),
+        }
+
+
+def require_whole_tokens(tokens: Tokens) -> None:
+    """Refuses tokens whose lists do not fit each other, or that can be neither drawn nor printed.
+
+    Raises:
+        ValueError: They do not, or cannot.
+    """
+    n = len(tokens)
+    words = n if tokens.words is None else len(tokens.words)
+    if {len(tokens.ids), len(tokens.offsets), len(tokens.special), len(tokens.segments), words} != {n}:
+        raise ValueError("its lists of tokens differ in length")
+    for text in (tokens.text, tokens.pair or "", *tokens.labels):
+        text.encode()  # fails on lone surrogates
+    if not all(tokens.labels):
+        raise ValueError("a token has no label")
+
+
+_PIECE_MARKS = ("##", "·")
+
+
+def _bare(label: str) -> str:
+    """A label without the mark of a word piece or of a leading space."""
+    for mark in _PIECE_MARKS:
+        if label.startswith(mark) and len(label) > len(mark):
+            return label[len(mark) :]
+    return label

@@ -1,0 +1,165 @@
+"""Every kind of record with every format and option: what it has is written and read, what it has not is refused."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.output import plan
+from attnscope.records import load
+from attnscope.records.kinds import FIGURE_FORMATS, KINDS, Kind, kind_of_schema
+from attnscope.records.record import Record
+from tests.conftest import Run
+from tests.test_damaged import made
+
+__all__ = ["made"]
+
+FILES = {
+    "heads": "heads.npz", "compare": "compare.npz", "relations": "relations.npz", "ablate": "ablation.npz",
+    "trace": "trace.npz", "split": "split.json", "cost": "cost.json", "rollout": "rollout.npz",
+    "heatmap": "weights.npz", "pooled": "pooled.npz",
+}  # fmt: skip
+FORMATS = ("npz", "json", "csv", "parquet", "py", "text", *FIGURE_FORMATS, "nonsense")
+OPTIONS = {
+    "query": ("the", "nowhere"), "pick": ("L0H0", "L9H9"), "scale": ("head", "zz"), "cmap": ("Greys", "zz"),
+    "measures": ("entropy_nats", "nonsense"),
+}  # fmt: skip
+"""An option: a value that records here have, and one that none has."""
+
+
+def kind_of(name: str) -> Kind:
+    return KINDS[f"attnscope.{name}"]
+
+
+def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Path) -> None:
+    assert {f"attnscope.{name}" for name in FILES} == {*KINDS}
+    for name, file in FILES.items():
+        kind = kind_of(name)
+        record = load(made / file)
+        assert isinstance(record, kind.record_class())
+        assert record.record_kind() is kind is kind_of_schema(record.SCHEMA)
+        for which in ("show", "draw", "glance", "query"):
+            assert not getattr(kind, which) or callable(kind.view(which))
+        assert {*kind.usual} <= {*kind.formats} and {*kind.lossless} <= {*kind.data}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_record_comes_back_without_loss_from_every_format_that_it_loads_from(
+    name: str, made: Path, tmp_path: Path
+) -> None:
+    record = load(made / FILES[name])
+    for ending in kind_of(name).lossless:
+        again = load(record.save(tmp_path / f"again.{ending}"))
+        assert type(again) is type(record)
+        np.testing.assert_equal(again.describe(), record.describe())
+        np.testing.assert_equal(again.arrays(), record.arrays())
+        assert again.save(tmp_path / f"twice.{ending}").read_bytes() == (tmp_path / f"again.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "wanted"), [*product(FILES, FORMATS)])
+def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(
+    name: str, wanted: str, made: Path, run: Run, tmp_path: Path
+) -> None:
+    kind = kind_of(name)
+    status, out, err = run("show", made / FILES[name], "-f", wanted, "-o", tmp_path / "out")
+    if wanted not in kind.formats or wanted == "py":
+        assert (status, out) == (2, "") and err.startswith("error: ")
+        assert not (tmp_path / "out").exists()
+        told = run("show", made / FILES[name], "-f", wanted)
+        assert told[0] == (0 if wanted == "text" else 2)
+        return
+    assert (status, err.count("error")) == (0, 0), err
+    paths = [Path(line) for line in out.splitlines() if line.startswith(str(tmp_path))]
+    assert paths and sorted(paths) == sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert all(path.suffix == f".{wanted}" and path.stat().st_size for path in paths)
+    assert run("show", made / FILES[name], "-f", wanted)[0] == 2, "without a folder there is nothing to write"
+
+
+@pytest.mark.parametrize(("name", "option"), [*product(FILES, OPTIONS)])
+def test_show_knows_the_options_of_a_kind_and_refuses_all_others(
+    name: str, option: str, made: Path, run: Run, tmp_path: Path
+) -> None:
+    right, wrong = OPTIONS[option]
+    known = option in kind_of(name).options
+    status, out, err = run("show", made / FILES[name], f"--{option}", right, "-q")
+    assert status == (0 if known else 2), err
+    assert bool(out) is known
+    if known:
+        assert run("show", made / FILES[name], f"--{option}", wrong, "-q")[0] in (1, 2)
+    else:
+        assert f"--{option}" in err
+        status, _, _ = run("show", made / FILES[name], f"--{option}", right, "-o", tmp_path / "out")
+        assert (status, (tmp_path / "out").exists()) == (2, False)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_show_prints_one_json_document_that_names_its_schema_and_files(
+    name: str, made: Path, run: Run, tmp_path: Path
+) -> None:
+    status, out, _ = run("show", made / FILES[name], "--json", "-f", "json", "-o", tmp_path / "out")
+    document = json.loads(out)
+    assert status == 0 and document["schema"].startswith(f"attnscope.{name}/")
+    written = json.loads(Path(document["files"][0]).read_text("utf-8"))
+    assert written == {key: value for key, value in document.items() if key != "files"}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if "parquet" in kind_of(name).data])
+def test_every_table_is_the_same_as_csv_and_parquet(name: str, made: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    record = load(made / FILES[name])
+    table = parquet.read_table(record.save(tmp_path / "table.parquet"))
+    header, *lines = record.save(tmp_path / "table.csv").read_text("utf-8").splitlines()
+    assert table.column_names == header.split(",") and table.num_rows == len(lines)
+    assert table.schema.metadata[b"attnscope.schema"].decode() == record.SCHEMA
+    assert json.loads(table.schema.metadata[b"attnscope.run"])["model"] == "own"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_record_of_another_kind_is_refused_by_name(name: str, made: Path) -> None:
+    other: type[Record] = KINDS["attnscope.cost" if name != "cost" else "attnscope.heads"].record_class()
+    with pytest.raises(AttnscopeError, match=rf"is no .*attnscope\.{name}/1"):
+        other.load(made / FILES[name])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_asked_of_a_record_is_checked_before_it_is_made(name: str, tmp_path: Path) -> None:
+    kind = kind_of(name)
+    for given in ("nonsense", "", " , ", "npz,nonsense"):
+        with pytest.raises(UsageError):
+            plan(name, tmp_path, given)
+    with pytest.raises(UsageError, match="there is no folder"):
+        plan(name, None, kind.data[0])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AttnscopeError, match="it is a file"):
+        plan(name, tmp_path / "file")
+    assert plan(name, tmp_path).formats == kind.usual
+    assert not plan(name).out
+    for option in {*OPTIONS} - {*kind.options}:
+        with pytest.raises(UsageError, match=f"no {option}"):
+            plan(name, tmp_path, None, **{option: "x"})
+
+
+def test_a_record_draws_itself_with_the_options_of_its_kind(made: Path, tmp_path: Path) -> None:
+    for name, file in FILES.items():
+        record: Any = load(made / file)
+        with pytest.raises(UsageError, match="not drawn as 'gif'"):
+            record.draw(tmp_path, "gif")
+        if kind_of(name).draw:
+            assert record.draw(tmp_path / name, ["svg"])
+        if "scale" not in kind_of(name).options:
+            with pytest.raises(UsageError, match="no scale"):
+                record.draw(tmp_path / name, (), scale="head")
+
+
+def test_one_public_function_loads_every_kind_from_its_file_and_its_folder(made: Path, tmp_path: Path) -> None:
+    for name, file in FILES.items():
+        kind = kind_of(name)
+        record = attnscope.load_record(made / file)
+        folder = tmp_path / name
+        record.save(folder / kind.file(kind.lossless[0]))
+        assert type(attnscope.load_record(folder)) is kind.record_class() or isinstance(record, kind.record_class())
