@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def vit(folders: dict[str, Path]) -> attnscope.models.model.Model:  # type: ignore[name-defined]
+def vit(folders: dict[str, Path]) -> Any:
     return attnscope.load(folders["vit"])
 
 
