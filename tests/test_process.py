@@ -128,7 +128,7 @@ def test_one_that_is_told_to_stop_ends_the_files_that_it_writes(tmp_path: Path) 
     for done in (0, 1):
         folder = tmp_path / str(done)
         with pytest.raises(RuntimeError), DrawingProcess() as drawing:
-            assert drawing._send(process._Draw(big, Style(), process.sheets_of(big), folder, ["png"]))
+            assert drawing._send(process._Order(big, Style(), process.sheets_of(big), ["png"], folder))
             while len(list(folder.glob("*.png"))) < done:
                 assert child_of(drawing).poll() is None
             raise RuntimeError

@@ -1,4 +1,4 @@
-"""One Axes in pixels: what stays is drawn once, what changes from figure to figure is drawn over it.
+"""One Axes in pixels: the static part is drawn once, and what changes from figure to figure is drawn over it.
 
 Text is what makes attention figures slow: 12 heads of 16 tokens have 384 labels. So a canvas draws its labels once and
 keeps the picture; each further figure of the same text restores it and adds its maps (what matplotlib calls blitting).
@@ -50,7 +50,7 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"CreationDate": None, "Creator": f"attnscope {__version__}"},
 }
 _RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "path"}
-# Whatever settings of matplotlib bear upon a figure of ours.
+# The settings of matplotlib that can change a figure.
 _SHIPPED = (
     *("agg.", "axes.", "figure.", "font.", "image.", "lines."),
     *("patch.", "path.", "pdf.", "savefig.", "svg.", "text."),
@@ -159,7 +159,7 @@ class Canvas(Drawing):
         lettering: The fonts.
 
     Attributes:
-        temporary: Whether what is placed from now on is for this figure alone; `wipe` takes it away.
+        temporary: Whether what is placed from now on is for this figure alone; `wipe` removes it.
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
@@ -211,7 +211,7 @@ class Canvas(Drawing):
             self._temporary.append(placed)
 
     def wipe(self) -> None:
-        """Takes away what was for one figure alone; what stays need not be drawn again for the next."""
+        """Removes what was for one figure alone; the static part need not be drawn again for the next."""
         self.prepare()
         for artist in self._temporary:
             artist.remove()
@@ -251,9 +251,9 @@ class Canvas(Drawing):
         self._cells[image] = values
 
     def copy(self, box: tuple[int, int, int, int], to: Sequence[tuple[int, int]]) -> None:
-        """In pixels, shows what stays in a box (x, y, width, height) at other places too, by their upper left corners.
+        """Repeats the static part of a box in the pixels at other places, given by their upper left corners.
 
-        Nothing else may be in those places. In vector files there is no such thing: there all must be written.
+        Nothing else may be in those places. Vector files have no such copies: there everything must be written.
         """
         self._copies.append((box, list(to)))
 
@@ -302,7 +302,7 @@ class Canvas(Drawing):
         boxes.set_verts(_vertices(places))
 
     def prepare(self) -> None:
-        """Draws what stays, if it is not drawn yet."""
+        """Draws the static part, unless that is done."""
         if self._background is None:
             self.agg.draw()
             drawn = np.asarray(self.agg.buffer_rgba())

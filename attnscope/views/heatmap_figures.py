@@ -78,7 +78,7 @@ class Painter:
 
     Args:
         style: How to colour them.
-        threads: How many threads compress and write files beside drawing; 0 = all is done by the one that draws.
+        threads: How many threads compress and write files beside drawing; 0 = the thread that draws does all.
     """
 
     def __init__(self, style: Style, threads: int = 2) -> None:

@@ -39,7 +39,7 @@ class Grid:
         cell_px: Width and height of a cell of a map.
         corners: Upper left corner of each map, (x, y).
         label_px: Font size of token labels; 0 = none are drawn.
-        label_step: Every how manieth token has its label.
+        label_step: Every n-th token has its label; this is n.
         zoom: How much larger than on a page of the least width titles and notes are.
         bar: The colour bar: x, y, width, height.
         footer_y: Middle of the first line of notes.
@@ -175,7 +175,7 @@ def overview_grid(
     """
     gap = 8
     room = (MIN_WIDTH_PX - 2 * MARGIN_PX - left - (n_columns - 1) * gap) / n_columns
-    # As large as fits the page, but a layer of a few heads is no poster. Maps of few keys, such as those from a long
+    # As large as fits the page, but not huge where a layer has few heads. Maps of few keys, such as those from a long
     # target to a short text, may be as tall as the page has room for, and the page becomes narrower around them.
     is_tall = shape[0] > shape[1]
     tallest = max(min(room, 300), min((MIN_WIDTH_PX - _HEADER_PX) / n_rows, 480) if is_tall else 0)

@@ -24,22 +24,14 @@ _PATIENCE_S = 10
 
 
 @dataclass(frozen=True)
-class _Expect:
-    """Get ready for a record that will look like this one but for its weights."""
+class _Order:
+    """Sheets to draw into a folder; without one, to get ready for: the record has no weights yet."""
 
     record: Heatmap
     style: Style
     sheets: list[Sheet]
     formats: Sequence[str]
-
-
-@dataclass(frozen=True)
-class _Draw:
-    record: Heatmap
-    style: Style
-    sheets: list[Sheet]
-    folder: Path
-    formats: Sequence[str]
+    folder: Path | None = None
 
 
 def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
@@ -93,13 +85,13 @@ class DrawingProcess:
     def expect(self, record: Heatmap, style: Style, query: str | None, formats: Sequence[str]) -> None:
         """Lets the process draw all that does not depend on the weights, which `record` need not have yet."""
         drawn = [wanted for wanted in formats if wanted in FIGURE_FORMATS]
-        self._send(_Expect(record, style, sheets_of(record, query), drawn))
+        self._send(_Order(record, style, sheets_of(record, query), drawn))
 
     def draw(
         self, record: Heatmap, folder: Path, formats: Sequence[str], *, style: Style, query: str | None
     ) -> list[Path]:
         """As `figures.draw`."""
-        wanted = _Draw(record, style, sheets_of(record, query), folder, formats)
+        wanted = _Order(record, style, sheets_of(record, query), formats, folder)
         if self._send(wanted):
             assert self._child is not None and self._child.stdout is not None
             answer: list[Path] | AttnscopeError | None = None
@@ -127,16 +119,16 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     painters: dict[Style, Painter] = {}
     with contextlib.suppress(EOFError):
         while True:
-            message: Any = pickle.load(source)
+            message: _Order = pickle.load(source)
             try:
                 painter = painters.setdefault(message.style, Painter(message.style))
-                if isinstance(message, _Draw):
+                if message.folder is not None:
                     answer: object = painter.draw(message.record, message.sheets, message.folder, message.formats)
                 else:
                     painter.prepare(message.record, message.sheets, message.formats)
                     continue
             except AttnscopeError as error:
-                if not isinstance(message, _Draw):
+                if message.folder is None:
                     continue  # it will be said when it is drawn
                 answer = error
             pickle.dump(answer, sink)
