@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 
 _T = TypeVar("_T")
 
@@ -140,7 +140,7 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
     if not spec.strip():
-        raise AttnscopeError("the model's name is empty", f"try {_names()}, a folder, or a Hub id such as org/name")
+        raise AttnscopeError("the model's name is empty", _try_names())
 
     try:
         path = Path(spec).expanduser()
@@ -155,15 +155,16 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             return Source(spec, path.name or str(path), path, origin=f"folder {path}", file=file, adapter=beside)
         is_file = path.exists()
     except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
-        raise AttnscopeError(f"cannot look into {spec[:80]}: {_one_line(error)[:80]}", "give another folder") from error
+        raise AttnscopeError(
+            f"cannot look into {spec[:80]}: {first_line(error)[:80]}", "give another folder"
+        ) from error
     if is_file and path.suffix == ".gguf":
         # Not resolved: in the Hub's cache it is a link to a file without its name.
         path = path.absolute()
         return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
     if is_file:
         raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
-    if not _HUB_ID.fullmatch(spec) or "--" in spec or ".." in spec:
-        raise AttnscopeError(f"there is no folder {spec}", f"try {_names()}, a folder, or a Hub id such as org/name")
+    _require_hub_id(spec, spec)
 
     cached = _cached_folder(spec, allow_pickle)
     if cached is None:
@@ -198,7 +199,7 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
     try:
         base = json.loads((folder / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise AttnscopeError(f"cannot read {folder / ADAPTER}: {_one_line(error)}", "get the file again") from error
+        raise AttnscopeError(f"cannot read {folder / ADAPTER}: {first_line(error)}", "get the file again") from error
     hint = f"name its model: -m MODEL --adapter {spec}"
     if not isinstance(base, str) or not base:
         raise AttnscopeError(f"{spec} is an adapter, and does not name the model that it belongs to", hint)
@@ -229,15 +230,16 @@ def find_config(spec: str) -> Source:
             path = path.resolve()
             return Source(spec, path.name or str(path), path, origin=f"folder {path}")
     except OSError as error:
-        raise AttnscopeError(f"cannot look into {spec[:80]}: {_one_line(error)[:80]}", "give another folder") from error
+        raise AttnscopeError(
+            f"cannot look into {spec[:80]}: {first_line(error)[:80]}", "give another folder"
+        ) from error
     repo_id = spec
     if spec in KNOWN:
         installed = _installed_folder(KNOWN[spec])
         if installed:
             return Source(spec, spec, installed, KNOWN[spec].repo_id, origin=f"package {KNOWN[spec].package}")
         repo_id = KNOWN[spec].repo_id
-    if not _HUB_ID.fullmatch(repo_id) or "--" in repo_id or ".." in repo_id:
-        raise AttnscopeError(f"there is no folder {spec}", f"try {_names()}, a folder, or a Hub id such as org/name")
+    _require_hub_id(repo_id, spec)
     folder = _config_folder(repo_id, known_as=spec if spec in KNOWN else "")
     return Source(spec, spec, folder, repo_id=repo_id, origin=f"Hugging Face Hub, {repo_id}@{folder.name[:12]}")
 
@@ -249,7 +251,7 @@ def read_config(source: Source) -> dict[str, Any]:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise AttnscopeError(
-            f"cannot read {folder / 'config.json'}: {_one_line(error)}", "get the file again, or name another model"
+            f"cannot read {folder / 'config.json'}: {first_line(error)}", "get the file again, or name another model"
         ) from error
     if not isinstance(config, dict):
         raise AttnscopeError(f"{folder / 'config.json'} holds no JSON object", "get the file again")
@@ -346,14 +348,14 @@ def file_sha256(path: Path) -> str:
                 _hashed[key] = hashlib.file_digest(file, "sha256").hexdigest()
             return _hashed[key]
     except OSError as error:
-        raise AttnscopeError(f"cannot read {path}: {_one_line(error)}") from error
+        raise AttnscopeError(f"cannot read {path}: {first_line(error)}") from error
 
 
 def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
     try:
         names = sorted(set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise AttnscopeError(f"{folder / index} lists no weights: {_one_line(error)}", "get the file again") from error
+        raise AttnscopeError(f"{folder / index} lists no weights: {first_line(error)}", "get the file again") from error
     missing = [name for name in names if name not in present]
     if missing or not names:
         raise AttnscopeError(
@@ -392,13 +394,18 @@ def _require_model(folder: Path, allow_pickle: bool) -> None:
 
 def _folder(source: Source) -> Path:
     if source.folder is None:
-        raise AttnscopeError(f"{source.name} has no files", f"try {_names()}, a folder, or a Hub id such as org/name")
+        raise AttnscopeError(f"{source.name} has no files", _try_names())
     return source.folder
 
 
 # Where models come from -----------------------------------------------------------------------------------------
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+
+
+def _require_hub_id(repo_id: str, spec: str) -> None:
+    if not _HUB_ID.fullmatch(repo_id) or "--" in repo_id or ".." in repo_id:
+        raise AttnscopeError(f"there is no folder {spec}", _try_names())
 
 
 def _resolve_known(name: str, record: Known) -> Source:
@@ -433,20 +440,22 @@ def _cached_ids() -> list[str]:
 
 def _cached_folder(repo_id: str, allow_pickle: bool = False) -> Path | None:
     """The snapshot of a Hub model in the cache, if it is complete. Reads the documented layout: the API takes 0.6 s."""
-    home = _cache() / f"models--{repo_id.replace('/', '--')}"
-    try:
-        folder = home / "snapshots" / (home / "refs" / "main").read_text("ascii").strip()
+    with contextlib.suppress(OSError, ValueError, AttnscopeError):
+        folder = _snapshot(repo_id)
         _require_model(folder, allow_pickle)
-    except (OSError, ValueError, AttnscopeError):
-        return None
-    return folder
+        return folder
+    return None
+
+
+def _snapshot(repo_id: str) -> Path:
+    home = _cache() / f"models--{repo_id.replace('/', '--')}"
+    return home / "snapshots" / (home / "refs" / "main").read_text("ascii").strip()
 
 
 def _config_folder(repo_id: str, known_as: str = "") -> Path:
     """The snapshot of a Hub model that holds its config.json: from the cache, else downloaded without the rest."""
-    home = _cache() / f"models--{repo_id.replace('/', '--')}"
     with contextlib.suppress(OSError, ValueError):
-        cached = home / "snapshots" / (home / "refs" / "main").read_text("ascii").strip()
+        cached = _snapshot(repo_id)
         if (cached / "config.json").is_file():
             return cached
     from huggingface_hub import constants, hf_hub_download
@@ -529,15 +538,14 @@ def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
             f"accept the terms at https://huggingface.co/{repo_id}, then log in with: hf auth login",
         )
     if isinstance(error, RepositoryNotFoundError):
-        close = difflib.get_close_matches(repo_id, [*KNOWN, *BUILT_IN, *_cached_ids()], n=1)
-        mean = f"did you mean {close[0]}? " if close else ""
+        mean = _did_you_mean(repo_id, " ")
         return AttnscopeError(
             f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one",
             f"{mean}attnscope models lists what is here; a private model needs: hf auth login",
         )
     if isinstance(error, HfHubHTTPError):
-        return AttnscopeError(f"the Hub refused {repo_id}: {_one_line(error)}", "try again later, or give a folder")
-    return _unreachable(repo_id, known_as, f"and the Hub cannot be reached: {_one_line(error)}")
+        return AttnscopeError(f"the Hub refused {repo_id}: {first_line(error)}", "try again later, or give a folder")
+    return _unreachable(repo_id, known_as, f"and the Hub cannot be reached: {first_line(error)}")
 
 
 def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
@@ -546,17 +554,17 @@ def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
             f"{known_as} is not on this machine, {why}",
             f'pip install "attnscope[{KNOWN[known_as].extra}]", or set HF_HOME to a cache that holds {repo_id}',
         )
-    close = difflib.get_close_matches(repo_id, [*KNOWN, *BUILT_IN, *_cached_ids()], n=1)
-    mean = f"did you mean {close[0]}? Else " if close else ""
+    mean = _did_you_mean(repo_id, " Else ")
     return AttnscopeError(
         f"{repo_id} is neither a folder nor in the Hub's cache here, {why}",
         f"{mean}give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset",
     )
 
 
-def _names() -> str:
-    return ", ".join([*KNOWN, *BUILT_IN])
+def _did_you_mean(name: str, after: str) -> str:
+    close = difflib.get_close_matches(name, [*KNOWN, *BUILT_IN, *_cached_ids()], n=1)
+    return f"did you mean {close[0]}?{after}" if close else ""
 
 
-def _one_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _try_names() -> str:
+    return f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such as org/name"

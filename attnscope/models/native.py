@@ -93,8 +93,8 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
 
     Args:
         source: Where its files lie.
-        device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
-        dtype: Precision to compute with: "float32", "float64", "bfloat16" or "float16".
+        device: As of `models.load`; so is dtype.
+        dtype: See there.
 
     Raises:
         AttnscopeError: The model is not one that the engine runs; files are missing or damaged; the weights are not the

@@ -555,8 +555,8 @@ def load_own(
         spec: "own" or "own-causal", or what `resolve` made of it.
         sharpness: By how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
             uniform; the default puts at least 0.996 where the head looks in any text that it takes.
-        device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
-        dtype: Precision to compute with: "float32", "float64", "bfloat16" or "float16".
+        device: As of `models.load`; so is dtype.
+        dtype: See there.
 
     Raises:
         AttnscopeError: There is no such glass box, device or precision, or the sharpness makes no sense.

@@ -61,12 +61,12 @@ def load_huggingface(
 
     Args:
         source: Where its files lie.
-        device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
-        dtype: Precision to compute with: "float32", "float64", "bfloat16" or "float16".
-        check: Whether to compare what is seen with the model's own eager attention.
-        allow_pickle: Whether weights may be pickles, which can run any code, where there are no safetensors.
-        trust_remote_code: Whether Python code that comes with the model may run.
-        device_map: How to spread it over devices, see `DeviceMap`; None = all of it on `device`.
+        device: As of `models.load`; so are the others.
+        dtype: See there.
+        check: See there.
+        allow_pickle: See there.
+        trust_remote_code: See there.
+        device_map: See there.
 
     Raises:
         AttnscopeError: Files are missing or damaged; weights are missing, do not fit, or are not finite; the model has

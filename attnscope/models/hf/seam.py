@@ -214,7 +214,6 @@ def attention_function(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What transformers' models call as their attention, in the form of `sdpa_attention_forward`.
@@ -232,8 +231,7 @@ def attention_function(
         position_bias: Floats to add to the scores.
         softcap: As AttentionCall's.
         s_aux: Sinks, one a head.
-        sliding_window: Width of the window that the mask holds already.
-        others: Refused where they could change the result.
+        others: Refused where they could change the result. The mask holds `sliding_window` already.
 
     Returns:
         The output, (batch, query, n_heads, d_value), and no weights.
@@ -275,7 +273,7 @@ def attention_function(
     )
     if light is not None:
         call = replace(call, is_causal=light.is_causal, window=light.window)
-    output = attend(call) if run is None else run(module, call, sliding_window)
+    output = attend(call) if run is None else run(module, call, others.get("sliding_window"))
     return output.transpose(1, 2).contiguous(), None
 
 

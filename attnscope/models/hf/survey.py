@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention import Kind, attend
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.hf.check import (
     Maps,
     Outcome,
@@ -475,6 +475,4 @@ def _width(output: Any) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    text = error.message if isinstance(error, AttnscopeError) else str(error)
-    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return line[:200].rstrip(".")
+    return (error.message if isinstance(error, AttnscopeError) else first_line(error)).rstrip(".")
