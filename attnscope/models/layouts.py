@@ -13,8 +13,15 @@ from attnscope.models.model import ModelInfo
 Config = dict[str, Any]
 Shape = tuple[int, ...]
 
-ACTIVATIONS = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"})
-"""Those that native.py computes: gelu by the error function or by tanh, relu, silu under both its names."""
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_by_tanh",
+    "gelu_pytorch_tanh": "gelu_by_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""What config.json calls an activation -> which it is of the four that native.py and plain.py compute."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,9 @@ _BERT_DEFAULTS: Config = {
     "layer_norm_eps": 1e-12,
     "pad_token_id": 0,
 }
+
+_SIZES = {"embedding_size", *(name for name, value in _BERT_DEFAULTS.items() if isinstance(value, int) and value)}
+"""Settings that are positive integers; pad_token_id may be 0."""
 
 
 @dataclass(frozen=True)
@@ -201,25 +211,12 @@ def supports(config: Config) -> str | None:
     encoder = Encoder.of(config)
     if encoder.hidden_act not in ACTIVATIONS:
         return f"its activation {encoder.hidden_act!r} is not one of {', '.join(sorted(ACTIVATIONS))}"
-    sizes = {name: value for name, value in vars(encoder).items() if name in _SIZES}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
+    for name, value in vars(encoder).items():
+        if name in _SIZES and (not isinstance(value, int) or value < 1):
             return f"its {encoder.layout.settings.get(name, name)} is {value!r}"
     if encoder.hidden_size % encoder.num_attention_heads:
         return f"its width {encoder.hidden_size} is not divisible by its {encoder.num_attention_heads} heads"
     return None
-
-
-_SIZES = {
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "embedding_size",
-}
 
 
 def native_info(

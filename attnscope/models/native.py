@@ -20,20 +20,17 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.checkpoint import Checkpoint
 from attnscope.models.devices import place
-from attnscope.models.layouts import Encoder, native_info, supports
+from attnscope.models.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.model import Batch, LayeredModel, ModelInfo, Tokenizer, require_length, require_numbers
 from attnscope.models.tokenizer import FastTokenizer
 
 __all__ = ["NativeModel", "load_native", "supports"]
 
-_tanh_gelu = partial(F.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu_new": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
+    "gelu_by_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
-    "swish": F.silu,
 }
 
 
@@ -195,7 +192,7 @@ class _Layer(nn.Module):
         self.up = nn.Linear(width, inner)
         self.down = nn.Linear(inner, width)
         self.norm = nn.LayerNorm(width, encoder.layer_norm_eps)
-        self._activation = _ACTIVATIONS[encoder.hidden_act]
+        self._activation = _ACTIVATIONS[ACTIVATIONS[encoder.hidden_act]]
 
     def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)

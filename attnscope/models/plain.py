@@ -15,7 +15,7 @@ from attnscope.core.stepwise import Inputs, compute, head_lines
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.checkpoint import Checkpoint
-from attnscope.models.layouts import Encoder, native_info, supports
+from attnscope.models.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.model import ModelInfo, Tokenizer
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.records import Tokens
@@ -72,7 +72,7 @@ class PlainEncoder:
         joined = np.concatenate([value for line, value in values if line.name == "head_output"], axis=-1)
         attended = self._linear(joined, f"{name}.attention.out_proj")
         hidden = self._norm(hidden + attended, f"{name}.attention_norm")
-        inner = _ACTIVATIONS[self._encoder.hidden_act](self._linear(hidden, f"{name}.up"))
+        inner = _ACTIVATIONS[ACTIVATIONS[self._encoder.hidden_act]](self._linear(hidden, f"{name}.up"))
         return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
 
     def _inputs(self, hidden: Array, number: int) -> Inputs:
@@ -127,21 +127,9 @@ def _gelu(x: Array) -> Array:
     return result
 
 
-def _gelu_by_tanh(x: Array) -> Array:
-    result: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return result
-
-
-def _silu(x: Array) -> Array:
-    result: Array = x / (1 + np.exp(-x))
-    return result
-
-
 _ACTIVATIONS: dict[str, Callable[[Array], Any]] = {
     "gelu": _gelu,
-    "gelu_new": _gelu_by_tanh,
-    "gelu_pytorch_tanh": _gelu_by_tanh,
+    "gelu_by_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "relu": partial(np.maximum, 0.0),
-    "silu": _silu,
-    "swish": _silu,
+    "silu": lambda x: x / (1 + np.exp(-x)),
 }

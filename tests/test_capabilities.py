@@ -1,0 +1,37 @@
+"""What a model can do beyond being run on texts is an object, and None where it cannot."""
+
+import pytest
+
+import attnscope
+from attnscope.models.hf.model import wrap
+from attnscope.models.model import eyes_of
+from tests.hf_tally import build
+
+EXTRAS = ("writer", "eyes", "ears", "run_inputs", "head_slices")
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        ("own", set()),
+        ("own-causal", set()),
+        ("minilm", set()),
+        ("bert", {"run_inputs", "head_slices"}),
+        ("gpt2", {"run_inputs", "head_slices", "writer"}),
+        ("t5", {"run_inputs", "head_slices", "writer"}),
+        ("vit", {"run_inputs", "head_slices", "eyes"}),
+        ("wav2vec2", {"run_inputs", "head_slices", "ears"}),
+        ("whisper", {"run_inputs", "head_slices", "ears", "writer"}),
+        ("clip", {"run_inputs", "head_slices", "eyes", "writer"}),  # CLIP's text tower looks back only
+    ],
+)
+def test_what_a_model_cannot_do_is_none(name: str, extras: set[str]) -> None:
+    ours = name in ("own", "own-causal", "minilm")
+    model = attnscope.load(name) if ours else wrap(build(name))  # type: ignore[arg-type]
+    assert {extra for extra in EXTRAS if getattr(model, extra) is not None} == extras
+    assert (eyes_of(model) is model) == (name != "clip")
+    tokenizer = model.tokenizer
+    assert (tokenizer.mask_id, tokenizer.chat, bool(tokenizer.ordinary_ids())) == (None, None, ours)
+    if ours:
+        assert model.resumes and model.loss is None
+        assert set(model.blocks()) == set(model.output_projections())
