@@ -22,7 +22,7 @@ Importing it loads no torch; the first use of a model does.
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from attnscope.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link

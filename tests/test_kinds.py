@@ -43,7 +43,7 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Pa
         record = load(made / file)
         assert isinstance(record, kind.record_class())
         assert record.record_kind() is kind is kind_of_schema(record.SCHEMA)
-        for which in ("show", "draw", "glance", "query"):
+        for which in ("show", "draw", "glance", "query", "page"):
             assert not getattr(kind, which) or callable(kind.view(which))
         assert {*kind.usual} <= {*kind.formats} and {*kind.lossless} <= {*kind.data}
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from attnscope import __version__
 from attnscope.cli.ablate import ablate
 from attnscope.cli.batch import batch
 from attnscope.cli.compare import compare
@@ -25,6 +24,7 @@ from attnscope.cli.show import show
 from attnscope.cli.split import split
 from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
+from attnscope.version import VERSION
 
 app = typer.Typer(
     name="attnscope",
@@ -44,7 +44,7 @@ for command in (
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"attnscope {__version__}")
+        print(f"attnscope {VERSION}")
         raise typer.Exit
 
 

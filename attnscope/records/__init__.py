@@ -25,7 +25,7 @@ def load(path: str | Path) -> Record:
     path = file_of(Path(path))
     with reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
         schema = schema_of(path) or read_arrays(path)[1]["schema"]
-        kind = kind_of_schema(schema).record_class()
+        kind: type[Record] = kind_of_schema(schema).record_class()
     return kind.load(path)
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from attnscope.records.record import Record
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
 
@@ -31,6 +28,7 @@ class Kind:
         draw: What draws it: `(record, folder, formats, **options)`; empty = it has no figures.
         glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
         query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
+        page: What makes its HTML page: `(record, findings=...)`; empty = it has none.
         options: What `show` may be given beside: some of "query", "pick", "scale", "cmap", "measures".
         lossless: The formats that it can be loaded from.
         files: File names that are not `stem` with the format as ending.
@@ -47,6 +45,7 @@ class Kind:
     draw: str = ""
     glance: str = ""
     query: str = ""
+    page: str = ""
     options: tuple[str, ...] = ()
     lossless: tuple[str, ...] = ("npz",)
     files: tuple[tuple[str, str], ...] = ()
@@ -81,13 +80,12 @@ class Kind:
                 raise UsageError(f"a {self.what} has no {name}", f"leave out --{name}")
 
     def view(self, which: str) -> Any:
-        """What shows or draws it: the function that `show`, `draw`, `glance` or `query` names."""
+        """What shows or draws it: the function that a field such as `show` names."""
         return load_named(f"attnscope.views.{getattr(self, which)}")
 
-    def record_class(self) -> type[Record]:
-        """Its class."""
-        found: type[Record] = load_named(f"attnscope.records.{self.record}")
-        return found
+    def record_class(self) -> Any:
+        """Its class, a `records.record.Record`."""
+        return load_named(f"attnscope.records.{self.record}")
 
 
 _TABLE = ("csv", "json", "parquet")
@@ -98,12 +96,12 @@ KINDS = {
         Kind(
             "attnscope.heatmap", "record of attention", "maps:Heatmap", "heatmap", "weights", ("npz", "json"), ("png",),
             "terminal:show", "figures:draw", "figures:glance", "figures:require_query",
-            ("query", "pick", "scale", "cmap"), ("npz", "json"), (("json", "record.json"),),
+            "page:page_of_record", ("query", "pick", "scale", "cmap"), ("npz", "json"), (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "pooled:PooledHeatmap", "heatmap", "pooled",
-            ("npz", "json"), ("png",), "terminal:show", "figures:draw", "figures:glance", "", ("pick", "scale", "cmap"),
-            ("npz", "json"), (("json", "record.json"),),
+            ("npz", "json"), ("png",), "terminal:show", "figures:draw", "figures:glance",
+            options=("pick", "scale", "cmap"), lossless=("npz", "json"), files=(("json", "record.json"),),
         ),
         Kind(
             "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),

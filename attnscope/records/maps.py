@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.head_maps import HeadMaps, MapsRecord
-from attnscope.records.kinds import load_named
 from attnscope.records.pictures import Picture, picture_from
 from attnscope.records.reading import require_weights
 from attnscope.records.sounds import Sound, sound_from
@@ -22,7 +21,6 @@ from attnscope.records.tokens import Tokens
 
 if TYPE_CHECKING:
     from attnscope.records.findings import Findings
-    from attnscope.views.page import Page
 
 LEAST_LEFT = 0.01
 """What must be left of a row without special tokens for it to be shown."""
@@ -226,7 +224,7 @@ class Heatmap(MapsRecord[AttentionMap]):
         np.savez(held, allow_pickle=False, **self.arrays(), record=np.array(json.dumps(self.describe())))
         return held.getvalue()
 
-    def page(self, *, findings: Findings | None = None) -> Page:
+    def page(self, *, findings: Findings | None = None) -> Any:
         """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.
 
         Args:
@@ -235,8 +233,7 @@ class Heatmap(MapsRecord[AttentionMap]):
         Raises:
             AttnscopeError: The weights are more than a browser would hold.
         """
-        made: Page = load_named("attnscope.views.page:page_of_record")(self, findings=findings)
-        return made
+        return self.record_kind().view("page")(self, findings=findings)
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:

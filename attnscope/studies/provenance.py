@@ -10,10 +10,10 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from attnscope import __version__
 from attnscope.models.model import ModelInfo
 from attnscope.records import Heatmap
 from attnscope.records.pooled import PooledHeatmap
+from attnscope.version import VERSION
 
 
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
 def versions() -> tuple[tuple[str, str], ...]:
     """The versions that numbers depend on, by name."""
     return (
-        ("attnscope", __version__),
+        ("attnscope", VERSION),
         ("python", platform.python_version()),
         *((name, version(name)) for name in ("torch", "transformers", "tokenizers", "numpy")),
     )

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope import __version__
 from attnscope.core import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.split import Drop, Seen, Split
 from attnscope.studies.provenance import run_of
 from attnscope.studies.reading import Prompt, read
+from attnscope.version import VERSION
 
 Array = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ def split_example(options: SplitOptions | None = None) -> Split:
     run: dict[str, Any] = {
         "model": "worked example",
         "seed": None if options is None or not options.project else options.seed,
-        "versions": {"attnscope": __version__, "python": platform.python_version(), "numpy": version("numpy")},
+        "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
         "notes": [],
     }
     text = " ".join(example.TOKENS)

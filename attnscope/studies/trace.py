@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope import __version__
 from attnscope.core import example, reference, stepwise
 from attnscope.core.stepwise import Inputs, Line
 from attnscope.errors import AttnscopeError, UsageError
@@ -22,6 +21,7 @@ from attnscope.studies.choice import Choice
 from attnscope.studies.overflow import require_finite
 from attnscope.studies.provenance import run_of
 from attnscope.studies.reading import Prompt, Reading, batch_of, read
+from attnscope.version import VERSION
 
 if TYPE_CHECKING:
     from attnscope.models.around import Surroundings
@@ -78,7 +78,7 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
         "device": "cpu",
         "sha256": "",
         "seed": None,
-        "versions": {"attnscope": __version__, "python": platform.python_version(), "numpy": version("numpy")},
+        "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
         "notes": ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"],
     }
     inputs = _with_other_heads(inputs, kernel.outputs, wanted)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope import __version__
 from attnscope.errors import UsageError
 from attnscope.records import write_whole
+from attnscope.version import VERSION
 from attnscope.views import layout
 from attnscope.views.lettering import BASE_FAMILY, Lettering
 from attnscope.views.style import FIGURE_FORMATS
@@ -46,8 +46,8 @@ INK, FAINT, LINE = "#1a1a1a", "#6f6f6f", "#b8b8b8"
 
 # The same input gives the same bytes: no dates, and ids in SVG that do not depend on chance.
 _METADATA: dict[str, dict[str, str | None]] = {
-    "svg": {"Date": None, "Creator": f"attnscope {__version__}"},
-    "pdf": {"CreationDate": None, "Creator": f"attnscope {__version__}"},
+    "svg": {"Date": None, "Creator": f"attnscope {VERSION}"},
+    "pdf": {"CreationDate": None, "Creator": f"attnscope {VERSION}"},
 }
 _RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "path"}
 # The settings of matplotlib that can change a figure.
@@ -458,7 +458,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     dots_per_metre = round(DPI / 0.0254)
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits each of red, green and blue
-        (b"tEXt", f"Software\0attnscope {__version__}".encode("latin-1")),
+        (b"tEXt", f"Software\0attnscope {VERSION}".encode("latin-1")),
         (b"pHYs", struct.pack(">IIB", dots_per_metre, dots_per_metre, 1)),
         (b"IDAT", zlib.compress(filtered.tobytes(), 6)),
         (b"IEND", b""),

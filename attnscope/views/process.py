@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
 from attnscope.views.heatmap_figures import Painter, sheets_of
@@ -44,7 +43,7 @@ def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
         how: Further arguments of `subprocess.Popen`; `env` is added to the environment.
     """
     # This very package is imported, wherever it lies; last, as its folder may hold much else.
-    home = str(Path(attnscope.__file__).parent.parent)
+    home = str(Path(__file__).parents[2])
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
         f"import sys; sys.path.append({home!r}); from {module} import main; main()"

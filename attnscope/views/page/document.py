@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope import __version__
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.findings import Findings
 from attnscope.records.storage import finite, plain
+from attnscope.version import VERSION
 from attnscope.views.heads_summary import label, marks_of, printable
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, STEP, most_pieces, pack
 
@@ -104,7 +104,7 @@ def page_of(
     blocks: list[str] = []
     manifest = {
         "schema": PAGE_SCHEMA,
-        "version": __version__,
+        "version": VERSION,
         "step": step,
         "mostPieces": most_pieces(step),
         "leftUnit": LEFT_UNIT,
@@ -263,7 +263,7 @@ def _html(manifest: Mapping[str, Any], blocks: Sequence[str]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
         '<meta name="referrer" content="no-referrer">\n',
-        f'<meta name="generator" content="attnscope {__version__}">\n<title>attnscope</title>\n',
+        f'<meta name="generator" content="attnscope {VERSION}">\n<title>attnscope</title>\n',
         f"<style>{style()}</style>\n</head>\n<body>\n",
         "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
         f'<script type="application/json" id="manifest">{data}</script>\n',
