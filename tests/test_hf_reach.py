@@ -14,7 +14,7 @@ from attnscope.core.attention import attend
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import reach, survey
-from attnscope.models.hf.check import _without_blocks
+from attnscope.models.hf.check import _drop_filling
 from attnscope.models.hf.examples import LENGTHS
 from attnscope.models.hf.model import wrap
 from attnscope.models.hf.reach import reaches
@@ -91,9 +91,9 @@ def test_sparse_maps_that_count_a_block_once_for_twice_are_refused_in_one_line()
 def test_the_padding_of_a_last_block_is_cut_unless_it_is_attended_to() -> None:
     weights = torch.zeros(1, 2, 8, 8)
     weights[..., :6] = 1 / 6
-    assert _without_blocks(weights, 6, 6).shape == (1, 2, 6, 6)
+    assert _drop_filling(weights, 6, 6).shape == (1, 2, 6, 6)
     weights[0, 1, 3, 7] = 0.1
-    assert _without_blocks(weights, 6, 6) is weights
+    assert _drop_filling(weights, 6, 6) is weights
 
 
 def llama(**more: Any) -> PreTrainedModel:

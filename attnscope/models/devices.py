@@ -30,7 +30,7 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
         AttnscopeError: Nothing can be computed there, or not in that precision.
     """
     precision = dtype_of(dtype)
-    found = _existing(_best() if device == "auto" else device)
+    found = _find_device(_best() if device == "auto" else device)
     if precision == torch.float64 and not has_float64(found):
         raise AttnscopeError(f"{found} has no float64", "choose --dtype float32, or --device cpu")
     return found, precision
@@ -42,7 +42,7 @@ def _best() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def _existing(device: str) -> torch.device:
+def _find_device(device: str) -> torch.device:
     try:
         found = torch.empty(1, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -202,7 +202,7 @@ def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, M
     source = inputs["input_ids"].shape[1]
     target = inputs["decoder_input_ids"].shape[1] if model.config.is_encoder_decoder else source
     return output, {
-        kind: [_without_blocks(weights, *_sizes(source, target)[kind]) for weights in of_kind]
+        kind: [_drop_filling(weights, *_sizes(source, target)[kind]) for weights in of_kind]
         for kind, of_kind in maps.items()
     }
 
@@ -212,7 +212,7 @@ def _sizes(source: int, target: int) -> dict[Kind, tuple[int, int]]:
     return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
 
 
-def _without_blocks(weights: Tensor, n_queries: int, n_keys: int) -> Tensor:
+def _drop_filling(weights: Tensor, n_queries: int, n_keys: int) -> Tensor:
     """Weights without what a model itself adds to a text, to fill its last block, where none of them lies there."""
     if weights.ndim != 4 or weights.shape[2] < n_queries or weights.shape[3] <= n_keys:
         return weights

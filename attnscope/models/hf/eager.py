@@ -71,7 +71,7 @@ def run_one_by_one(run: Callable[[Batch, Probe], Tensor], batch: Batch, probe: P
     sizes = {"encoder": (n_keys, n_keys), "decoder": (n_written or n_keys,) * 2, "cross": (n_written, n_keys)}
     for i in range(len(batch.ids)):
         kept = Weights()
-        output = run(_alone(batch, i), kept)
+        output = run(_take_text(batch, i), kept)
         hidden.append(pad(output, (0, 0, 0, (n_written or n_keys) - output.shape[1])))
         for kind, by_layer in kept.maps.items():
             for layer, weights in by_layer.items():
@@ -84,7 +84,7 @@ def run_one_by_one(run: Callable[[Batch, Probe], Tensor], batch: Batch, probe: P
     return torch.cat(hidden)
 
 
-def _alone(batch: Batch, i: int) -> Batch:
+def _take_text(batch: Batch, i: int) -> Batch:
     """One text of a batch without padding."""
 
     def cut(values: Tensor | None, mask: Tensor | None) -> Tensor | None:

@@ -44,7 +44,7 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
         padded, alone = (
-            Example({name: x, **in_order(model, x), **_cut_by_the_processor(model, x)}) for x in (both, both[1:])
+            Example({name: x, **patch_order(model, x), **_patch_shapes(model, x)}) for x in (both, both[1:])
         )
         if max(getattr(config, "max_source_positions", 0), _n_patches(config, shape)) > _MANY_POSITIONS:
             # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
@@ -101,7 +101,7 @@ def _text_examples(
     return padded, Example({names[0]: ids[1:, : lengths[1]]}, real[1:, : lengths[1]])
 
 
-def in_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
+def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
     """What makes an autoencoder (ViT-MAE) read its patches in order, not shuffled; nothing for other models."""
     size = getattr(model.config, "patch_size", None)
     if not accepts(model, "noise") or not isinstance(size, int):
@@ -110,7 +110,7 @@ def in_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
     return {"noise": torch.arange(n, device=pixels.device).expand(len(pixels), -1)}
 
 
-def _cut_by_the_processor(model: PreTrainedModel, patches: Tensor) -> dict[str, Tensor]:
+def _patch_shapes(model: PreTrainedModel, patches: Tensor) -> dict[str, Tensor]:
     """What goes with patches that come cut already (SigLIP 2): which are real, and rows and columns."""
     if not accepts(model, "spatial_shapes"):
         return {}

@@ -31,10 +31,10 @@ from attnscope.models.hf.parts import (
     hears,
     listens,
     picture_tower,
-    quiet,
     reads_text,
     sees_pictures,
     sees_sound,
+    silence,
     text_tower,
     wordless,
 )
@@ -88,7 +88,7 @@ def load_huggingface(
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     if gguf is not None:
         options["gguf_file"] = gguf
-    with quiet():
+    with silence():
         opened = _open_tokenizer(source.folder, options)
         spreading = {} if device_map is None else loading_options(device_map)
         model, notes = _read_model(source, source.folder, options | spreading, pickled=pickled, dtype=precision)

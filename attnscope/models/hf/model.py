@@ -27,9 +27,9 @@ from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
     picture_tower,
-    quiet,
     reads_text,
     sees_pictures,
+    silence,
     takes_recordings,
     text_tower,
     wordless,
@@ -186,7 +186,7 @@ class HuggingFaceModel:
     def untrained(self, seed: int) -> "HuggingFaceModel":
         """The same architecture with random weights, as transformers draws them before training."""
         base = self.network.base
-        with torch.random.fork_rng(devices=[]), quiet():
+        with torch.random.fork_rng(devices=[]), silence():
             torch.manual_seed(seed)
             twin = type(base)(copy.deepcopy(base.config)).to(base.dtype).to(self.network.device)
             twin.train(False).requires_grad_(False)
@@ -240,7 +240,7 @@ def assemble(parts: Parts, *, check: bool) -> HuggingFaceModel:
     def part(model: PreTrainedModel, tokenizer: HuggingFaceTokenizer | NumbersTokenizer, note: str) -> Parts:
         return replace(parts, model=model, tokenizer=tokenizer, notes=(*parts.notes, note))
 
-    with quiet(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         if eyes is None:
             return _build(parts, check)
         if words is None:

@@ -81,7 +81,7 @@ class Network:
             logits: Whether the head is run.
             skipped: How many of its first calls a module does not make, as a part of the model is not computed.
         """
-        given = self._given(inputs)
+        given = self._forward_inputs(inputs)
         self.require_seam("its heads cannot be changed")
         with in_one_line(self.info.name, "does not run on this input"):
             if logits and self.loss is not None:
@@ -166,12 +166,12 @@ class Network:
         require_numbers(self.info, ids, vocab_size(self.base))
 
     def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
-        given = self._given(inputs)
+        given = self._forward_inputs(inputs)
         if self.at_seam:
             return self._hidden(perform(self.base, given, self.found.plan, probe, self._light_from(given)))
         return self._hidden(run_for_weights(self.base, given, self.found.layers, self.info.name, probe))
 
-    def _given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All that the forward gets, on the model's device."""
         check_beyond(self.base, self.found, inputs)
         given = {**standing_arguments(self.base), **self.found.extras, **inputs}

@@ -140,7 +140,7 @@ _loading = threading.RLock()
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Keeps transformers from writing to the terminal. Its switches are global, so one load at a time."""
     with _loading, warnings.catch_warnings():
         warnings.simplefilter("ignore")

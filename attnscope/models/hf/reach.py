@@ -65,17 +65,17 @@ def length_at_load(model: PreTrainedModel, n_heads: int) -> int:
     """
     work = _WORK_AT_LOAD / max(1, sum(parameter.numel() for parameter in model.parameters()))
     most = max(SHORTEST, int(min(work, math.sqrt(_MAPS_AT_LOAD / (8 * max(1, n_heads))))))
-    wanted = [beyond(reach) for reach in reaches(model.config)]
+    wanted = [length_beyond(reach) for reach in reaches(model.config)]
     length = max([SHORTEST, *(tokens for tokens in wanted if tokens <= most)])
     limit = max_tokens(model)
     return length if limit is None else min(length, limit)
 
 
-def beyond(reach: int) -> int:
+def length_beyond(reach: int) -> int:
     """A length at which some queries see past a window, and that is no multiple of a block."""
     return reach + 1 + min(reach // 2, 32)
 
 
-def longest(heads_of_layer: int) -> int:
+def longest_compared(heads_of_layer: int) -> int:
     """Tokens up to which eager attention is run at all to compare with it."""
     return int(math.sqrt(_SCORES / (12 * max(1, heads_of_layer))))

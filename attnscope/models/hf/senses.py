@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.hf.examples import accepts, in_order
+from attnscope.models.hf.examples import accepts, patch_order
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import in_one_line
 from attnscope.models.model import Model, SensoryInput
@@ -50,7 +50,7 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
             "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
         )
     try:
-        if _named(folder) == "DINOv3ViTImageProcessor":
+        if _processor_name(folder) == "DINOv3ViTImageProcessor":
             # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
             return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
         auto: Any = transformers.AutoImageProcessor
@@ -60,7 +60,8 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
     except Exception as error:  # transformers raises what it likes on files that it does not understand
         if "torchvision" in str(error):
             raise AttnscopeError(
-                f"the image processor in {folder}, {_named(folder)}, needs torchvision", "pip install torchvision"
+                f"the image processor in {folder}, {_processor_name(folder)}, needs torchvision",
+                "pip install torchvision",
             ) from error
         raise AttnscopeError(
             f"cannot load the image processor in {folder}: {first_line(error)}", "get its files again"
@@ -84,7 +85,7 @@ def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _named(folder: Path) -> str:
+def _processor_name(folder: Path) -> str:
     """What preprocessor_config.json calls the image processor; "" where it does not say."""
     try:
         settings = json.loads((folder / PROCESSOR_FILES[0]).read_text("utf-8"))
@@ -153,14 +154,14 @@ class HuggingFaceEyes:
         if not rows or not columns:
             told = f"{self._name} sees {photo.source} smaller than one of its patches"
             raise AttnscopeError(told, "give another photo")
-        shown = _without_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
+        shown = _undo_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
         notes = [*photo.notes]
         if (rows * high, columns * wide) != tuple(pixels.shape[2:]):
             notes.append(
                 "the patches do not reach the right and lower edge of what the model is given: that is cut off"
             )
-        inputs = {"pixel_values": pixels.to(self._base.dtype), **in_order(self._base, pixels)}
-        return self._seen(inputs, shown, (rows, columns), photo, notes)
+        inputs = {"pixel_values": pixels.to(self._base.dtype), **patch_order(self._base, pixels)}
+        return self._sensory_input(inputs, shown, (rows, columns), photo, notes)
 
     def _see_patches(self, pixels: Tensor, shapes: Any, photo: Photo) -> SensoryInput:
         """What a processor gives that cuts pictures itself, (1, patch, pixels of it), and fills up (SigLIP 2).
@@ -177,15 +178,15 @@ class HuggingFaceEyes:
                 OTHER_MODELS,
             )
         whole = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
-        shown = _without_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
+        shown = _undo_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
         inputs = {
             "pixel_values": patches.to(self._base.dtype),
             "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
             "spatial_shapes": torch.tensor([[rows, columns]]),
         }
-        return self._seen(inputs, shown, (rows, columns), photo, photo.notes)
+        return self._sensory_input(inputs, shown, (rows, columns), photo, photo.notes)
 
-    def _seen(
+    def _sensory_input(
         self,
         inputs: dict[str, Tensor],
         shown: NDArray[np.uint8],
@@ -234,7 +235,7 @@ def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _without_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
+def _undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
     """What a processor made of a photo as colours from 0 to 255, (height, width, 3)."""
     values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):

@@ -40,7 +40,7 @@ from attnscope.models.hf.layers import (
     notes_on_gaps,
     number_layers,
 )
-from attnscope.models.hf.reach import beyond, length_at_load, longest, reaches
+from attnscope.models.hf.reach import length_at_load, length_beyond, longest_compared, reaches
 from attnscope.models.hf.seam import Place, Plan, Seen, perform, rehearse, use_attention
 
 
@@ -262,7 +262,7 @@ def _check_long(model: PreTrainedModel, found: Survey) -> str:
     """
     n_heads = sum(found.n_heads[kind] * len(layers) for kind, layers in found.layers.items())
     length = length_at_load(model, n_heads)
-    found.reaches[:] = [reach for reach in reaches(model.config) if beyond(reach) > length]
+    found.reaches[:] = [reach for reach in reaches(model.config) if length_beyond(reach) > length]
     return _check_at(model, found, length, with_maps=True)
 
 
@@ -282,8 +282,8 @@ def check_beyond(model: PreTrainedModel, found: Survey, inputs: Mapping[str, Any
     if not now or not found.checked:
         return
     found.reaches[:] = [reach for reach in found.reaches if reach >= n_tokens]
-    most = longest(max(found.n_heads.values()))
-    lengths = [beyond(reach) for reach in now if beyond(reach) <= most]
+    most = longest_compared(max(found.n_heads.values()))
+    lengths = [length_beyond(reach) for reach in now if length_beyond(reach) <= most]
     if lengths:
         limit = max_tokens(model)
         with torch.no_grad():
@@ -310,7 +310,7 @@ def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps
         raise
     theirs = run_eager_or_own(model, example, with_maps=with_maps)
     if not with_maps:
-        compare_hidden(model, example, ours, theirs, _allowed(model, found))
+        compare_hidden(model, example, ours, theirs, _tolerance_of(model, found))
         return ""
     reason = compare(model, example, ours, theirs, found.layers, found.n_layers)
     return f"on a text of {n_tokens} tokens {reason}" if reason else ""
@@ -332,12 +332,12 @@ def _check_eager_at(model: PreTrainedModel, found: Survey, example: Example, own
     except Exception as error:
         wrong = f"with eager attention it fails: {_one_line(error)}"
     else:
-        compare_hidden(model, example, Outcome.of(output, {}), own, _allowed(model, found))
+        compare_hidden(model, example, Outcome.of(output, {}), own, _tolerance_of(model, found))
     n_tokens = next(iter(example.inputs.values())).shape[1]
     return f"Of a text of {n_tokens} tokens {wrong}: such texts are refused." if wrong else ""
 
 
-def _allowed(model: PreTrainedModel, found: Survey) -> float:
+def _tolerance_of(model: PreTrainedModel, found: Survey) -> float:
     return tolerance(model, sum(map(len, found.layers.values())))
 
 
@@ -405,14 +405,14 @@ def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras:
                 own = model(**alone.inputs)
     except Exception as error:
         raise AttnscopeError(
-            f"{model.config.model_type} does not run on {' and '.join(_given(alone))} alone: its own code says "
+            f"{model.config.model_type} does not run on {' and '.join(_input_names(alone))} alone: its own code says "
             f"{type(error).__name__}: {_one_line(error)}",
             "models that need more than one input cannot be shown",
         ) from error
     return own
 
 
-def _given(example: Example) -> list[str]:
+def _input_names(example: Example) -> list[str]:
     """What an example is made of, by name, without what every forward gets."""
     return [name for name, given in example.inputs.items() if isinstance(given, Tensor) and "mask" not in name]
 

@@ -72,7 +72,7 @@ def head_slices(
         slices.append(_columns(attention, place, numbers, names))
     for one in slices:
         if one.weight.data_ptr() in shared:
-            raise _shares(base)
+            raise _sharing_error(base)
     return slices
 
 
@@ -136,7 +136,7 @@ def _trace(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[
     used = {module for one in seen.values() for of_head in one.features.values() for module in of_head}
     used |= {one.out for one in seen.values() if one.out is not None}
     if any(called[module] > 1 for module in used) or any(len(places) > 1 for places in found.plan.values()):
-        raise _shares(base)
+        raise _sharing_error(base)
     return seen
 
 
@@ -233,7 +233,7 @@ def _shared_weights(model: PreTrainedModel) -> set[int]:
     return {start for start, of_weight in held.items() if len(of_weight) > 1}
 
 
-def _shares(base: PreTrainedModel) -> AttnscopeError:
+def _sharing_error(base: PreTrainedModel) -> AttnscopeError:
     return AttnscopeError(
         f"layers of {base.config.model_type} share their weights: a head of one cannot be taken out of the file",
         "its effect can still be seen: attnscope ablate",

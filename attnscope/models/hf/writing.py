@@ -11,7 +11,7 @@ from torch import Tensor
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import standing_arguments
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import quiet
+from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch, SensoryInput
 from attnscope.records import Tokens
@@ -89,7 +89,7 @@ class HuggingFaceWriter:
         inputs = self._network.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
         given = {name: x.to(self._network.device) for name, x in inputs.items()}
         # In this order, as a load takes them: else two threads could wait for each other.
-        with quiet(), torch.no_grad(), use_attention(self._base, None):
+        with silence(), torch.no_grad(), use_attention(self._base, None):
             result = self._model.generate(
                 **given, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
             )
