@@ -47,6 +47,8 @@ class ModelInfo:
         notes: What a user must know to read the pictures truly, one sentence each.
         adapter: The adapter that is part of the weights, "" = none.
         adapter_sha256: Hash of its weights.
+        heads: Of a model whose heads are known by construction: the name of each, such as "L0H1", and what it attends
+            to.
     """
 
     name: str
@@ -68,10 +70,12 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     adapter: str = ""
     adapter_sha256: str = ""
+    heads: tuple[tuple[str, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
         known = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        known |= {"heads": dict(self.heads)} if known.pop("heads") else {}
         return {"road" if name == "path" else name: value for name, value in known.items()}  # as records have it
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
@@ -107,6 +111,7 @@ class ModelInfo:
             ("precision", f"{self.dtype} on {self.device}"),
             ("checked", checked[self.checked]),
             *(("note", note) for note in self.notes),
+            *self.heads,
         ]
 
 

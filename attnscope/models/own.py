@@ -54,7 +54,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -419,35 +419,26 @@ def _is_punctuation(char: str) -> bool:
 # Model ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OwnInfo(ModelInfo):
-    """What is known of a glass box: what of any model, and what each head attends to.
-
-    Attributes:
-        heads: For each head its name, such as "L0H1", and what it attends to.
-    """
-
-    heads: tuple[tuple[str, str], ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values; `heads` as an object."""
-        return super().as_json() | {"heads": dict(self.heads)}
-
-    def lines(self, tokenizer: str) -> list[tuple[str, str]]:
-        """What a person wants to know of the model, as (name, value)."""
-        return [*super().lines(tokenizer), *self.heads]
-
-
 def own_info(
-    name: str = "own", *, sharpness: float = SHARPNESS, device: str = "cpu", dtype: str = "float32"
-) -> OwnInfo:
-    """What is known of a glass box, without loading torch."""
-    return _info(name, own_weights(name, sharpness), sharpness, device, dtype)
+    name: str = "own",
+    weights: dict[str, Array] | None = None,
+    *,
+    sharpness: float = SHARPNESS,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> ModelInfo:
+    """What is known of a glass box, without loading torch.
 
-
-def _info(name: str, weights: dict[str, Array], sharpness: float, device: str, dtype: str) -> OwnInfo:
+    Args:
+        name: "own" or "own-causal".
+        weights: Its weights, where they are made already.
+        sharpness: As of `own_weights`.
+        device: Where it runs.
+        dtype: Precision of the weights.
+    """
     variant = VARIANTS[name]
-    return OwnInfo(
+    weights = own_weights(name, sharpness) if weights is None else weights
+    return ModelInfo(
         name=name,
         source=f"made by attnscope, sharpness {sharpness:g}",
         sha256=_sha256(weights),
@@ -477,9 +468,7 @@ class OwnModel(LayeredModel):
         variant: Which one it is.
     """
 
-    info: OwnInfo
-
-    def __init__(self, info: OwnInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
+    def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
         super().__init__(info, OwnTokenizer(), layers, "out_proj.weight")
         self._attentions = layers
         self._variant = variant
@@ -572,7 +561,7 @@ def load_own(
     from attnscope.models.devices import place
 
     where, precision = place(device, dtype)
-    info = _info(source.name, weights, sharpness, str(where), dtype)
+    info = own_info(source.name, weights, sharpness=sharpness, device=str(where), dtype=dtype)
     layers = []
     for number in range(N_LAYERS):
         with torch.device("meta"):

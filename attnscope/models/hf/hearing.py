@@ -10,7 +10,7 @@ from torch import Tensor
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import hears, in_one_line, sees_sound, takes_recordings
-from attnscope.models.hf.senses import OTHER_MODELS, tokens_before, whole_grid
+from attnscope.models.hf.seeing import OTHER_MODELS, tokens_before, whole_grid
 from attnscope.models.model import SensoryInput
 from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound

@@ -30,6 +30,7 @@ from attnscope.models.hf.parts import (
     base_of,
     hears,
     listens,
+    load_errors,
     picture_tower,
     reads_text,
     sees_pictures,
@@ -38,7 +39,7 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.senses import (
+from attnscope.models.hf.seeing import (
     holds_processor,
     open_feature_extractor,
     open_image_processor,
@@ -291,12 +292,8 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
     """The tokenizer of a folder; None where it holds none, as with models that read no text."""
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         return None
-    try:
+    with load_errors("tokenizer", folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    except Exception as error:
-        raise AttnscopeError(
-            f"cannot load the tokenizer in {folder}: {first_line(error)}", "get its files again"
-        ) from error
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
         held = next((path.name for pattern in _TOKENIZER_FILES[2:] for path in folder.glob(pattern)), "")

@@ -34,7 +34,7 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.senses import HuggingFaceEyes
+from attnscope.models.hf.seeing import HuggingFaceEyes
 from attnscope.models.hf.survey import survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.weights import head_slices, output_projections

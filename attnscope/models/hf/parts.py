@@ -9,6 +9,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -115,6 +116,19 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
             raise
         told = f"{type(error).__name__}: {first_line(error)}"
         raise AttnscopeError(f"{name} {what}: its own code says {told}", hint) from error
+
+
+@contextlib.contextmanager
+def load_errors(what: str, folder: Path) -> Iterator[None]:
+    """Within it, whatever transformers raises on files that it does not understand becomes one line."""
+    try:
+        yield
+    except AttnscopeError:
+        raise
+    except Exception as error:
+        raise AttnscopeError(
+            f"cannot load the {what} in {folder}: {first_line(error)}", "get its files again"
+        ) from error
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.hf.examples import accepts, patch_order
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import in_one_line
+from attnscope.models.hf.parts import in_one_line, load_errors
 from attnscope.models.model import Model, SensoryInput
 from attnscope.records.pictures import Picture
 from attnscope.senses.photos import Photo
@@ -49,23 +49,20 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
             f"{folder} holds no image processor",
             "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
         )
-    try:
-        if _processor_name(folder) == "DINOv3ViTImageProcessor":
-            # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
-            return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
-        auto: Any = transformers.AutoImageProcessor
-        return auto.from_pretrained(folder, backend="pil", **options)
-    except ImportError as error:
-        raise AttnscopeError(f"the image processor in {folder} needs more: {first_line(error)}") from error
-    except Exception as error:  # transformers raises what it likes on files that it does not understand
-        if "torchvision" in str(error):
-            raise AttnscopeError(
-                f"the image processor in {folder}, {_processor_name(folder)}, needs torchvision",
-                "pip install torchvision",
-            ) from error
-        raise AttnscopeError(
-            f"cannot load the image processor in {folder}: {first_line(error)}", "get its files again"
-        ) from error
+    with load_errors("image processor", folder):
+        try:
+            if _processor_name(folder) == "DINOv3ViTImageProcessor":
+                # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
+                return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
+            auto: Any = transformers.AutoImageProcessor
+            return auto.from_pretrained(folder, backend="pil", **options)
+        except ImportError as error:
+            raise AttnscopeError(f"the image processor in {folder} needs more: {first_line(error)}") from error
+        except Exception as error:
+            if "torchvision" not in str(error):
+                raise
+            told = f"the image processor in {folder}, {_processor_name(folder)}, needs torchvision"
+            raise AttnscopeError(told, "pip install torchvision") from error
 
 
 def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
@@ -77,12 +74,8 @@ def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
     if not holds_processor(folder):
         return None
     auto: Any = transformers.AutoFeatureExtractor
-    try:
+    with load_errors("feature extractor", folder):
         return auto.from_pretrained(folder, **options)
-    except Exception as error:  # transformers raises what it likes on files that it does not understand
-        raise AttnscopeError(
-            f"cannot load the feature extractor in {folder}: {first_line(error)}", "get its files again"
-        ) from error
 
 
 def _processor_name(folder: Path) -> str:
