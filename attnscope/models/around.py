@@ -66,12 +66,6 @@ class _Turn:
 def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
     """Runs a model once, on one text, and keeps what lies around one of its attentions.
 
-    Args:
-        model: Which model.
-        batch: One text.
-        kind: "encoder", "decoder" or "cross".
-        layer: Its layer within the kind.
-
     Raises:
         AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
     """

@@ -393,14 +393,7 @@ class Model(Protocol):
 
 
 class LayeredModel:
-    """A model that is a stack of our own layers and no more: what it can do whatever the layers are.
-
-    Args:
-        info: What is known of it.
-        tokenizer: Its tokenizer.
-        layers: Its layers.
-        output: The name of W_O in each.
-    """
+    """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
 
     writer = eyes = ears = run_inputs = head_slices = loss = None
     resumes = True
@@ -448,14 +441,7 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
 
 
 def require_numbers(info: ModelInfo, numbers: "Tensor", size: int, what: str = "token") -> None:
-    """Refuses numbers that a model has no embedding for.
-
-    Args:
-        info: What is known of the model.
-        numbers: Token numbers, or others that embeddings are looked up by.
-        size: How many embeddings there are.
-        what: What is numbered.
-    """
+    """Refuses numbers that a model has no embedding for."""
     low, high = (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
     if low < 0 or high >= size:
         raise AttnscopeError(

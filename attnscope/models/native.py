@@ -35,14 +35,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class NativeModel(LayeredModel):
-    """A loaded encoder; see models.model.Model.
-
-    Args:
-        info: What is known of it.
-        tokenizer: Its tokenizer.
-        encoder: Its settings.
-        network: Its weights.
-    """
+    """A loaded encoder; see models.model.Model."""
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
         super().__init__(info, tokenizer, list(network.layers), "attention.out_proj.weight")
@@ -86,12 +79,7 @@ class NativeModel(LayeredModel):
 
 
 def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
-    """Loads a BERT-family encoder from safetensors.
-
-    Args:
-        source: Where its files lie.
-        device: As of `models.load`; so is dtype.
-        dtype: See there.
+    """Loads a BERT-family encoder from safetensors; device and precision as of `models.load`.
 
     Raises:
         AttnscopeError: The model is not one that the engine runs; files are missing or damaged; the weights are not the

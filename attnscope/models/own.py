@@ -247,19 +247,12 @@ def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
 
     To attend to the token itself or to the same token elsewhere is also to attend to a similar token; that role goes
     without saying and is not listed.
-
-    Args:
-        name: "own" or "own-causal".
     """
     return {place: head.roles for place, head in _all_heads(name)}
 
 
 def descriptions(name: str = "own") -> dict[tuple[int, int], str]:
-    """What every head attends to: (layer, head) -> one line for people.
-
-    Args:
-        name: "own" or "own-causal".
-    """
+    """What every head attends to: (layer, head) -> one line for people."""
     return {place: head.what for place, head in _all_heads(name)}
 
 
@@ -427,15 +420,7 @@ def own_info(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> ModelInfo:
-    """What is known of a glass box, without loading torch.
-
-    Args:
-        name: "own" or "own-causal".
-        weights: Its weights, where they are made already.
-        sharpness: As of `own_weights`.
-        device: Where it runs.
-        dtype: Precision of the weights.
-    """
+    """What is known of a glass box, without loading torch."""
     variant = VARIANTS[name]
     weights = own_weights(name, sharpness) if weights is None else weights
     return ModelInfo(
@@ -460,13 +445,7 @@ def own_info(
 
 
 class OwnModel(LayeredModel):
-    """A loaded glass box; see models.model.Model.
-
-    Args:
-        info: What is known of it.
-        layers: Its attention, layer by layer.
-        variant: Which one it is.
-    """
+    """A loaded glass box; see models.model.Model."""
 
     def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
         super().__init__(info, OwnTokenizer(), layers, "out_proj.weight")

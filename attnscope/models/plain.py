@@ -24,14 +24,7 @@ Array = NDArray[np.float64]
 
 
 class PlainEncoder:
-    """A loaded encoder that computes in float64 with NumPy alone.
-
-    Args:
-        info: What is known of it.
-        tokenizer: Its tokenizer.
-        encoder: Its settings.
-        weights: Its tensors, by the names of Encoder.tensors.
-    """
+    """A loaded encoder that computes in float64 with NumPy alone."""
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, weights: dict[str, Array]) -> None:
         self.info = info
@@ -41,10 +34,6 @@ class PlainEncoder:
 
     def inputs(self, tokens: Tokens, layer: int) -> Inputs:
         """What reaches the attention of a layer on a text.
-
-        Args:
-            tokens: The text.
-            layer: Which layer.
 
         Returns:
             Queries, keys and values of all heads, with W_O; without what the heads put out.

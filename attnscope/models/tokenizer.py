@@ -89,15 +89,7 @@ class FastTokenizer:
 def tokens_of(
     encoding: tokenizers.Encoding, text: str, pair: str | None, style: Style, special: Sequence[bool] | None = None
 ) -> Tokens:
-    """What the tokenizers library made of a text, or of a pair of texts, as Tokens.
-
-    Args:
-        encoding: What it made.
-        text: The text.
-        pair: The second text of a pair.
-        style: How pieces are written.
-        special: Whether a token is not of the text; None = as the library says.
-    """
+    """What the tokenizers library made of a text, or of a pair of texts, as Tokens."""
     return build_tokens(
         text,
         ids=encoding.ids,

@@ -69,14 +69,6 @@ def compare(
 ) -> str:
     """Compares what passed the seam with what the model computes by itself.
 
-    Args:
-        model: The model.
-        example: What both were given.
-        ours: Through the seam.
-        theirs: By the model's eager attention.
-        layers: Numbers of the layers of each kind.
-        n_layers: How many layers the model has.
-
     Returns:
         Why the seam does not see the whole, "" if it does.
 
@@ -137,11 +129,6 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
 
 def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
     """Whether a model hands our light masks (`hf.seam.Light`) on as they are: tried on two texts padded together.
-
-    Args:
-        model: The model.
-        plan: Which call is which layer.
-        extras: What its forward gets besides.
 
     Returns:
         False where it changes them, or where what it computes differs beyond rounding: its masks are then written out.

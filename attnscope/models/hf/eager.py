@@ -21,13 +21,6 @@ def run_for_weights(
 ) -> Any:
     """Runs a model by its own eager attention; the probe keeps the weights.
 
-    Args:
-        base: The part that attends.
-        given: What its forward gets.
-        layers: Kind -> numbers of the layers that have attention.
-        name: What the model is called.
-        probe: A `Weights`.
-
     Raises:
         AttnscopeError: It is another probe, or what the model gives out are not the weights of its layers.
     """

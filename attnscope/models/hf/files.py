@@ -49,12 +49,6 @@ def head_of(key: str, model: PreTrainedModel) -> str:
 def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], held: _Shapes, name: str) -> list[str]:
     """What the files hold beyond the model.
 
-    Args:
-        model: The model that was made.
-        unexpected: Names in the files that it has no place for.
-        held: The shapes of what the files hold, as far as they are known.
-        name: What the model is called.
-
     Raises:
         AttnscopeError: A part of the base model that is there would use them, were it as the files have it.
     """

@@ -58,16 +58,7 @@ def load_huggingface(
     trust_remote_code: bool = False,
     device_map: DeviceMap | None = None,
 ) -> HuggingFaceModel:
-    """Loads a model and its tokenizer from a folder.
-
-    Args:
-        source: Where its files lie.
-        device: As of `models.load`; so are the others.
-        dtype: See there.
-        check: See there.
-        allow_pickle: See there.
-        trust_remote_code: See there.
-        device_map: See there.
+    """Loads a model and its tokenizer from a folder; options as of `models.load`.
 
     Raises:
         AttnscopeError: Files are missing or damaged; weights are missing, do not fit, or are not finite; the model has

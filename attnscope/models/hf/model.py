@@ -71,11 +71,6 @@ class Parts:
 class HuggingFaceModel:
     """A loaded transformers model; see models.model.Model.
 
-    Args:
-        network: The model, and what is known of it.
-        parts: What it is made of.
-        open_eyes: Makes a model of what sees pictures, where that is another part of the same files.
-
     Attributes:
         info: What is known of it.
         tokenizer: Its tokenizer, or a stand-in that takes token numbers.
@@ -228,12 +223,7 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
 
 
 def assemble(parts: Parts, *, check: bool) -> HuggingFaceModel:
-    """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text.
-
-    Args:
-        parts: What it is made of.
-        check: Whether to compare what is seen with the model's own eager attention.
-    """
+    """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text."""
     base, name = base_of(parts.model), parts.name
     words, eyes = text_tower(base), picture_tower(base)
 

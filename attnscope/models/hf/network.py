@@ -91,10 +91,6 @@ class Network:
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
         """What the forward gets for texts, with the model's own padding.
 
-        Args:
-            batch: The texts.
-            target: Whether an encoder-decoder's decoder is given what it reads.
-
         Raises:
             AttnscopeError: It reads no texts; they are too long, hold unknown numbers, or lack what the decoder reads.
         """

@@ -57,12 +57,7 @@ def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:
 
 
 def length_at_load(model: PreTrainedModel, n_heads: int) -> int:
-    """Tokens of the second text at load; beyond as many reaches as is cheap, and no longer than the model takes.
-
-    Args:
-        model: The model.
-        n_heads: Heads of all its layers.
-    """
+    """Tokens of the second text at load; beyond as many reaches as is cheap, and no longer than the model takes."""
     work = _WORK_AT_LOAD / max(1, sum(parameter.numel() for parameter in model.parameters()))
     most = max(SHORTEST, int(min(work, math.sqrt(_MAPS_AT_LOAD / (8 * max(1, n_heads))))))
     wanted = [length_beyond(reach) for reach in reaches(model.config)]

@@ -22,10 +22,6 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
 
     Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that
     accelerate spreads over devices are left to it, which moves them.
-
-    Args:
-        model: The model.
-        configs: Its configurations.
     """
     held = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
     before = [(attributes, dict(attributes), _inner(attributes)) for attributes in held]

@@ -269,10 +269,7 @@ def _check_long(model: PreTrainedModel, found: Survey) -> str:
 def check_beyond(model: PreTrainedModel, found: Survey, inputs: Mapping[str, Any]) -> None:
     """Compares with eager once more where a text comes that reaches past a window that no comparison reached yet.
 
-    Args:
-        model: The model without heads for tasks.
-        found: What was found out of it; forgets the windows that are compared now.
-        inputs: What its forward gets.
+    What was found out forgets the windows that are compared now.
 
     Raises:
         AttnscopeError: What would be shown differs from eager.

@@ -43,13 +43,8 @@ def head_slices(
 ) -> list[Slice]:
     """The weights of heads: rows of W_Q, W_K and W_V with their biases, and what of W_O reads the heads' outputs.
 
-    Where queries are grouped, rows of W_K and W_V only of groups that are given whole.
-
-    Args:
-        model: The model with its head, in whose names weights are named.
-        base: The part that attends.
-        found: What its attention is.
-        heads: The heads by place.
+    Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
+    groups that are given whole.
 
     Raises:
         AttnscopeError: Layers share weights, or a head has no weights of its own; says which and why.
@@ -78,10 +73,6 @@ def head_slices(
 
 def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tensor]:
     """W_O of each attention, found by running the model on a small input.
-
-    Args:
-        base: The part that attends.
-        found: What its attention is.
 
     Returns:
         Place -> (d_model, n_heads * d_value), as torch.nn.Linear stores it, whatever stores it here. Places are left

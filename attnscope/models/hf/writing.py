@@ -74,10 +74,6 @@ class HuggingFaceWriter:
 
         Written with the model's own settings (forced and suppressed tokens …) but without sampling and beams.
 
-        Args:
-            tokens: What the encoder reads.
-            n: How many tokens to write at most.
-
         Returns:
             The start token (`n_given` is 1) and what was written, without the token that ends a text.
 
