@@ -14,6 +14,7 @@ from attnscope.models.catalog import (
     BUILT_IN,
     KNOWN,
     Source,
+    find_config,
     list_models,
     read_config,
     resolve,
@@ -188,6 +189,8 @@ def test_pickles_where_they_are_allowed(tmp_path):
 )
 def test_names_that_can_be_no_model_are_refused_at_once(spec, message):
     refused(spec, message)
+    with pytest.raises(AttnscopeError, match=message):
+        find_config(spec)
 
 
 def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):

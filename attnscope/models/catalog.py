@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -139,11 +139,7 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         return _resolve_known(spec, KNOWN[spec])
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
-    if not spec.strip():
-        raise AttnscopeError("the model's name is empty", _try_names())
-
-    try:
-        path = Path(spec).expanduser()
+    with _look_into(spec) as path:
         if path.is_dir() and (path / ADAPTER).is_file() and not (path / "config.json").is_file():
             return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
         if path.is_dir():
@@ -154,10 +150,6 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             file = alone[0] if len(alone) == 1 else ""
             return Source(spec, path.name or str(path), path, origin=f"folder {path}", file=file, adapter=beside)
         is_file = path.exists()
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
-        raise AttnscopeError(
-            f"cannot look into {spec[:80]}: {first_line(error)[:80]}", "give another folder"
-        ) from error
     if is_file and path.suffix == ".gguf":
         # Not resolved: in the Hub's cache it is a link to a file without its name.
         path = path.absolute()
@@ -174,6 +166,18 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
         cached = _download(spec, allow_pickle, trust_remote_code)
     return Source(spec, spec, cached, repo_id=spec, origin=f"Hugging Face Hub, {spec}@{cached.name[:12]}")
+
+
+@contextlib.contextmanager
+def _look_into(spec: str) -> Iterator[Path]:
+    """The path that a name would be; within it, what the file system refuses becomes one line."""
+    if not spec.strip():
+        raise AttnscopeError("the model's name is empty", _try_names())
+    try:
+        yield Path(spec).expanduser()
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
+        told = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
+        raise AttnscopeError(told, "give another folder") from error
 
 
 ADAPTER = "adapter_config.json"
@@ -220,8 +224,7 @@ def find_config(spec: str) -> Source:
     """
     if spec in BUILT_IN:
         raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope info own`")
-    path = Path(spec).expanduser()
-    try:
+    with _look_into(spec) as path:
         if spec not in KNOWN and path.name == "config.json" and path.is_file():
             path = path.parent
         if spec not in KNOWN and path.is_dir():
@@ -229,10 +232,6 @@ def find_config(spec: str) -> Source:
                 raise AttnscopeError(f"{spec} holds no config.json", "a model's folder holds one")
             path = path.resolve()
             return Source(spec, path.name or str(path), path, origin=f"folder {path}")
-    except OSError as error:
-        raise AttnscopeError(
-            f"cannot look into {spec[:80]}: {first_line(error)[:80]}", "give another folder"
-        ) from error
     repo_id = spec
     if spec in KNOWN:
         installed = _installed_folder(KNOWN[spec])
