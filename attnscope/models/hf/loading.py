@@ -25,7 +25,7 @@ from attnscope.models.hf.adapters import NONE, merge, require_peft
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
-from attnscope.models.hf.model import HuggingFaceModel, Parts, assemble
+from attnscope.models.hf.model import HuggingFaceModel, RawModel, assemble
 from attnscope.models.hf.parts import (
     base_of,
     hears,
@@ -103,8 +103,8 @@ def load_huggingface(
             notes.append(describe_spread(getattr(model, "hf_device_map", {"": "cpu"})))
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
-        parts = Parts(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
-        return assemble(parts, check=check)
+        raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
+        return assemble(raw, check=check)
 
 
 def _readers(

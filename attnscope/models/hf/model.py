@@ -44,7 +44,7 @@ from attnscope.models.tape import blocks_of
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class RawModel:
     """What a model is made of, before it is known what its attention is.
 
     Attributes:
@@ -71,6 +71,11 @@ class Parts:
 class HuggingFaceModel:
     """A loaded transformers model; see models.model.Model.
 
+    Args:
+        network: The model, and what is known of it.
+        processor: What makes what it reads of pictures or sound.
+        open_eyes: Makes a model of what sees pictures, where that is another part of the same files.
+
     Attributes:
         info: What is known of it.
         tokenizer: Its tokenizer, or a stand-in that takes token numbers.
@@ -78,11 +83,11 @@ class HuggingFaceModel:
     """
 
     def __init__(
-        self, network: Network, parts: Parts, open_eyes: "Callable[[], HuggingFaceModel] | None" = None
+        self, network: Network, processor: Any = None, open_eyes: "Callable[[], HuggingFaceModel] | None" = None
     ) -> None:
         self.network, self.info, self.tokenizer = network, network.info, network.tokenizer
         self.layers: Mapping[Kind, tuple[int, ...]] = network.found.layers
-        self._parts, self._open_eyes = parts, open_eyes
+        self._processor, self._open_eyes = processor, open_eyes
 
     @cached_property
     def writer(self) -> HuggingFaceWriter | None:
@@ -95,7 +100,7 @@ class HuggingFaceModel:
         if self._open_eyes is not None:
             return self._open_eyes().eyes
         sees = sees_pictures(self.network.base)
-        return HuggingFaceEyes(self, self.network, self._parts.processor) if sees else None
+        return HuggingFaceEyes(self, self.network, self._processor) if sees else None
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
@@ -103,7 +108,7 @@ class HuggingFaceModel:
         base = self.network.base
         if not takes_recordings(base) and (reads_text(base) or sees_pictures(base)):
             return None
-        return HuggingFaceEars(self.network, self._parts.processor)
+        return HuggingFaceEars(self.network, self._processor)
 
     @property
     def loss(self) -> Loss | None:
@@ -186,7 +191,7 @@ class HuggingFaceModel:
             twin = type(base)(copy.deepcopy(base.config)).to(base.dtype).to(self.network.device)
             twin.train(False).requires_grad_(False)
             notes = (f"random weights, seed {seed}",)
-            return assemble(Parts(twin, self.tokenizer, f"{self.info.name} untrained", notes=notes), check=False)
+            return assemble(RawModel(twin, self.tokenizer, f"{self.info.name} untrained", notes=notes), check=False)
 
 
 def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
@@ -219,37 +224,37 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):
         reader = wordless(name, base)
-    return assemble(Parts(hf_model, reader, name, processor=senses, adapter=adapter), check=check)
+    return assemble(RawModel(hf_model, reader, name, processor=senses, adapter=adapter), check=check)
 
 
-def assemble(parts: Parts, *, check: bool) -> HuggingFaceModel:
+def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text."""
-    base, name = base_of(parts.model), parts.name
+    base, name = base_of(raw.model), raw.name
     words, eyes = text_tower(base), picture_tower(base)
 
-    def part(model: PreTrainedModel, tokenizer: HuggingFaceTokenizer | NumbersTokenizer, note: str) -> Parts:
-        return replace(parts, model=model, tokenizer=tokenizer, notes=(*parts.notes, note))
+    def part(model: PreTrainedModel, tokenizer: HuggingFaceTokenizer | NumbersTokenizer, note: str) -> RawModel:
+        return replace(raw, model=model, tokenizer=tokenizer, notes=(*raw.notes, note))
 
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         if eyes is None:
-            return _build(parts, check)
+            return _build(raw, check)
         if words is None:
             note = "This is its encoder, which sees pictures; its decoder is not shown."
             return _build(part(eyes, wordless(name, eyes), note), check)
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
         seeing = part(eyes, wordless(name, eyes), f"{apart} pictures.")
-        reading = part(words, parts.tokenizer, f"{apart} text. With --image the other is shown.")
+        reading = part(words, raw.tokenizer, f"{apart} text. With --image the other is shown.")
         return _build(reading, check, lambda: assemble(seeing, check=check))
 
 
-def _build(parts: Parts, check: bool, open_eyes: Callable[[], HuggingFaceModel] | None = None) -> HuggingFaceModel:
-    base = base_of(parts.model)
+def _build(raw: RawModel, check: bool, open_eyes: Callable[[], HuggingFaceModel] | None = None) -> HuggingFaceModel:
+    base = base_of(raw.model)
     found = survey(base, check=check)
     kinds = tuple(found.layers)
     info = ModelInfo(
-        name=parts.name,
-        source=parts.source,
-        sha256=parts.sha256,
+        name=raw.name,
+        source=raw.source,
+        sha256=raw.sha256,
         architecture=base.config.model_type,
         engine="hf",
         path=found.path,
@@ -258,13 +263,13 @@ def _build(parts: Parts, check: bool, open_eyes: Callable[[], HuggingFaceModel] 
         n_heads=tuple(found.n_heads[kind] for kind in kinds),
         n_kv_heads=tuple(found.n_kv_heads[kind] for kind in kinds),
         d_model=found.d_model,
-        n_parameters=sum(parameter.numel() for parameter in parts.model.parameters()),
+        n_parameters=sum(parameter.numel() for parameter in raw.model.parameters()),
         max_tokens=max_tokens(base),
         dtype=str(base.dtype).removeprefix("torch."),
         device=str(input_device(base)),
         checked=found.checked,
-        notes=tuple(note for note in (parts.adapter.note, *parts.notes, *found.notes, parts.tokenizer.note) if note),
-        adapter=parts.adapter.name,
-        adapter_sha256=parts.adapter.sha256,
+        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *found.notes, raw.tokenizer.note) if note),
+        adapter=raw.adapter.name,
+        adapter_sha256=raw.adapter.sha256,
     )
-    return HuggingFaceModel(Network(parts.model, base, parts.tokenizer, info, found), parts, open_eyes)
+    return HuggingFaceModel(Network(raw.model, base, raw.tokenizer, info, found), raw.processor, open_eyes)
