@@ -4,8 +4,12 @@ Masks follow `torch.nn.functional.scaled_dot_product_attention`: boolean, True =
 this key. Beware that `torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden), and that
 Hugging Face hands its models 1 = keep in two dimensions but adds 0 / finfo.min in four.
 
-Two roads lead to the same output: `attend` (torch's fused kernels, no map) and `attend_with_weights` (dense, exact
+Two functions give the same output: `attend` (torch's fused kernels, no map) and `attend_with_weights` (dense, exact
 weights). This module knows no modules, no parameters and no models.
+
+Source:
+    Vaswani et al. 2017, Attention Is All You Need, section 3.2; grouped queries: Ainslie et al. 2023; soft cap and
+    sinks as the models that have them define them.
 """
 
 import math
@@ -15,6 +19,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -51,15 +56,15 @@ class AttentionCall:
 
     layer: int
     kind: Kind
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    query: Float[Tensor, "batch n_heads query d_head"]
+    key: Float[Tensor, "batch n_kv_heads key d_head"]
+    value: Float[Tensor, "batch n_kv_heads key d_value"]
     scale: float
     mask: Tensor | None = None
     is_causal: bool = False
     bias: Tensor | None = None
     softcap: float | None = None
-    sinks: Tensor | None = None
+    sinks: Float[Tensor, " n_heads"] | None = None
     dropout_p: float = 0.0
     window: int | None = None
 
@@ -110,7 +115,7 @@ def check_mask_is_boolean(name: str, mask: Tensor) -> None:
 
     Args:
         name: What the caller calls it.
-        mask: Any tensor.
+        mask: A tensor of any shape.
 
     Raises:
         TypeError: The mask is not boolean; the message states the convention.
@@ -130,7 +135,7 @@ def _check_broadcasts(name: str, tensor: Tensor, scores: tuple[int, int, int, in
         raise ValueError(f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores}")
 
 
-def allowed(call: AttentionCall) -> Tensor | None:
+def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
     """Which query may attend to which key: the call's mask with causality and window folded in.
 
     Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i also
@@ -173,7 +178,7 @@ def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Ten
     return mask | empty, empty
 
 
-def attention_weights(call: AttentionCall) -> Tensor:
+def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query key"]:
     """The exact softmax weights of every head.
 
         s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
@@ -216,8 +221,10 @@ def attention_weights(call: AttentionCall) -> Tensor:
     return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
-def attend_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Attention by the dense road: the output and the weights that made it.
+def attend_with_weights(
+    call: AttentionCall,
+) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query key"]]:
+    """Attention by the whole map: the output and the weights that made it.
 
     Args:
         call: The attention. With dropout_p > 0 dropout applies to the weights behind the output only.
@@ -234,7 +241,7 @@ def attend_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return output.reshape(batch, n_heads, n_queries, call.value.shape[3]).to(call.value.dtype), weights
 
 
-def are_numbers(call: AttentionCall) -> Tensor:
+def are_numbers(call: AttentionCall) -> Bool[Tensor, " batch"]:
     """Which texts' queries and keys are all finite, (batch,), bool.
 
     Where they are not, weights are NaN by their definition; but what torch's fused kernels put out then may be finite
@@ -243,11 +250,11 @@ def are_numbers(call: AttentionCall) -> Tensor:
     return call.query.isfinite().flatten(1).all(1) & call.key.isfinite().flatten(1).all(1)
 
 
-def attend(call: AttentionCall) -> Tensor:
-    """Attention by the fast road: what a model runs where nobody watches.
+def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attention by the fastest way there is: what a model runs where nobody watches.
 
     Takes torch's scaled_dot_product_attention where that can express the call (masks, causality, grouped queries, a
-    bias in the queries' own dtype), else the dense road (soft cap, sinks).
+    bias in the queries' own dtype), else the whole map (soft cap, sinks).
 
     Args:
         call: The attention.

@@ -1,4 +1,4 @@
-"""Attention kept as calls, not as maps: what weights of several layers follow from, a few queries at a time."""
+"""Attention kept as calls, not as maps: what weights of several layers follow from, a few queries at a time. Ours."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from attnscope.core.tiles import LEAST_QUERIES, blocks, tiles
 class Calls:
     """A probe that keeps the calls without their values, in memory linear in queries and keys.
 
-    The model computes what it would have without it, by the fast road. One forward pass at a time.
+    The model computes what it would have without it. One forward pass at a time.
 
     Args:
         layers: Which layers, counted within their kind from 0; None = all.
@@ -30,6 +30,9 @@ class Calls:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention, and keeps the call if its layer is chosen.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
 
         Raises:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `calls` was not cleared.

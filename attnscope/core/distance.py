@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.optimize import linear_sum_assignment
@@ -40,11 +41,13 @@ class PairSums(NamedTuple):
         counts: How many such queries there are.
     """
 
-    sums: Tensor
-    counts: Tensor
+    sums: Float[Tensor, "head_a head_b"]
+    counts: Float[Tensor, "head_a head_b"]
 
 
-def hellinger_sums(a: Tensor, b: Tensor | None = None) -> PairSums:
+def hellinger_sums(
+    a: Float[Tensor, "head_a query key"], b: Float[Tensor, "head_b query key"] | None = None
+) -> PairSums:
     """Squared Hellinger distances between all pairs of heads, by one matrix product.
 
         h²(p, q) = 1/2 Σ_k (√p_k - √q_k)² = 1/2 (Σ_k p_k + Σ_k q_k) - Σ_k √p_k √q_k
@@ -73,7 +76,9 @@ def hellinger_sums(a: Tensor, b: Tensor | None = None) -> PairSums:
     return _finished(sums, present[0] @ present[-1].T, b is None)
 
 
-def jensen_shannon_sums(a: Tensor, b: Tensor | None = None) -> PairSums:
+def jensen_shannon_sums(
+    a: Float[Tensor, "head_a query key"], b: Float[Tensor, "head_b query key"] | None = None
+) -> PairSums:
     """Jensen-Shannon divergences between all pairs of heads, in nats: exact, and of every pair.
 
         JS(p, q) = 1/2 Σ_k p_k ln(p_k / m_k) + 1/2 Σ_k q_k ln(q_k / m_k),  m = (p + q) / 2
@@ -125,7 +130,7 @@ SUMS: dict[Measure, Callable[[Tensor, Tensor | None], PairSums]] = {
 """The two divergences by name."""
 
 
-def row_divergences(measure: Measure, p: Floats, q: Floats) -> Floats:
+def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:
     """The divergence of matching rows: h² or JS, as `hellinger_sums` and `jensen_shannon_sums` define them.
 
     Args:

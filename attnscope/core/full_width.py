@@ -1,10 +1,11 @@
-"""The single head that a layer's heads could have been: attention by all of their columns at once."""
+"""The single head that a layer's heads could have been (Vaswani et al. 2017): attention by all of their columns."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind, attention_weights
@@ -31,14 +32,18 @@ class WeightsBesideFullWidth(Weights):
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps what is wanted of it; see Weights."""
+        """Computes an attention, and keeps what is wanted of it; see Weights.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+        """
         output = super().__call__(call)
         if call.layer in self.maps.get(call.kind, {}) and (single := full_width(call)) is not None:
             self.full.setdefault(call.kind, {})[call.layer] = single.detach().to("cpu", torch.float32)
         return output
 
 
-def full_width(call: AttentionCall) -> Tensor | None:
+def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:
     """What one head over the full width of a layer would attend to.
 
         A = softmax( [q_0 | q_1 | ...] [k_0 | k_1 | ...]^T * scale / sqrt(n_heads) )

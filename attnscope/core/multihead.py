@@ -2,6 +2,9 @@
 
 It projects, splits into heads, hands an AttentionCall to the seam, joins the heads and projects again. It knows
 nothing of positions, residuals or norms, and nothing of how attention itself is computed (core.attention).
+
+Source:
+    Vaswani et al. 2017, section 3.2.2.
 """
 
 from typing import Self

@@ -1,4 +1,4 @@
-"""The probe that measures heads on a picture, tile by tile, without keeping a map.
+"""The probe that measures heads on a picture, tile by tile, without keeping a map. Ours.
 
 Masses on keys are one product with a column for each; functions of query and key (distances, likeness) are worked out
 for the tile at hand, once for all heads. Uniform attention is added up likewise, as one head, once a picture.
@@ -85,7 +85,7 @@ class PictureSums(TileProbe[HeadSums]):
         return empty
 
     def sums_of(self, weights: Tensor, entropies: Tensor, first: int) -> Tensor:
-        """Sums and counts of some queries, (2, measure, head).
+        """Sums and counts of some queries, (2, measure, head), in the units of PICTURE_MEASURES; float32 or better.
 
         Args:
             weights: (head, query, key).

@@ -1,8 +1,8 @@
 """Attention of long texts pooled to a grid, with what each key receives, each query's entropy, and far links.
 
 Everything comes from one pass over tiles (core.tiles), so that it is exact whatever an AttentionCall says, and
-memory grows with queries + keys and with the grid, never with queries times keys. This module knows no models and no
-files.
+memory grows with queries + keys and with the grid, never with queries times keys. Ours. This module knows no models
+and no files.
 """
 
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall
@@ -34,6 +35,9 @@ class Grid:
             texts.
         no_query: Queries whose links are left out, (query,), bool; None = none.
         no_key: Keys whose links are left out, (key,), bool; None = none.
+
+    Raises:
+        ValueError: A cell holds no token, links are fewer than none, or the pool is unknown.
     """
 
     query_cell: int
@@ -74,11 +78,11 @@ class PooledAttention:
     """
 
     output: Tensor
-    cells: Tensor
-    received: Tensor
-    entropy_nats: Tensor
-    link_places: Tensor
-    link_weights: Tensor
+    cells: Float[Tensor, "batch n_heads row column"]
+    received: Float[Tensor, "batch n_heads key"]
+    entropy_nats: Float[Tensor, "batch n_heads query"]
+    link_places: Int[Tensor, "batch n_heads n_links 2"]
+    link_weights: Float[Tensor, "batch n_heads n_links"]
 
 
 @torch.no_grad()
@@ -270,7 +274,7 @@ def _in_cells(rows: Tensor, cell: int) -> Tensor:
 
 
 @torch.no_grad()
-def part_of_weights(call: AttentionCall, queries: slice, keys: slice) -> Tensor:
+def part_of_weights(call: AttentionCall, queries: slice, keys: slice) -> Float[Tensor, "batch n_heads query key"]:
     """The exact weights of some queries on some keys, in memory of that size.
 
     Args:

@@ -1,6 +1,6 @@
 """In what precision numbers are added up: float64 where there is one, never less than float32.
 
-Whatever the model computes in: scores, weights and their sums are float32 or better for a bfloat16 model too.
+Whatever the model computes in: scores, weights and their sums are float32 or better for a bfloat16 model too. Ours.
 """
 
 import torch
@@ -26,5 +26,5 @@ def moved(numbers: Tensor, device: torch.device | str) -> Tensor:
 
 
 def in_float64(numbers: Tensor) -> Tensor:
-    """Numbers in float64: where they lie, or on the processor if their device has none."""
+    """Numbers of any shape in float64: where they lie, or on the processor if their device has none."""
     return numbers.double() if has_float64(numbers.device) else numbers.cpu().double()

@@ -1,7 +1,7 @@
 """Probes: what can happen at the seam besides plain attention.
 
 A probe gets an AttentionCall and returns its output; what it saw, it keeps. It knows nothing of models: an engine
-calls it once for each attention of a forward pass.
+calls it once for each attention of a forward pass. What is ours and what is others' is said with each.
 """
 
 import math
@@ -61,8 +61,7 @@ class _OfChosen:
 class Weights(_OfChosen):
     """Keeps the attention weights of chosen layers and heads; the model computes what it would have without it.
 
-    Layers that are not chosen take the fast road and cost nothing more. One forward pass at a time: `maps.clear()`
-    between two.
+    Layers that are not chosen run `attend` and cost nothing more. One forward pass at a time: clear `maps` between two.
 
     Args:
         layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is
@@ -95,7 +94,7 @@ class Weights(_OfChosen):
             call: The attention.
 
         Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads.
+            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values.
 
         Raises:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
@@ -107,7 +106,7 @@ class Weights(_OfChosen):
         if self.heads is None:
             output, weights = attend_with_weights(call)
         else:
-            # A map is what costs: of a few heads only theirs are computed, and the output by the fast road.
+            # A map is what costs: of a few heads only theirs are computed, and the output by `attend`.
             output, weights = attend(call), attention_weights(_only_heads(call, self.heads))
         self._store(call.kind, call.layer, weights)
         return output
@@ -171,7 +170,7 @@ class Part(_OfChosen):
             call: The attention.
 
         Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, without gradient.
+            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values, without gradient.
 
         Raises:
             RuntimeError: The layer of this kind was kept already.
@@ -219,7 +218,7 @@ class Pooled(_OfChosen):
             call: The attention.
 
         Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, without gradient.
+            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values, without gradient.
 
         Raises:
             RuntimeError: The layer of this kind was kept already.
@@ -293,7 +292,7 @@ class Gate:
             call: The attention.
 
         Returns:
-            Its output, (batch, n_heads, query, d_value).
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
 
         Raises:
             ValueError: There are not as many factors as heads, or as texts.
@@ -339,7 +338,11 @@ class Means:
         self.counts: dict[Place, int] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and adds up what its heads put out; NaN where queries or keys are no numbers."""
+        """Computes an attention, and adds up what its heads put out; NaN where queries or keys are no numbers.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+        """
         output = attend(call)
         place = (call.kind, call.layer)
         real = self._real.get(call.kind)

@@ -12,6 +12,7 @@ blocks are held until the last of them has come.
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall
@@ -68,8 +69,8 @@ class LinkSums:
         mass: Sum over the links of the weight on their targets, (cell, head), float64.
     """
 
-    hits: Tensor
-    mass: Tensor
+    hits: Float[Tensor, "cell head"]
+    mass: Float[Tensor, "cell head"]
 
 
 class Links(TileProbe[LinkSums]):
@@ -109,7 +110,7 @@ class Links(TileProbe[LinkSums]):
 
 
 @torch.no_grad()
-def links_of_weights(weights: Tensor, facts: LinkFacts) -> LinkSums:
+def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkFacts) -> LinkSums:
     """The same from weights that are there.
 
     Args:
@@ -124,7 +125,12 @@ def links_of_weights(weights: Tensor, facts: LinkFacts) -> LinkSums:
     return reader.result()
 
 
-def word_weights(weights: Tensor, units: Tensor, tokens: Tensor, own: Tensor) -> Tensor:
+def word_weights(
+    weights: Float[Tensor, "head query key"],
+    units: Int[Tensor, " key"],
+    tokens: Int[Tensor, " piece"],
+    own: Int[Tensor, " own"],
+) -> Float[Tensor, "head word"]:
     """What one word of one text gives to each word, (head, word): by the rules above, -1 for the word itself.
 
     Args:

@@ -207,6 +207,9 @@ class RunningSums:
 
         Returns:
             The low and the high ends.
+
+        Raises:
+            ValueError: The level is not between 0 and 1.
         """
         if not 0 < level < 1:
             raise ValueError(f"a level is between 0 and 1; got {level}")
@@ -269,6 +272,9 @@ class RunningSums:
 
         Returns:
             The low and the high ends; NaN where `interval` is.
+
+        Raises:
+            ValueError: The level is not between 0 and 1.
         """
         if not 0 < level < 1:
             raise ValueError(f"a level is between 0 and 1; got {level}")

@@ -1,4 +1,4 @@
-"""What probes share that read all they want from the tiles of an attention, and keep no map."""
+"""What probes share that read all they want from the tiles of an attention, and keep no map. Ours."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable

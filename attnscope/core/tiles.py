@@ -2,7 +2,7 @@
 
 Everything that an AttentionCall can say, in plain torch, on any device; and what is not linear in the weights (the
 largest weight, entropies) while they lie in the cache. No gradient flows through. This module knows no measures and no
-models.
+models. The tiles are ours, without the online softmax of Dao et al. 2022: a tile holds all keys of its queries.
 """
 
 import math
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, attend
@@ -58,8 +59,8 @@ class Block:
         texts, queries, keys = self.texts, self.queries, self.keys
         return texts.stop - texts.start, queries.stop - queries.start, keys.stop - keys.start
 
-    def allowed(self, device: torch.device) -> Tensor | None:
-        """Which query may attend to which key, broadcastable to (text, head, query, key); None = each to all."""
+    def allowed(self, device: torch.device) -> Bool[Tensor, "#text #n_heads #query #key"] | None:
+        """Which query may attend to which key, bool, broadcastable to (text, head, query, key); None = each to all."""
         if not self.is_causal and self.window is None:
             return self.may
         _, n_queries, n_keys = self.shape
@@ -71,8 +72,8 @@ class Block:
             near = near.tril_(before + self.window - 1).triu_(before - self.window + 1)
         return near[None, None] if self.may is None else near & self.may
 
-    def hide(self, scores: Tensor, fill: float) -> None:
-        """Lowers the scores of keys that may not be attended to by `fill`."""
+    def hide(self, scores: Float[Tensor, "text n_heads query key"], fill: float) -> None:
+        """Lowers the scores of keys that may not be attended to by `fill`, in place."""
         # Adding is ten times as fast as masked_fill, and the numbers added are shared by heads.
         if self.may is not None or self.window is not None:
             allowed = self.allowed(scores.device)
@@ -101,18 +102,18 @@ class Tile:
     """
 
     block: Block
-    scores: Tensor
-    weights: Tensor
-    largest_score: Tensor
-    log_sum: Tensor | None
+    scores: Float[Tensor, "text n_heads query key"]
+    weights: Float[Tensor, "text n_heads query key"]
+    largest_score: Float[Tensor, "text n_heads query 1"]
+    log_sum: Float[Tensor, "text n_heads query"] | None
     has_infinite: bool = False
 
-    def log_sum_exp(self, largest_weight: Tensor) -> Tensor:
-        """Logarithm of the softmax's denominator, (text, head, query), given the row's largest weight, likewise."""
+    def log_sum_exp(self, largest_weight: Float[Tensor, "text n_heads query"]) -> Float[Tensor, "text n_heads query"]:
+        """Logarithm of the softmax's denominator, (text, head, query), -inf for none, given the largest weights."""
         log_sum = self.largest_score[..., 0] - largest_weight.log() if self.log_sum is None else self.log_sum
         return log_sum if self.block.empty is None else log_sum.masked_fill(self.block.empty, -math.inf)
 
-    def entropies(self, log_sum_exp: Tensor) -> Tensor:
+    def entropies(self, log_sum_exp: Float[Tensor, "text n_heads query"]) -> Float[Tensor, "text n_heads query"]:
         """- sum over k of A_qk ln A_qk, (text, head, query), in nats; overwrites the scores.
 
             H_q = sum over k of A_qk (lse_q - s_qk)
@@ -297,7 +298,9 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
             yield Tile(block, scores, weights, largest_score, log_sum, has_infinite=call.bias is not None)
 
 
-def times_values(weights: Tensor, values: Tensor) -> Tensor:
+def times_values(
+    weights: Float[Tensor, "text n_heads query key"], values: Float[Tensor, "text n_kv_heads key width"]
+) -> Float[Tensor, "text n_heads query width"]:
     """A V for grouped heads, without repeating values.
 
     Args:
@@ -305,7 +308,7 @@ def times_values(weights: Tensor, values: Tensor) -> Tensor:
         values: (text, n_kv_heads, key, width).
 
     Returns:
-        (text, n_heads, query, width).
+        (text, n_heads, query, width), in the dtype of both.
     """
     n_texts, n_heads, n_queries, n_keys = weights.shape
     n_kv_heads, width = values.shape[1], values.shape[3]
@@ -320,7 +323,7 @@ def attend_in_tiles(
     read: Callable[[Tile], None] | None = None,
     parts: list[Block] | None = None,
     buffers: Buffers | None = None,
-) -> Tensor:
+) -> Float[Tensor, "batch n_heads query d_value"]:
     """The output of an attention, whose tiles are shown on the way.
 
     Args:
@@ -347,14 +350,15 @@ def attend_in_tiles(
 
 
 @torch.no_grad()
-def attend_lean(call: AttentionCall) -> Tensor:
+def attend_lean(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attention without a map, a mask or anything else of size queries times keys.
 
     Args:
         call: The attention. Dropout is not applied.
 
     Returns:
-        The output, (batch, n_heads, query, d_value), as `core.attention.attend` gives it, without gradient.
+        The output, (batch, n_heads, query, d_value), as `core.attention.attend` gives it, in the dtype of the values,
+        without gradient.
     """
     by_key = call.mask is None or (call.query.device.type == "cpu" and not call.is_causal and _is_by_key(call.mask))
     plain = all(getattr(call, name) is None for name in ("bias", "softcap", "sinks", "window"))

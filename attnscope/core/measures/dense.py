@@ -1,9 +1,13 @@
-"""The definition of all measures on dense weights, and what it shares with `core.sums`, which needs none."""
+"""The definition of all measures on dense weights, and what it shares with `core.sums`, which needs none.
+
+The source of each is in the catalogue; how they are added up is ours.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.core.measures.catalogue import measure_names, unit_queries
@@ -37,7 +41,16 @@ def add_rows(totals: Totals, units: slice, rows: Rows, given: Ground) -> None:
 
 
 def add_uniform(totals: Totals, units: slice, given: Ground) -> Tensor:
-    """Adds what uniform attention has on some queries, but for `_active`; returns which offsets each may attend to."""
+    """Adds what uniform attention has on some queries, but for `_active`.
+
+    Args:
+        totals: What to add to.
+        units: Which units the queries are of.
+        given: What the mask and the texts say of these queries.
+
+    Returns:
+        1 where a query may attend to the key at an offset, else 0, (unit, mask head, query, offset).
+    """
     rows = given.uniform | uniform_likeness(given)
     of_all = {name: part for name, part in given.defined.items() if not name.endswith("_active")}
     add_rows(totals, units, rows, replace(given, defined=of_all))
@@ -48,20 +61,20 @@ def add_uniform(totals: Totals, units: slice, given: Ground) -> Tensor:
 
 
 def uniform_likeness(given: Ground) -> Rows:
-    """Likeness under uniform attention: none, as it is told less what that has, which `given.uniform` holds."""
+    """Likeness under uniform attention, (batch, mask head, query): 0, as it is told less what that has."""
     return {name: torch.zeros_like(row) for name, row in given.uniform.items() if name.startswith("similar_token")}
 
 
 def measures_of_weights(
-    weights: Tensor,
+    weights: Float[Tensor, "batch head query key"],
     keys: TextFacts,
     queries: TextFacts | None = None,
     *,
     allowed: Tensor | None = None,
-    values: Tensor | None = None,
-    factor: Tensor | None = None,
+    values: Float[Tensor, "batch kv_head key d_value"] | None = None,
+    factor: Float[Tensor, "head d d_value"] | None = None,
     measures: Iterable[str] | None = None,
-    outlying: Tensor | None = None,
+    outlying: Bool[Tensor, "batch key"] | None = None,
     in_units: bool = False,
 ) -> SumsOf:
     """All measures of one layer from its dense weights: their definition, and the way of models that only have these.
@@ -175,9 +188,9 @@ class Received:
             nobody rests on, (unit, head, key), resting keys included.
     """
 
-    mass: Tensor
-    evenly: Tensor
-    evenly_active: Tensor
+    mass: Float[Tensor, "unit head key"]
+    evenly: Float[Tensor, "unit mask_head key"]
+    evenly_active: Float[Tensor, "unit head key"]
 
 
 def add_outlying(
@@ -200,13 +213,13 @@ def add_outlying(
 
 
 def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tensor | None) -> Rows:
-    """Norms of what each key has to give, by measure, (batch, head, key); without measures that are undefined.
+    """Norms of what each key has to give, by measure, (batch, head, key), at least 0; without undefined measures.
 
     Args:
         wanted: Which measures are.
         values: (batch, kv_head, key, d_value), or None.
         n_heads: Query heads.
-        factor: `output_factor`, or None.
+        factor: `output_factor`, (n_heads, d, d_value), or None.
     """
     if values is None:
         return {}

@@ -1,9 +1,10 @@
-"""What measures must know of texts."""
+"""What measures must know of texts; what each asks of it is in the catalogue, with its source (et al. or ours)."""
 
 import functools
 from dataclasses import dataclass, fields, replace
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.core.measures.catalogue import OUTLYING
@@ -31,16 +32,16 @@ class TextFacts:
         TypeError: A mask is not boolean.
     """
 
-    real: Tensor
-    special: Tensor
-    ids: Tensor
-    cls: Tensor | None = None
-    sep: Tensor | None = None
-    punctuation: Tensor | None = None
-    log_frequency: Tensor | None = None
-    embeddings: Tensor | None = None
-    rarest: Tensor | None = None
-    context: Tensor | None = None
+    real: Bool[Tensor, "batch token"]
+    special: Bool[Tensor, "batch token"]
+    ids: Int[Tensor, "batch token"]
+    cls: Bool[Tensor, "batch token"] | None = None
+    sep: Bool[Tensor, "batch token"] | None = None
+    punctuation: Bool[Tensor, "batch token"] | None = None
+    log_frequency: Float[Tensor, "batch token"] | None = None
+    embeddings: Float[Tensor, "batch token d"] | None = None
+    rarest: Bool[Tensor, "batch token"] | None = None
+    context: Bool[Tensor, "batch token"] | None = None
 
     def __post_init__(self) -> None:
         shape = self.real.shape
@@ -96,7 +97,7 @@ class TextFacts:
         return replace(self, **{name: tensor[texts] for name, tensor in given.items() if tensor is not None})
 
 
-def outlying(norms: Tensor, texts: TextFacts) -> Tensor:
+def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:
     """Which tokens are second sinks by what they are: their hidden states are far longer than others of their text.
 
     Found anew in each layer, as such norms come and go between layers (Sun et al. 2024, Massive Activations in Large
@@ -113,7 +114,7 @@ def outlying(norms: Tensor, texts: TextFacts) -> Tensor:
     return texts.real & ~texts.resting & (norms > OUTLYING * median)
 
 
-def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Tensor]:
+def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
     """What each key is worth to the measures that ask for the key alone.
 
     Args:
@@ -140,7 +141,9 @@ def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-def pair_targets(facts: TextFacts, queries: slice, keys: slice) -> tuple[Tensor, Tensor]:
+def pair_targets(
+    facts: TextFacts, queries: slice, keys: slice
+) -> tuple[Bool[Tensor, "batch query key"], Bool[Tensor, "batch query key"]]:
     """Which keys are the same token as the query, elsewhere, and which followed it before.
 
     Args:

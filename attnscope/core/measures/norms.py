@@ -1,12 +1,13 @@
-"""Norms of value vectors, and of what the output projection makes of them."""
+"""Norms of value vectors, and of what the output projection makes of them (Kobayashi et al. 2020, section 2)."""
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.core.precision import in_float64
 
 
-def output_factor(weight: Tensor, n_heads: int) -> Tensor:
+def output_factor(weight: Float[Tensor, "d_model joined"], n_heads: int) -> Float[Tensor, "n_heads d d_value"]:
     """Makes the output projection small, so that norms behind it cost little: |W_O v| = |R v|, W_O = Q R.
 
     Args:
@@ -28,7 +29,11 @@ def output_factor(weight: Tensor, n_heads: int) -> Tensor:
     return small
 
 
-def value_norms(values: Tensor, n_heads: int, factor: Tensor | None = None) -> Tensor:
+def value_norms(
+    values: Float[Tensor, "batch n_kv_heads key d_value"],
+    n_heads: int,
+    factor: Float[Tensor, "n_heads d d_value"] | None = None,
+) -> Float[Tensor, "batch n_heads key"]:
     """|v_k|, or |W_O v_k| of each head.
 
     Args:
@@ -37,7 +42,7 @@ def value_norms(values: Tensor, n_heads: int, factor: Tensor | None = None) -> T
         factor: What `output_factor` made of the output projection; None = plain norms.
 
     Returns:
-        (batch, n_heads, key).
+        (batch, n_heads, key), at least 0, in the unit of the values; float32 or better.
     """
     group = n_heads // values.shape[1]
     wide = values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""What texts and one mask determine, whatever the weights: worked out once, for all layers that share the mask."""
+"""What texts and one mask determine, whatever the weights: worked out once for layers that share a mask. Ours."""
 
 from dataclasses import dataclass
 
@@ -196,7 +196,7 @@ class Plan:
         return TileFacts(facts, rows, self._all_real[block], pairs, functions, cosine, off_rest, rarest, final)
 
     def band_index(self, block: Block) -> Tensor:
-        """Where in a tile's row each offset lies, (query, offset), within the keys."""
+        """Where in a tile's row each offset lies, (query, offset), int64, at least 0 and within the keys."""
         index: Tensor = torch.arange(block.queries.start, block.queries.stop, device=self.device)[:, None]
         index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
         return index.clamp_(0, max(block.shape[2] - 1, 0))
@@ -219,13 +219,13 @@ class Plan:
         return (places, torch.cat([worth, worth * off], -1)), None
 
     def cosines(self, block: Block, facts: TextFacts) -> Tensor:
-        """Cosines of static embeddings, (text, query, key)."""
+        """Cosines of static embeddings, (text, query, key), -1 to 1."""
         assert facts.embeddings is not None
         directions = facts.embeddings.to(self.dtype)
         return directions[:, block.queries] @ directions[:, block.keys].mT
 
     def offsets_of(self, block: Block) -> Tensor:
-        """Key minus query, (query, key)."""
+        """Key minus query in tokens, (query, key)."""
         q = torch.arange(block.queries.start, block.queries.stop, device=self.device, dtype=self.dtype)
         k = torch.arange(block.keys.start, block.keys.stop, device=self.device, dtype=self.dtype)
         return k - q[:, None]

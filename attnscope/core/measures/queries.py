@@ -1,8 +1,12 @@
-"""Measures query by query: what is linear in the weights, and what holds whatever the weights are."""
+"""Measures query by query: what is linear in the weights, and what holds whatever the weights are.
+
+The source of each is in the catalogue; that they are told query by query is ours.
+"""
 
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from attnscope.core.measures.catalogue import OFFSETS, REACH, WINDOW
@@ -13,14 +17,14 @@ Rows = dict[str, Tensor]
 
 
 def linear_rows(
-    weights: Tensor,
+    weights: Float[Tensor, "batch head query key"],
     keys: TextFacts,
     queries: slice,
     key_range: slice,
     *,
     own_text: bool,
     columns: dict[str, Tensor] | None = None,
-    cosines: Tensor | None = None,
+    cosines: Float[Tensor, "batch query key"] | None = None,
 ) -> Rows:
     """What is linear in the weights, query by query.
 
@@ -30,12 +34,13 @@ def linear_rows(
         queries: Which queries these are.
         key_range: Which keys these are.
         own_text: Whether the queries are tokens of the same texts.
-        columns: What `key_columns` says of the keys, where that is known already.
+        columns: What `key_columns` says of the keys, (batch, key) each, where that is known already.
         cosines: Of static embeddings, (batch, query, key), where they are known already.
 
     Returns:
         Name -> (batch, head, query), for the measures and their `_active`; `active`, the mass on keys that nobody rests
-        on; and `mass`, on all keys. similar_token is not yet less what uniform attention has.
+        on; and `mass`, on all keys, 0 to 1. Units are the catalogue's. similar_token is not yet less what uniform
+        attention has.
     """
     columns = key_columns(keys, weights.dtype) if columns is None else columns
     table = torch.stack(list(columns.values()), -1)[:, None, key_range]
@@ -105,9 +110,17 @@ class Ground:
 
 
 def ground(
-    allowed: Tensor, keys: TextFacts, asking: Tensor, queries: slice, key_range: slice, *, own_text: bool,
-    dtype: torch.dtype = torch.float64, columns: dict[str, Tensor] | None = None, cosines: Tensor | None = None,
-) -> Ground:  # fmt: skip
+    allowed: Bool[Tensor, "batch mask_head query key"],
+    keys: TextFacts,
+    asking: Bool[Tensor, "batch query"],
+    queries: slice,
+    key_range: slice,
+    *,
+    own_text: bool,
+    dtype: torch.dtype = torch.float64,
+    columns: dict[str, Tensor] | None = None,
+    cosines: Float[Tensor, "batch query key"] | None = None,
+) -> Ground:
     """Works out for some queries what does not depend on the head.
 
     Args:
@@ -155,7 +168,9 @@ def ground(
     return Ground(counted, n_allowed, (uniform["active"] * n_allowed).round(), defined, uniform, n_rarest, band)
 
 
-def at_key(rows: Tensor, places: Tensor, key_range: slice) -> Tensor:
+def at_key(
+    rows: Shaped[Tensor, "batch head query key"], places: Int[Tensor, " batch"], key_range: slice
+) -> Shaped[Tensor, "batch head query"]:
     """What rows have at one key of each text: (batch, head, query) of (batch, head, query, key); 0 where it is -1."""
     index = places - key_range.start
     inside = (places >= 0) & (index >= 0) & (index < rows.shape[3])
@@ -166,7 +181,9 @@ def at_key(rows: Tensor, places: Tensor, key_range: slice) -> Tensor:
     return found.masked_fill_(~inside[:, None, None], 0)
 
 
-def at_offsets(rows: Tensor, queries: slice, key_range: slice) -> Tensor:
+def at_offsets(
+    rows: Shaped[Tensor, "batch head query key"], queries: slice, key_range: slice
+) -> Shaped[Tensor, "batch head query offset"]:
     """What rows have at each of OFFSETS from the query: (batch, head, query, offset); 0 beyond the keys."""
     device = rows.device
     if rows.shape[3] == 0:
