@@ -172,9 +172,9 @@ def test_uniform_attention_has_the_value_of_the_baseline() -> None:
     probe.keep("encoder", 1, torch.full((1, 2, n, n), 1 / n, dtype=torch.float64))
     assert probe.uniform is not None
     for sums in probe.sums["encoder"].values():
-        np.testing.assert_allclose(sums.sum, np.repeat(probe.uniform.sum, 2, 1), rtol=1e-5)
-        np.testing.assert_allclose(sums.count, np.repeat(probe.uniform.count, 2, 1), rtol=1e-5)
-    value_of = dict(zip(PICTURE_MEASURES, (probe.uniform.sum / probe.uniform.count)[:, 0].tolist(), strict=True))
+        np.testing.assert_allclose(sums.sums, np.repeat(probe.uniform.sums, 2, 1), rtol=1e-5)
+        np.testing.assert_allclose(sums.counts, np.repeat(probe.uniform.counts, 2, 1), rtol=1e-5)
+    value_of = dict(zip(PICTURE_MEASURES, (probe.uniform.sums / probe.uniform.counts)[:, 0].tolist(), strict=True))
     # In closed form. 3 x 5 patches have 12 + 10 pairs of neighbours that share a side and 16 that share a corner.
     neighbours = 2 * (12 + 10 + 16)
     assert value_of["near_patches"] == pytest.approx(neighbours / 15**2)
@@ -201,10 +201,10 @@ def test_sums_do_not_depend_on_how_queries_are_cut(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(cut(call), output)
     kept.keep("encoder", 0, weights)
     for probe in (cut, kept):
-        np.testing.assert_allclose(probe.sums["encoder"][0].sum, whole.sums["encoder"][0].sum, rtol=1e-5)
-        np.testing.assert_allclose(probe.sums["encoder"][0].count, whole.sums["encoder"][0].count, rtol=1e-5)
+        np.testing.assert_allclose(probe.sums["encoder"][0].sums, whole.sums["encoder"][0].sums, rtol=1e-5)
+        np.testing.assert_allclose(probe.sums["encoder"][0].counts, whole.sums["encoder"][0].counts, rtol=1e-5)
         assert probe.uniform is not None and whole.uniform is not None
-        np.testing.assert_allclose(probe.uniform.sum, whole.uniform.sum, rtol=1e-9)
+        np.testing.assert_allclose(probe.uniform.sums, whole.uniform.sums, rtol=1e-9)
 
 
 def test_a_flat_picture_has_no_edges_and_one_colour() -> None:
@@ -212,8 +212,8 @@ def test_a_flat_picture_has_no_edges_and_one_colour() -> None:
     assert facts.edges is None
     probe = PictureSums(facts)
     probe.keep("encoder", 0, torch.eye(6)[None, None] * 0.5 + 0.5 / 6)
-    counts = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].count[:, 0].tolist(), strict=True))
-    sums = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].sum[:, 0].tolist(), strict=True))
+    counts = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].counts[:, 0].tolist(), strict=True))
+    sums = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].sums[:, 0].tolist(), strict=True))
     assert counts["edges"] == counts["cls"] == counts["resting_from_cls"] == 0
     assert sums["similar_colour"] == pytest.approx(counts["similar_colour"]) and counts["similar_colour"] > 2
     assert picture_facts(np.zeros((8, 8, 3), np.uint8), (1, 1), ()).reach.tolist() == [math.inf]

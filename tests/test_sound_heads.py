@@ -86,7 +86,7 @@ def test_the_probe_is_what_dense_weights_give() -> None:
             abs=1e-5,
         )
     assert probe.uniform is not None
-    assert probe.uniform.sum[2, 0] / probe.uniform.count[2, 0] == pytest.approx(23 / 31)
+    assert probe.uniform.sums[2, 0] / probe.uniform.counts[2, 0] == pytest.approx(23 / 31)
     with pytest.raises(RuntimeError, match="twice"):
         probe(call)
     with pytest.raises(ValueError, match="the facts are of"):

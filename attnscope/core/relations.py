@@ -274,7 +274,7 @@ class _Reader:
         self, facts: LinkFacts, plan: dict[Block, _BlockLinks], n_heads: int, n_keys: int, dtype: torch.dtype
     ) -> None:
         device = facts.units.device
-        self.blocks: list[Block] | None = list(plan)
+        self.blocks = list(plan)
         self._facts, self._plan, self._n_keys = facts, plan, n_keys
         hits, mass = (torch.zeros(facts.n_cells, n_heads, dtype=sum_dtype(device), device=device) for _ in range(2))
         self._sums = LinkSums(hits, mass)

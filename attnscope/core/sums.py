@@ -358,7 +358,7 @@ class _Reader:
             self._close_units(slice(0, batch), slice(0, batch))
         elif self._last is not None:
             self._close_units(self._last.texts, plan.units(self._last))
-        evenly = plan.evenly.unflatten(0, (batch, n_units)).sum(1) if n_units > 1 else plan.evenly
+        evenly = plan.evenly.view(batch, n_units, *plan.evenly.shape[1:]).sum(1) if n_units > 1 else plan.evenly
         finish(totals, uniform, self._key_norms, self._of_texts, evenly, plan.counted)
         return join_totals(totals, uniform, self._wanted)
 

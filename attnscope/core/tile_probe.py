@@ -16,13 +16,11 @@ Plan = TypeVar("Plan")
 
 
 class Reader(Protocol[FoundOf]):
-    """What reads one attention, tile by tile.
+    """What reads one attention, tile by tile."""
 
-    Attributes:
-        blocks: Its tiles, where they are known; None = as `core.tiles.blocks` cuts them.
-    """
-
-    blocks: list[Block] | None
+    @property
+    def blocks(self) -> list[Block] | None:
+        """Its tiles, where they are known; None = as `core.tiles.blocks` cuts them."""
 
     def add(self, tile: Tile) -> None:
         """Reads a tile; may overwrite its scores and weights."""

@@ -72,9 +72,9 @@ class BlockSums:
         each = unit_queries(max(map(len, batch)))
         step = -(-max(map(len, batch)) // each)
         for row, place in broken_rows(by_text).items():
-            text = batch[row // step].text
-            self.broken.setdefault(text, place)
-            self._open.pop(text, None)
+            index = batch[row // step].text
+            self.broken.setdefault(index, place)
+            self._open.pop(index, None)
         well = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
         if not well:
             return

@@ -165,7 +165,7 @@ def _measured(model: Model, reading: Reading) -> PictureSums:
     n_before = len(reading.tokens) - math.prod(picture.grid)
     probe = PictureSums(picture_facts(picture.pixels, picture.grid, reading.tokens.labels[:n_before]))
     run_probe(model, reading, probe)
-    by_kind = {kind: {at: sums.sum[None] for at, sums in of.items()} for kind, of in probe.sums.items()}
+    by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
     require_finite(by_kind, model.info, picture.source)
     return probe
 

@@ -119,11 +119,11 @@ def measures_of_weights(
     received = torch.zeros(batch, n_heads, n_keys, dtype=torch.float64, device=weights.device)
     evenly = torch.zeros(batch, may.shape[1], n_keys, dtype=torch.float64, device=weights.device)
     counted = torch.zeros(batch, may.shape[1], dtype=torch.float64, device=weights.device)
-    for unit, (t, queries) in enumerate((t, queries) for t in range(batch) for queries in parts):
-        texts, units, here = slice(t, t + 1), slice(unit, unit + 1), (queries, every_key)
+    for unit, (t, some) in enumerate((t, some) for t in range(batch) for some in parts):
+        texts, units, here = slice(t, t + 1), slice(unit, unit + 1), (some, every_key)
         text = keys.part(texts)
-        part, may_here = weights[texts, :, queries].double(), may[texts, :, queries]
-        given = ground(may_here, text, of_queries.asking[texts, queries], *here, own_text=own_text)
+        part, may_here = weights[texts, :, some].double(), may[texts, :, some]
+        given = ground(may_here, text, of_queries.asking[texts, some], *here, own_text=own_text)
         band = add_uniform(uniform, units, given)
         rows = linear_rows(part, text, *here, own_text=own_text)
         rows |= _rows_of_weights(part, text, given, rows)

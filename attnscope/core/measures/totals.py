@@ -63,12 +63,12 @@ class HeadSums(NamedTuple):
     """The measures of one layer on one picture or recording.
 
     Attributes:
-        sum: (measure, head), float64.
-        count: Likewise: a value is sum / count, added up over pictures or recordings first.
+        sums: (measure, head), float64.
+        counts: Likewise: a value is sum / count, added up over pictures or recordings first.
     """
 
-    sum: Sum
-    count: Sum
+    sums: Sum
+    counts: Sum
 
 
 _AT_ONCE = 1000
