@@ -21,8 +21,8 @@ from attnscope.records.reading import schema_of
 from attnscope.views.figures import Style, draw
 from attnscope.views.heatmap_terminal import strongest_links
 from attnscope.views.pooled_figures import sheets_of
-from attnscope.views.pooled_scale import log_share
 from attnscope.views.pooled_terminal import pooled_drawing
+from attnscope.views.pooling import log_share
 from tests.record_helpers import RUN, map_of, shares, tokens_of
 
 

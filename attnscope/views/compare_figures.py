@@ -33,7 +33,16 @@ from attnscope.views.canvas import (
     wrap_lines,
     write_pages,
 )
-from attnscope.views.compare_summary import HIDDEN, distance, meaning, table_line, table_notes, texts_line, title_of
+from attnscope.views.compare_summary import (
+    HIDDEN,
+    both_texts,
+    distance,
+    meaning,
+    table_line,
+    table_notes,
+    texts_line,
+    title_of,
+)
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for, model_of
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering, lettering_for
@@ -370,9 +379,8 @@ def change_page(found: MinimalPair) -> Page:
         grids.insert(0, (f"at “{found.query}”", at))
     notes = ["framed: the five heads that change most", meaning(found.measure)]
     notes += [HIDDEN] if "hide_special" in found.changes else []
-    subtitle = "”  →  “".join(" ".join(tokens.text.split()) for tokens in found.tokens)
     framed = {found.heads[head] for head in found.ranked()[:5]}
-    return grid_page(title_of(found), f"“{subtitle}”", grids, notes, lettering, framed=framed)
+    return grid_page(title_of(found), both_texts(found), grids, notes, lettering, framed=framed)
 
 
 def grid_page(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from attnscope.records import Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads, head_name
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, colormap, enlarge_cells, wrap_lines
-from attnscope.views.compare_summary import HIDDEN, distance, distance_name, key_name, title_of
+from attnscope.views.compare_summary import HIDDEN, both_texts, distance, distance_name, key_name, title_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.heatmap_figures import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.views.lettering import Lettering, lettering_for
@@ -52,7 +52,7 @@ def picked_pages(found: PickedHeads) -> Iterator[tuple[str, Page]]:
 def pair_pages(found: MinimalPair) -> Iterator[tuple[str, Page]]:
     """The heads that change most on both texts, with their differences; and their rows at the query, bar by bar."""
     first, second = found.tokens
-    subtitle = "”  →  “".join(" ".join(tokens.text.split()) for tokens in found.tokens)
+    subtitle = both_texts(found)
     both = join_tokens(found)
     panels = []
     for head in found.ranked()[:_SHOWN_MAPS]:
@@ -65,22 +65,20 @@ def pair_pages(found: MinimalPair) -> Iterator[tuple[str, Page]]:
         title = f"{title_of(found)}: the heads that change most"
         limit = largest([panel.values for panel in panels])
         what = "attention weight in the second text − in the first"
-        yield "differences", panels_page(title, f"“{subtitle}”", panels, notes, limit, what)
+        yield "differences", panels_page(title, subtitle, panels, notes, limit, what)
         best = found.ranked()[0]
         shown = [
             Panel(f"{head_name(found.heads[best])}: first text", found.weights[best], first, first),
             Panel(f"{head_name(found.heads[best])}: second text", found.other_weights[best], second, second),
         ]
         title = f"{title_of(found)}: {head_name(found.heads[best])}"
-        yield "maps", panels_page(title, f"“{subtitle}”", shown, notes[:1] + notes[2:], None)
+        yield "maps", panels_page(title, subtitle, shown, notes[:1] + notes[2:], None)
     for pair in found.queries:
         yield f"query-{int(found.aligned[pair, 0]):03d}", rows_page(found, pair)
 
 
 def join_tokens(found: MinimalPair) -> Tokens:
     """The aligned tokens; replaced ones with both labels."""
-    from dataclasses import replace
-
     first, second = found.tokens
     joined = first.take(found.aligned[:, 0])
     labels = tuple(key_name(first.labels[a], second.labels[b]) for a, b in found.aligned.tolist())
@@ -174,10 +172,10 @@ def rows_page(found: MinimalPair, pair: int) -> Page:
     if len(keys) > _MOST_KEYS:
         most = set(np.argsort(-np.maximum(before, after).max(0), kind="stable")[:_MOST_KEYS].tolist())
         keys = [key for key in keys if key in most]
-    subtitle = "”  →  “".join(" ".join(tokens.text.split()) for tokens in found.tokens)
+    subtitle = both_texts(found)
     title = f"{title_of(found)}: what “{printable(first.labels[query], 40)}” attends to"
     lettering = lettering_for([title, subtitle, *names])
-    return _bars(found, title, f"“{subtitle}”", heads, [names[key] for key in keys], before[:, keys], after[:, keys],
+    return _bars(found, title, subtitle, heads, [names[key] for key in keys], before[:, keys], after[:, keys],
                  values, lettering, len(keys) < len(names))  # fmt: skip
 
 

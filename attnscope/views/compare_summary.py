@@ -104,6 +104,11 @@ def tokens_changed(found: MinimalPair) -> list[tuple[str, str]]:
     return stretches
 
 
+def both_texts(found: MinimalPair) -> str:
+    """The two texts on one line."""
+    return "“" + "”  →  “".join(" ".join(tokens.text.split()) for tokens in found.tokens) + "”"
+
+
 def key_name(ours: str, theirs: str) -> str:
     """A key of two texts: its label, or both where they differ."""
     return printable(ours if ours == theirs else f"{ours}/{theirs}")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens
@@ -18,6 +17,7 @@ from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Canvas, Page, colormap, matplotlib_defaults, write_pages
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.pooling import max_pool
 from attnscope.views.sheets import Sheet, sheets_of_heads
 from attnscope.views.style import Scale, Style
 
@@ -309,7 +309,7 @@ class MapCanvas(_Page):
         """Puts the weights of a sheet on the canvas."""
         attention = record.maps[sheet.map]
         self.title(record, sheet)
-        values = [_max_pool(attention.of(*pair), self.pool) for pair in sheet.heads]
+        values = [max_pool(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v.max(initial=0.0)) for v in values]
         if self.style.scale == "fixed":
             limits = [1.0] * len(values)
@@ -497,16 +497,6 @@ def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float
     """Gives the width of the widest label at a font size; labels are cut at a bound, so no more than that."""
     at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in set(labels))
     return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size
-
-
-def _max_pool(weights: NDArray[np.float32], factor: int) -> NDArray[np.float32]:
-    """The largest weight of each block of factor x factor cells."""
-    if factor == 1:
-        return weights
-    for axis in (0, 1):
-        starts = np.arange(0, weights.shape[axis], factor)
-        weights = np.maximum.reduceat(weights, starts, axis=axis)
-    return weights
 
 
 def _seam_places(tokens: Tokens) -> list[int]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.views.inks import blend
 from attnscope.views.plain_text import cut, has_unicode, plain_table, safe, weighted
+from attnscope.views.pooling import max_pool
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = "#ffffff", "#08306b"
@@ -128,7 +129,8 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
     names = [cut(safe(label), _LABEL_CELLS) for label in queries.labels]
     digits = len(str(max(weights.shape) - 1))
     margin = max(cell_len(name) for name in names) + 1 + digits + 1
-    shown, pool = _max_pool(weights, max(1, (console.width - margin) // 2), rows=False)
+    pool = -(-weights.shape[1] // max(1, (console.width - margin) // 2))
+    shown = max_pool(weights, pool, (1,))
     lines = Text()
     lines.append(f"\nL{pair[0]}H{pair[1]}", style="bold")
     lines.append("  rows: queries, columns: keys by number")
@@ -170,19 +172,19 @@ def side_by_side(
     n_keys = titled[0][1].shape[1]
     per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
     room = max(4, (console.width + 2) // per_line - 2)
+    pool = -(-n_keys // room)
     lines = Text()
     for first in range(0, len(titled), per_line):
         row = titled[first : first + per_line]
-        maps = [_max_pool(weights, room, rows=True) for _, weights in row]
-        pool = maps[0][1]
-        width = maps[0][0].shape[1]
+        maps = [max_pool(weights, pool) for _, weights in row]
+        width = maps[0].shape[1]
         if pool > 1 and first == 0:
             lines.append(f"(a character shows the largest of {pool} × {pool} {what})\n", style="dim")
         lines.append("  ".join(title.ljust(width) for title, _ in row).rstrip(), style="bold")
         lines.append("\n")
         coloured = _has_colours(console)
-        for line in range(0, maps[0][0].shape[0], 2 if coloured else 1):
-            for number, (shown, _) in enumerate(maps):
+        for line in range(0, maps[0].shape[0], 2 if coloured else 1):
+            for number, shown in enumerate(maps):
                 lines.append("  " if number else "")
                 for column in range(width):
                     if coloured:
@@ -211,15 +213,6 @@ def _legend(console: Console) -> Text:
         lines.append(f"  {shade * 2} {weight:g}")
     lines.append(" and more")
     return lines
-
-
-def _max_pool(weights: NDArray[np.float32], room: int, *, rows: bool) -> tuple[NDArray[np.float32], int]:
-    """The weights pooled to at most `room` columns (and as many rows, if `rows`), and by how much."""
-    pool = -(-weights.shape[1] // room)
-    for axis in (0, 1) if rows else (1,):
-        if pool > 1:
-            weights = np.maximum.reduceat(weights, np.arange(0, weights.shape[axis], pool), axis=axis)
-    return weights, pool
 
 
 def _has_colours(console: Console) -> bool:

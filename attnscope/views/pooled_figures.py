@@ -16,7 +16,7 @@ from attnscope.records.pooled import Link, PooledHeatmap, around
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, LINE, Page, colormap
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.pooled_scale import DECADES, log_share
+from attnscope.views.pooling import DECADES, log_share, max_pool
 from attnscope.views.sheets import Sheet, sheets_of_heads
 from attnscope.views.style import Style
 
@@ -222,7 +222,9 @@ class _Page(Page):
         width, height = plan.side
         for (x, y), pair, top in zip(plan.corners, self._sheet.heads, limits, strict=True):
             cells = self._map.of(*pair)
-            shares = log_share(_max_pool(_max_pool(cells, height, 0), width, 1), top)
+            rows, columns = cells.shape
+            cells = max_pool(max_pool(cells, -(-rows // height), (0,)), -(-columns // width), (1,))
+            shares = log_share(cells, top)
             self.set_cells(self.image((x, y, width, height), cmap, animated=False), shares)
         self.frames([(x, y, width, height) for x, y in plan.corners])
 
@@ -366,15 +368,6 @@ def _side_px(shape: tuple[int, ...], room: int) -> tuple[int, int]:
         return shape[1] * times, shape[0] * times
     cells = -(-longest // room)
     return -(-shape[1] // cells), -(-shape[0] // cells)
-
-
-def _max_pool(values: NDArray[np.float32], room: int, axis: int) -> NDArray[np.float32]:
-    """The largest of every so many values along an axis, so that at most `room` are left."""
-    pool = -(-values.shape[axis] // room)
-    if pool == 1:
-        return values
-    found: NDArray[np.float32] = np.maximum.reduceat(values, np.arange(0, values.shape[axis], pool), axis=axis)
-    return found
 
 
 def _by_pixel(values: NDArray[np.float32], cell: int, room: int, largest: np.ufunc | None) -> NDArray[np.float64]:

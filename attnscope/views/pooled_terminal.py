@@ -12,7 +12,7 @@ from rich.text import Text
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
 from attnscope.views.heatmap_terminal import side_by_side
 from attnscope.views.plain_text import plain_table, safe
-from attnscope.views.pooled_scale import DECADES, log_share
+from attnscope.views.pooling import DECADES, log_share
 
 _MOST_LARGE = 4
 _LARGE_WIDTH = 64

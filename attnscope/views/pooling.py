@@ -1,6 +1,8 @@
-"""The logarithmic scale that pooled maps are drawn on."""
+"""Maps with fewer cells, and the logarithmic scale that maps of long texts are drawn on."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,3 +16,10 @@ def log_share(values: NDArray[np.float32], top: float) -> NDArray[np.float32]:
     floor = top * 10.0**-DECADES
     shares = np.log10(np.maximum(np.asarray(values, np.float64), floor) / top) / DECADES + 1
     return np.clip(shares, 0, 1).astype(np.float32)
+
+
+def max_pool(values: NDArray[np.float32], pool: int, axes: Sequence[int] = (0, 1)) -> NDArray[np.float32]:
+    """The largest of every `pool` values along each axis; the last of them may be of fewer."""
+    for axis in axes if pool > 1 else ():
+        values = np.maximum.reduceat(values, np.arange(0, values.shape[axis], pool), axis=axis)
+    return values
