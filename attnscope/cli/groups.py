@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnscope.studies.inputs import LoadOptions, TextsWanted
     from attnscope.studies.reading import Prompt
     from attnscope.studies.workers import Workers
-    from attnscope.views.figures import Style
+    from attnscope.views.style import Style
 
 
 # The decorator --------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Drawing:
 
     def style(self, usual: str = "fixed") -> "Style":
         """The style, with the scale that is usual where none is given."""
-        from attnscope.views.figures import Style
+        from attnscope.views.style import Style
 
         return Style(usual if self.scale is None else self.scale, self.cmap)  # type: ignore[arg-type]  # it refuses others
 

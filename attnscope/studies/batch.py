@@ -26,8 +26,8 @@ from attnscope.studies.memory import physical_bytes
 from attnscope.studies.provenance import versions
 from attnscope.studies.texts import Progress, Report
 from attnscope.studies.workers import Executor, Lost, Where, Workers, carried_out
-from attnscope.views.figures import Style
 from attnscope.views.gallery import page
+from attnscope.views.style import Style
 
 # What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
 _PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2

@@ -15,6 +15,7 @@ from attnscope.models import catalog
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.records.batches import DrawnText
+from attnscope.records.kinds import FIGURE_FORMATS
 from attnscope.records.storage import write_whole
 from attnscope.studies.batch_folder import ENTRY, clear, require_own
 from attnscope.studies.heatmap import apply_changes, outline, run_model
@@ -23,7 +24,7 @@ from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.reading import Prompt, Reading, read, truncate
 from attnscope.studies.texts import special_ids
 from attnscope.views.heatmap_figures import Painter, sheets_of
-from attnscope.views.style import FIGURE_FORMATS, Style
+from attnscope.views.style import Style
 
 
 @dataclass(frozen=True)

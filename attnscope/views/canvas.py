@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from attnscope.errors import UsageError
 from attnscope.records import write_whole
+from attnscope.records.kinds import FIGURE_FORMATS
 from attnscope.version import VERSION
 from attnscope.views import layout
 from attnscope.views.lettering import BASE_FAMILY, Lettering
-from attnscope.views.style import FIGURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

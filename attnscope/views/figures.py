@@ -10,7 +10,6 @@ from types import ModuleType
 from attnscope.records import Heatmap
 from attnscope.records.pooled import PooledHeatmap
 from attnscope.views.canvas import first_png, write_pages
-from attnscope.views.style import FIGURE_FORMATS as FIGURE_FORMATS
 from attnscope.views.style import Style as Style
 
 

@@ -15,9 +15,10 @@ from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
+from attnscope.records.kinds import FIGURE_FORMATS
 from attnscope.views.heatmap_figures import Painter, sheets_of
 from attnscope.views.sheets import Sheet
-from attnscope.views.style import FIGURE_FORMATS, Style
+from attnscope.views.style import Style
 
 _PATIENCE_S = 10
 

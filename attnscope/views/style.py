@@ -1,4 +1,4 @@
-"""How figures are coloured, and which formats they have."""
+"""How figures are coloured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from attnscope.errors import UsageError
 
 Scale = Literal["fixed", "head", "figure"]
 SCALES: tuple[Scale, ...] = ("fixed", "head", "figure")
-FIGURE_FORMATS = ("png", "svg", "pdf")
 DEFAULT_CMAP = "Blues"
 
 
