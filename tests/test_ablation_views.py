@@ -63,7 +63,7 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
 def test_a_record_comes_back_without_loss(tmp_path: Path) -> None:
     found = made()
     again = records.Ablation.load(found.save(tmp_path / "a.npz"))
-    assert repr(again) == repr(found)
+    assert again.as_json() == found.as_json()
     assert math.isnan(again.heads[1].effects["zero_l2"].value)
     document = json.loads(found.save(tmp_path / "a.json").read_text("utf-8"))
     assert document["schema"] == "attnscope.ablate/1"

@@ -163,3 +163,15 @@ def test_one_public_function_loads_every_kind_from_its_file_and_its_folder(made:
         folder = tmp_path / name
         record.save(folder / kind.file(kind.lossless[0]))
         assert type(attnscope.load_record(folder)) is kind.record_class() or isinstance(record, kind.record_class())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_record_shows_itself_in_a_notebook_and_in_a_line(name: str, made: Path) -> None:
+    record: Any = load(made / FILES[name])
+    told = repr(record)
+    assert told.startswith(f"{type(record).__name__}(") and len(told) < 200 and "\n" not in told
+    if kind_of(name).glance:
+        assert record._repr_png_().startswith(b"\x89PNG") and record._repr_html_ is None
+        return
+    html = record._repr_html_()
+    assert html.startswith("<pre") and "<script" not in html and html.count("\n") > 3

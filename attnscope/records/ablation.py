@@ -99,7 +99,7 @@ class Facts:
     unit: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ablation(Record):
     """What heads do for a model on texts, found by taking them out.
 

@@ -130,7 +130,7 @@ class Comparison(Record):
             require_whole_tokens(one)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadComparison(Comparison):
     """All heads of a model against each other.
 
@@ -221,7 +221,7 @@ class HeadComparison(Comparison):
         return cls(data["run"], data["corpus"], data["kind"], heads, tables, arranged, roles, data["roles_source"])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PickedHeads(Comparison):
     """A few heads side by side on one text, their mean, and the single head that they would make.
 
@@ -309,7 +309,7 @@ class PickedHeads(Comparison):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MinimalPair(Comparison):
     """How the rows of every head change from one text to another that differs from it in little.
 
@@ -427,7 +427,7 @@ class MinimalPair(Comparison):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModelComparison(Comparison):
     """The heads of one model against those of another that reads the same tokens.
 

@@ -69,7 +69,7 @@ class Curve:
     values: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost(Record):
     """What a model's attention costs.
 

@@ -133,7 +133,7 @@ class MeasureFacts:
     high: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Findings(Record):
     """What every head of a model does on a corpus.
 

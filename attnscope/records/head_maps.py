@@ -165,6 +165,8 @@ class MapsRecord(Record, Generic[M]):
         if self.picked is not None and not any(self.chosen(attention) for attention in self.maps):
             raise ValueError("it shows none of its heads")
 
+    _repr_html_ = None  # type: ignore[assignment]  # a notebook would prefer it to the picture
+
     def _repr_png_(self) -> bytes:
         png: bytes = self.record_kind().view("glance")(self)
         return png

@@ -11,6 +11,9 @@ from attnscope.errors import UsageError
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
 
+NOTEBOOK = "attnscope.views.notebook:to_html"
+"""What shows a record of any kind in a notebook."""
+
 
 @dataclass(frozen=True)
 class Kind:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import codec
-from attnscope.records.kinds import Kind, kind_of_schema, load_named
+from attnscope.records.kinds import NOTEBOOK, Kind, kind_of_schema, load_named
 from attnscope.records.parquet import parquet
 from attnscope.records.reading import read_record, reading, require_run, require_types
 from attnscope.records.storage import csv_text, finite, plain, write_whole
@@ -192,6 +192,20 @@ class Record:
         """The record that `describe` and `arrays` were made of; what is damaged raises anything."""
         made: Self = codec.build(cls, described, held)
         return made
+
+    def __repr__(self) -> str:
+        run, corpus = getattr(self, "run", {}), getattr(self, "corpus", {})
+        told = [f"{run['model']!r}"] if "model" in run else []
+        told += [f"on {self.text[:40]!r}"] if getattr(self, "text", "") else []  # type: ignore[attr-defined]
+        told += [f"{corpus['n_texts']:,} texts"] if "n_texts" in corpus else []
+        extent = [
+            f"{len(held):,} {name}" for name in ("heads", "relations", "steps") if (held := getattr(self, name, ()))
+        ]
+        return f"{type(self).__name__}({', '.join([*told, *extent])})"
+
+    def _repr_html_(self) -> str:
+        html: str = load_named(NOTEBOOK)(self)
+        return html
 
     def require_whole(self) -> None:
         """Refuses a record whose parts do not fit each other, before a picture of it fails or lies.

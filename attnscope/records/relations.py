@@ -151,7 +151,7 @@ class Example:
     cut_after: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Relations(Record):
     """Which heads of a model express which relations.
 

@@ -20,7 +20,7 @@ from attnscope.records.tokens import Tokens, require_whole_tokens
 METHODS = ("mean", "rollout", "flow")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Record):
     """Attention rollout and attention flow of one model on one text (Abnar & Zuidema 2020).
 

@@ -68,7 +68,7 @@ class Seen:
     drops: tuple[Drop, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Split(Record):
     """The same queries, keys and values with different numbers of heads.
 

@@ -86,7 +86,7 @@ class Check:
     rounding: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace(Record):
     """One attention, step by step.
 
