@@ -425,6 +425,20 @@ def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens: Tokens, seed
     np.testing.assert_array_equal(before.weights, untouched)
 
 
+def test_a_word_of_which_a_piece_has_an_empty_row_is_the_mean_of_the_others() -> None:
+    tokens = replace(
+        tokens_of(["[CLS]", "un", "##believ", "##ably", "good"], special=[0]), words=np.array([-1, 0, 0, 0, 1])
+    )
+    before = map_of(tokens)
+    before.weights[:, :, 2] = [1, 0, 0, 0, 0]  # wholly on a special token
+    before.weights[0, 0, 4] = [1, 0, 0, 0, 0]
+    merged = record_of(before).hide_special().merge_words().weights
+    np.testing.assert_allclose(merged.sum(-1)[:, :, 0], 1, rtol=1e-6)
+    assert not merged[0, 0, 1].any()
+    pieces = record_of(before).hide_special().weights[1, 1, [0, 2]].mean(0)
+    np.testing.assert_allclose(merged[1, 1, 0], [pieces[:3].sum(), pieces[3]], rtol=1e-6)
+
+
 def test_missing_heads_stay_missing_when_weights_are_changed() -> None:
     record = simple(5)
     record.maps[0].weights[1, 2] = np.nan

@@ -137,7 +137,7 @@ class Heatmap(MapsRecord[AttentionMap]):
     def merge_words(self) -> Heatmap:
         """Word by word: weights to the pieces of a word are summed, weights from them averaged.
 
-        Rows keep their sum (Clark et al. 2019, section 4.1).
+        Rows keep their sum (Clark et al. 2019, section 4.1); pieces whose row is empty take no part.
 
         Raises:
             AttnscopeError: The tokenizer cannot tell which tokens make a word.
@@ -153,8 +153,10 @@ class Heatmap(MapsRecord[AttentionMap]):
             means = attention.weights
             if attention.has_weights:
                 summed = np.add.reduceat(means.astype(np.float64), [group[0] for group in columns], axis=3)
-                means = np.add.reduceat(summed, [group[0] for group in rows], axis=2)
-                means = means / np.array([len(group) for group in rows])[:, None]
+                starts = [group[0] for group in rows]
+                # A piece whose row is empty says nothing of its word.
+                filled = np.add.reduceat(summed.any(-1), starts, axis=2, dtype=np.int64)
+                means = np.add.reduceat(summed, starts, axis=2) / np.maximum(filled, 1)[..., None]
             queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
             maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"))

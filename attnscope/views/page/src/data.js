@@ -182,12 +182,15 @@ function derive({ codes, scales }, rows, columns, hide) {
   const worth = steps(columns.tokens);
   const n_keys = worth.length;
   const hidden = hide && scales !== null;
+  // Of a word whose pieces lost nearly all of their row with the special tokens, the others are averaged.
+  const pieces = rows.groups.map((group) => (hidden ? 0 : group.size));
+  if (hidden) rows.place.forEach((row, query) => (pieces[row] += row >= 0 && scales[query] !== 0));
   for (let query = 0; query < rows.place.length; query++) {
     const row = rows.place[query];
     if (row < 0) continue;
     const scale = scales ? scales[query] * manifest.leftUnit || 0.01 : 1;
     if (hidden && scales[query] === 0) continue; // less than 1% is left: empty
-    const factor = (hidden ? 1 : scale) / rows.groups[row].size;
+    const factor = (hidden ? 1 : scale) / pieces[row];
     const whole = 1 / rows.groups[row].size; // special keys are stored as they are
     const base = query * n_keys;
     for (let key = 0; key < n_keys; key++) {
