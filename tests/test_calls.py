@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnscope.core.attention import AttentionCall, attention_weights
-from attnscope.core.calls import Calls, of_text, rows_together, single_head
+from attnscope.core.calls import Calls, iterate_rows, select_text, single_head
 from tests.core_helpers import EXACT
 
 
@@ -40,16 +40,16 @@ def masks(n: int) -> dict[str, dict[str, object]]:
 def test_rows_of_several_layers_are_their_weights(name: str) -> None:
     calls = [call_of(**masks(40)[name]), call_of(4 if name == "causal" else 6, 2, seed=1, **masks(40)[name])]
     wanted = torch.cat([attention_weights(call)[0] for call in calls])
-    found = list(rows_together(calls, elements=10 * 16 * 40))
+    found = list(iterate_rows(calls, elements=10 * 16 * 40))
     assert [(rows.start, rows.stop) for rows, _ in found] == [(0, 16), (16, 32), (32, 40)]
     np.testing.assert_allclose(torch.cat([rows for _, rows in found], 1), wanted, **EXACT)
 
 
 def test_layers_over_other_texts_are_refused() -> None:
     with pytest.raises(ValueError, match="one text"):
-        next(rows_together([call_of(), call_of(n_queries=7)], 1000))
+        next(iterate_rows([call_of(), call_of(n_queries=7)], 1000))
     with pytest.raises(ValueError, match="one text"):
-        next(rows_together([call_of(batch=2)], 1000))
+        next(iterate_rows([call_of(batch=2)], 1000))
 
 
 @pytest.mark.parametrize("name", ["bidirectional", "causal", "bias"])
@@ -62,7 +62,7 @@ def test_a_text_of_a_padded_batch_has_the_weights_that_it_has_alone(name: str) -
     real[1, ..., 11:] = False
     bias = None if alone.bias is None else torch.nn.functional.pad(alone.bias, (0, 8, 0, 8))
     padded = replace(rest, query=query, key=key, mask=real, bias=bias, is_causal=alone.is_causal)
-    found = attention_weights(of_text(padded, 1, 11, 11))
+    found = attention_weights(select_text(padded, 1, 11, 11))
     np.testing.assert_allclose(found, attention_weights(alone), **EXACT)
 
 

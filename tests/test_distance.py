@@ -13,7 +13,7 @@ from attnscope.core.distance import (
     SUMS,
     best_matching,
     classical_mds,
-    clustered,
+    cluster_heads,
     hellinger_sums,
     jensen_shannon_sums,
     row_divergences,
@@ -124,7 +124,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 class TestClustering:
     def test_neighbours_are_the_most_alike(self) -> None:
         points = np.array([0.0, 10.0, 0.1, 10.2, 5.0])
-        merges, order = clustered(np.abs(points[:, None] - points))
+        merges, order = cluster_heads(np.abs(points[:, None] - points))
         places = order.tolist()
         assert abs(places.index(0) - places.index(2)) == abs(places.index(1) - places.index(3)) == 1
         assert merges[0, 2] == pytest.approx(0.1)
@@ -132,13 +132,13 @@ class TestClustering:
 
     @pytest.mark.parametrize("n", [0, 1])
     def test_one_head_or_none_is_no_tree(self, n: int) -> None:
-        merges, order = clustered(np.zeros((n, n)))
+        merges, order = cluster_heads(np.zeros((n, n)))
         assert merges.shape == (0, 4)
         assert order.tolist() == list(range(n))
 
     def test_pairs_that_were_never_compared_are_far(self) -> None:
         distances = np.array([[0.0, 1.0, np.nan], [1.0, 0.0, 2.0], [np.nan, 2.0, 0.0]])
-        assert clustered(distances).merges[:, 2].tolist() == [1.0, 2.0]
+        assert cluster_heads(distances).merges[:, 2].tolist() == [1.0, 2.0]
 
 
 class TestMap:

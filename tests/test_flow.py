@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnscope.core.flow import flow, mixed, rollout
+from attnscope.core.flow import flow, mix_residual, rollout
 from tests.record_helpers import shares
 
 # Two layers of three tokens, worked by hand. With half of the identity:
@@ -23,7 +23,7 @@ FLOWING = [[1, 0, 0], [0.25, 0.75, 0], [1, 0.25, 0.5]]
 
 
 def test_a_graph_worked_by_hand() -> None:
-    layers = mixed(BY_HAND)
+    layers = mix_residual(BY_HAND)
     np.testing.assert_allclose(
         layers, [[[1, 0, 0], [0.25, 0.75, 0], [0.5, 0, 0.5]], np.array(SECOND) / 2 + np.eye(3) / 2]
     )
@@ -33,18 +33,18 @@ def test_a_graph_worked_by_hand() -> None:
 
 def test_the_residual_share_and_rows_that_are_not_whole() -> None:
     weights = np.array([[[0.5, 0.0], [0.0, 0.0]]])
-    np.testing.assert_allclose(mixed(weights, 0.2), [[[1, 0], [0, 1]]])
-    np.testing.assert_array_equal(mixed(weights, 0.0), [[[1, 0], [0, 0]]])
-    np.testing.assert_array_equal(mixed(BY_HAND, 0.0), BY_HAND)
-    np.testing.assert_array_equal(mixed(BY_HAND, 1.0), [np.eye(3)] * 2)
+    np.testing.assert_allclose(mix_residual(weights, 0.2), [[[1, 0], [0, 1]]])
+    np.testing.assert_array_equal(mix_residual(weights, 0.0), [[[1, 0], [0, 0]]])
+    np.testing.assert_array_equal(mix_residual(BY_HAND, 0.0), BY_HAND)
+    np.testing.assert_array_equal(mix_residual(BY_HAND, 1.0), [np.eye(3)] * 2)
     np.testing.assert_allclose(
-        mixed(np.array([[[0.0, 0.6], [0.3, 0.7]]]), 0.25)[0], [[0.25 / 0.7, 0.45 / 0.7], [0.225, 0.775]]
+        mix_residual(np.array([[[0.0, 0.6], [0.3, 0.7]]]), 0.25)[0], [[0.25 / 0.7, 0.45 / 0.7], [0.225, 0.775]]
     )
     for wrong in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="from 0 to 1"):
-            mixed(BY_HAND, wrong)
+            mix_residual(BY_HAND, wrong)
     with pytest.raises(ValueError, match="not"):
-        mixed(np.zeros((2, 3, 4)))
+        mix_residual(np.zeros((2, 3, 4)))
 
 
 def random_layers(n_layers: int, n: int, seed: int, causal: bool) -> np.ndarray:
@@ -52,7 +52,7 @@ def random_layers(n_layers: int, n: int, seed: int, causal: bool) -> np.ndarray:
     if causal:
         weights = np.tril(weights)
         weights /= weights.sum(-1, keepdims=True)
-    return mixed(weights, 0.3)
+    return mix_residual(weights, 0.3)
 
 
 @settings(max_examples=15)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, attend, attention_weights
 from attnscope.core.measures import measures_of_weights
-from attnscope.core.pooling import Grid, pooled_attention
+from attnscope.core.pooling import Grid, pool_attention
 from attnscope.core.sums import Sums
 from attnscope.core.tiles import attend_lean
 from tests import rounding
@@ -75,5 +75,5 @@ def test_measures_and_pooled_maps_on_cuda_against_float64(dtype: torch.dtype) ->
     found = probe.sums[call.kind][call.layer]
     rows = [i for i, name in enumerate(found.names) if name not in ("positional", "rarest_token")]
     torch.testing.assert_close(torch.tensor(found.sum[rows]), torch.tensor(oracle.sum[rows]), rtol=1e-4, atol=1e-3)
-    pooled, expected = (pooled_attention(one, Grid(8, 8)) for one in (on(call, "cuda"), high))
+    pooled, expected = (pool_attention(one, Grid(8, 8)) for one in (on(call, "cuda"), high))
     torch.testing.assert_close(pooled.cells.cpu(), expected.cells, rtol=1e-4, atol=1e-5)

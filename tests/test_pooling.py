@@ -70,7 +70,7 @@ def test_pooling_is_what_its_definition_says_of_any_call(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LEAST_QUERIES", rows)
         patch.setattr(tiles, "TILE_ELEMENTS", 40)  # several tiles a text, and several texts a tile
-        found = pooling.pooled_attention(call, grid)
+        found = pooling.pool_attention(call, grid)
     assert torch.allclose(found.output, attention.attend_with_weights(call)[0], atol=1e-9)
     for b in range(dense.shape[0]):
         for h in range(dense.shape[1]):
@@ -90,7 +90,7 @@ def test_pooling_is_what_its_definition_says_of_any_call(
 def test_links_are_far_and_each_is_there_once() -> None:
     call = make_call(seed=3, n_queries=97, n_keys=97, is_causal=True)
     first = torch.arange(97) == 0
-    found = pooling.pooled_attention(call, Grid(4, 4, n_links=20, far=8, no_key=first))
+    found = pooling.pool_attention(call, Grid(4, 4, n_links=20, far=8, no_key=first))
     for places in found.link_places.flatten(0, 1).tolist():
         assert len({tuple(place) for place in places}) == 20
         assert all(q - k > 8 and k > 0 for q, k in places)
@@ -98,7 +98,7 @@ def test_links_are_far_and_each_is_there_once() -> None:
 
 def test_rows_of_a_mean_map_sum_to_one() -> None:
     call = make_call(seed=1, n_queries=53, n_keys=53, is_causal=True)
-    cells = pooling.pooled_attention(call, Grid(7, 7)).cells
+    cells = pooling.pool_attention(call, Grid(7, 7)).cells
     assert torch.allclose(cells.sum(-1), torch.ones(cells.shape[:3]), atol=1e-5)
 
 
@@ -106,7 +106,7 @@ def test_a_query_that_may_attend_to_nothing_does_not_count() -> None:
     call = make_call(seed=1, n_queries=4, n_keys=4)
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     mask[:, :, 1] = False
-    found = pooling.pooled_attention(dataclasses.replace(call, mask=mask), Grid(2, 2))
+    found = pooling.pool_attention(dataclasses.replace(call, mask=mask), Grid(2, 2))
     assert torch.allclose(found.cells.sum(-1), torch.ones(found.cells.shape[:3]), atol=1e-6)
     assert bool((found.entropy_nats[:, :, 1] == 0).all())
 
@@ -159,7 +159,7 @@ def test_a_grid_refuses_nonsense(wrong: dict[str, object]) -> None:
 def test_unwanted_tokens_are_one_truth_value_each() -> None:
     call = make_call(seed=2, n_queries=5, n_keys=5)
     with pytest.raises(ValueError, match="no_key"):
-        pooling.pooled_attention(call, Grid(2, 2, no_key=torch.zeros(4, dtype=torch.bool)))
+        pooling.pool_attention(call, Grid(2, 2, no_key=torch.zeros(4, dtype=torch.bool)))
 
 
 @given(call=calls(), window=st.integers(1, 6))

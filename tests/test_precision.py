@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, attend, attend_with_weights, attention_weights
-from attnscope.core.calls import rows_together, single_head
+from attnscope.core.calls import iterate_rows, single_head
 from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
 from attnscope.core.full_width import full_width
 from attnscope.core.measures import measures_of_weights, output_factor
-from attnscope.core.pooling import Grid, part_of_weights, pooled_attention
+from attnscope.core.pooling import Grid, part_of_weights, pool_attention
 from attnscope.core.probes import Gate, Means
 from attnscope.core.relations import Links, links_of_weights
 from attnscope.core.sums import Sums
@@ -77,7 +77,7 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype: torch.dtyp
         "dense": attend_with_weights(call)[0],
         "tiles": attend_in_tiles(call),
         "lean": attend_lean(call),
-        "pooled": pooled_attention(call, Grid(8, 8)).output,
+        "pooled": pool_attention(call, Grid(8, 8)).output,
         "sums": Sums(facts)(call),
         "links": Links(links)(call),
         "gate": Gate({("encoder", call.layer): ones, ("decoder", call.layer): ones})(call),
@@ -95,7 +95,7 @@ def test_weights_and_their_sums_are_float32(dtype: torch.dtype) -> None:
     assert off(attention_weights(call), oracle) <= FLOAT32
     assert off(part_of_weights(call, slice(5, 40), slice(3, 50)), oracle[:, :, 5:40, 3:50]) <= FLOAT32
     one = replace(call, query=call.query[:1], key=call.key[:1], value=call.value[:1])
-    (rows,) = [rows for _, rows in rows_together([one], 10**9)]
+    (rows,) = [rows for _, rows in iterate_rows([one], 10**9)]
     assert off(rows, oracle[0]) <= FLOAT32
     for found in (single_head([(one, h) for h in range(4)]), single_head([(exact(one), h) for h in range(4)])):
         assert isinstance(found, AttentionCall)
@@ -147,7 +147,7 @@ def test_every_measure_is_float32(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_pooled_maps_are_float32(dtype: torch.dtype, pool: str) -> None:
     call = low_call(dtype)
-    found, oracle = (pooled_attention(one, Grid(8, 8, pool)) for one in (call, exact(call)))  # type: ignore[arg-type]
+    found, oracle = (pool_attention(one, Grid(8, 8, pool)) for one in (call, exact(call)))  # type: ignore[arg-type]
     assert off(found.cells, oracle.cells.double()) <= FLOAT32
     assert off(found.received, oracle.received) <= N * FLOAT32
     assert off(found.entropy_nats, oracle.entropy_nats) <= 8 * FLOAT32

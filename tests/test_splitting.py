@@ -66,17 +66,17 @@ def test_uniform_rows_are_those_whose_scores_are_all_equal() -> None:
 
 @pytest.mark.parametrize("width", [1, 4, 7])
 def test_random_projections_are_what_they_are_called(width: int) -> None:
-    turned, mixed = splitting.orthogonal(width, 3), splitting.permutation(width, 3)
+    turned, mixed = splitting.random_rotation(width, 3), splitting.random_permutation(width, 3)
     np.testing.assert_allclose(turned @ turned.T, np.eye(width), atol=1e-12)
     assert sorted(mixed.argmax(1).tolist()) == list(range(width)) and mixed.sum() == width
-    np.testing.assert_array_equal(splitting.orthogonal(width, 3), turned)
+    np.testing.assert_array_equal(splitting.random_rotation(width, 3), turned)
     if width > 1:
-        assert not np.allclose(splitting.orthogonal(width, 4), turned)
+        assert not np.allclose(splitting.random_rotation(width, 4), turned)
 
 
 def test_mixing_is_each_heads_share_of_the_squares() -> None:
     w_o = np.array([[3.0, 0.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    shares = splitting.mixing(w_o, np.array([[0, 2], [2, 4]]))
+    shares = splitting.head_shares(w_o, np.array([[0, 2], [2, 4]]))
     np.testing.assert_allclose(shares, [[9 / 25, 0, 0.5], [16 / 25, 0, 0.5]])
 
 

@@ -145,7 +145,7 @@ def test_heads_are_joined_and_projected_as_the_loops_do() -> None:
     w_o, b_o = chance.standard_normal((5, 18)), chance.standard_normal(5)
     inputs = inputs_of(W_O=w_o, b_O=b_o)
     lines = [line for head in range(6) for line in stepwise.head_lines(inputs, head, None)]
-    lines += stepwise.joining_lines(inputs, None)
+    lines += stepwise.concatenation_lines(inputs, None)
     values = stepwise.compute(lines, inputs)
     expected, _ = reference.multi_head(
         inputs.Q, inputs.K, inputs.V, 6, n_kv_heads=2, scale=0.37, out=reference.Projection(w_o, b_o)
@@ -157,7 +157,7 @@ def test_heads_are_joined_and_projected_as_the_loops_do() -> None:
 def test_computing_leaves_the_inputs_alone() -> None:
     inputs = inputs_of(H=np.ones((6, 5, 3)))
     before = {name: np.copy(value) for name, value in inputs.names().items()}
-    stepwise.compute([*stepwise.head_lines(inputs, 1, 2), *stepwise.joining_lines(inputs, 2)], inputs)
+    stepwise.compute([*stepwise.head_lines(inputs, 1, 2), *stepwise.concatenation_lines(inputs, 2)], inputs)
     for name, value in inputs.names().items():
         np.testing.assert_array_equal(value, before[name])
 

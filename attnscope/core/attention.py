@@ -13,8 +13,8 @@ Source:
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -239,6 +239,31 @@ def attend_with_weights(
     with torch.autocast(call.query.device.type, enabled=False):
         output = _per_kv_head(dropped, call.n_kv_heads) @ call.value.to(weights.dtype)
     return output.reshape(batch, n_heads, n_queries, call.value.shape[3]).to(call.value.dtype), weights
+
+
+def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
+    """The same attention with the given query heads alone, each with the key/value head that it reads.
+
+    Args:
+        call: The attention.
+        heads: Which of its query heads, from 0, in the order in which they are wanted.
+    """
+    chosen = list(heads)
+    read = [head // (call.n_heads // call.n_kv_heads) for head in chosen]
+
+    def of_heads(tensor: Tensor | None) -> Tensor | None:
+        shared = tensor is None or tensor.ndim < 3 or tensor.shape[-3] == 1
+        return tensor if tensor is None or shared else tensor[..., chosen, :, :]
+
+    return replace(
+        call,
+        query=call.query[:, chosen],
+        key=call.key[:, read],
+        value=call.value[:, read],
+        mask=of_heads(call.mask),
+        bias=of_heads(call.bias),
+        sinks=None if call.sinks is None else call.sinks[chosen],
+    )
 
 
 def are_numbers(call: AttentionCall) -> Bool[Tensor, " batch"]:

@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, Kind, allowed, attend
+from attnscope.core.attention import AttentionCall, Kind, allowed, attend, select_heads
+from attnscope.core.probes import OfChosen
 from attnscope.core.tiles import LEAST_QUERIES, blocks, tiles
 
 
-class Calls:
+class Calls(OfChosen):
     """A probe that keeps the calls without their values, in memory linear in queries and keys.
 
     The model computes what it would have without it. One forward pass at a time.
@@ -25,7 +26,7 @@ class Calls:
     """
 
     def __init__(self, layers: Sequence[int] | None = None) -> None:
-        self.layers = None if layers is None else frozenset(layers)
+        super().__init__(layers)
         self.calls: dict[Kind, dict[int, AttentionCall]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
@@ -37,19 +38,14 @@ class Calls:
         Raises:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `calls` was not cleared.
         """
-        if self.layers is None or call.layer in self.layers:
-            known = self.calls.setdefault(call.kind, {})
-            if call.layer in known:
-                raise RuntimeError(
-                    f"{call.kind} layer {call.layer} reached the probe twice in one forward pass; clear its calls "
-                    "between two passes"
-                )
+        if self._wants(call.kind, call.layer, self.calls):
             query, key = call.query.detach(), call.key.detach()
-            known[call.layer] = replace(call, query=query, key=key, value=key[..., :0], dropout_p=0.0)
+            kept = replace(call, query=query, key=key, value=key[..., :0], dropout_p=0.0)
+            self.calls.setdefault(call.kind, {})[call.layer] = kept
         return attend(call)
 
 
-def of_text(call: AttentionCall, place: int, n_queries: int, n_keys: int) -> AttentionCall:
+def select_text(call: AttentionCall, place: int, n_queries: int, n_keys: int) -> AttentionCall:
     """The attention of one text of a padded batch, its padding cut off; padding is at the end.
 
     Args:
@@ -78,7 +74,7 @@ def of_text(call: AttentionCall, place: int, n_queries: int, n_keys: int) -> Att
     )
 
 
-def rows_together(calls: Sequence[AttentionCall], elements: int) -> Iterator[tuple[slice, Tensor]]:
+def iterate_rows(calls: Sequence[AttentionCall], elements: int) -> Iterator[tuple[slice, Tensor]]:
     """The weights of several layers on one text, some queries after the others, those of all layers at once.
 
     Args:
@@ -131,7 +127,7 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
     Source:
         Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
     """
-    apart = [_alone(call, head) for call, head in heads]
+    apart = [select_heads(call, [head]) for call, head in heads]
     first = apart[0]
     for one in apart:
         if one.query.shape[:3] != first.query.shape[:3] or one.key.shape[2] != first.key.shape[2]:
@@ -154,25 +150,6 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
         scale=first.scale / math.sqrt(len(apart)),
         mask=masks[0],
         is_causal=False,
-    )
-
-
-def _alone(call: AttentionCall, head: int) -> AttentionCall:
-    """One head of an attention, with the keys that it reads."""
-
-    def of_head(tensor: Tensor | None) -> Tensor | None:
-        shared = tensor is None or tensor.ndim < 3 or tensor.shape[-3] == 1
-        return tensor if tensor is None or shared else tensor[..., head : head + 1, :, :]
-
-    read = head // (call.n_heads // call.n_kv_heads)
-    return replace(
-        call,
-        query=call.query[:, head : head + 1],
-        key=call.key[:, read : read + 1],
-        value=call.value[:, read : read + 1],
-        mask=of_head(call.mask),
-        bias=of_head(call.bias),
-        sinks=None if call.sinks is None else call.sinks[head : head + 1],
     )
 
 

@@ -73,7 +73,7 @@ def hellinger_sums(
     masses = [part.sum(-1) for part in rows]
     present = [part.to(torch.float64) for part in defined]
     sums = (masses[0] @ present[-1].T + present[0] @ masses[-1].T) / 2 - roots[0] @ roots[-1].T
-    return _finished(sums, present[0] @ present[-1].T, b is None)
+    return _pair_sums(sums, present[0] @ present[-1].T, b is None)
 
 
 def jensen_shannon_sums(
@@ -120,7 +120,7 @@ def jensen_shannon_sums(
             sums[head, start:] += (divergence.clamp_min(0) * both_there).sum(-1)
     if b is None:
         sums = sums + sums.T
-    return _finished(sums, present[0] @ present[-1].T, b is None)
+    return _pair_sums(sums, present[0] @ present[-1].T, b is None)
 
 
 SUMS: dict[Measure, Callable[[Tensor, Tensor | None], PairSums]] = {
@@ -174,7 +174,7 @@ class Clustering(NamedTuple):
     order: NDArray[np.int64]
 
 
-def clustered(distances: Floats) -> Clustering:
+def cluster_heads(distances: Floats) -> Clustering:
     """Heads clustered by average linkage (UPGMA), leaves ordered so that neighbours are as alike as can be.
 
     Args:
@@ -273,7 +273,7 @@ def _distributions(a: Tensor, b: Tensor | None) -> tuple[list[Tensor], list[Tens
     return rows, defined
 
 
-def _finished(sums: Tensor, counts: Tensor, symmetric: bool) -> PairSums:
+def _pair_sums(sums: Tensor, counts: Tensor, symmetric: bool) -> PairSums:
     sums = sums.clamp_min(0)
     if symmetric:
         sums = (sums + sums.T) / 2

@@ -16,7 +16,7 @@ SCALE = 2**30
 """Capacities are counted in 1 / SCALE: the library's flows are whole numbers of 32 bits, and a token's is at most 1."""
 
 
-def mixed(weights: NDArray[np.floating], residual: float = 0.5) -> NDArray[np.float64]:
+def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArray[np.float64]:
     """Attention with the residual connection: (1 - r) W + r I, and each row divided by its sum.
 
     A row that sums to less than 1 (a model with sinks) or to 0 (a query that may attend to nothing) so leaves the more
@@ -47,7 +47,7 @@ def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Attention rollout: the product of all layers up to each, Ã(l) = A(l) Ã(l - 1) (Abnar & Zuidema 2020, section 3).
 
     Args:
-        layers: A as `mixed` gives it, (layer, query, key), from the first layer of the model on.
+        layers: A as `mix_residual` gives it, (layer, query, key), from the first layer of the model on.
 
     Returns:
         (layer, query, input token), float64; rows sum to 1 where those of A do.
@@ -72,7 +72,7 @@ def flow(
     which makes 3e-7 for 10 tokens and 6 layers and 1e-5 for 64 at the very worst.
 
     Args:
-        layers: A as `mixed` gives it, (layer, query, key), from the first layer of the model on.
+        layers: A as `mix_residual` gives it, (layer, query, key), from the first layer of the model on.
         queries: For which tokens; None = all.
         report: Is told after each token of each layer: how many are done, and of how many.
 

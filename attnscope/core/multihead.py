@@ -187,7 +187,7 @@ class MultiHeadAttention(nn.Module):
                 (torch.nn.MultiheadAttention: the opposite); (batch, key), or (key,) for a single text.
             is_causal: Whether query i may attend to keys 0..i only, on top of the masks; aligned at the upper left
                 where there are more keys than queries.
-            need_weights: Whether to return the weights too. The output then takes the dense road, slower and in
+            need_weights: Whether to return the weights too. The output then comes of the whole map, slower and in
                 O(query * key) memory.
             probe: What happens at the seam instead of plain attention: gets the AttentionCall, returns its output.
 

@@ -67,7 +67,7 @@ class PictureSums(TileProbe[HeadSums]):
         for first in range(0, weights.shape[2], _ROWS):
             part = weights[0, :, first : first + _ROWS].to(torch.promote_types(weights.dtype, torch.float32))
             added += self.sums_of(part, torch.special.entr(part).sum(-1), first)
-        self.sums.setdefault(kind, {})[layer] = held_sums(added)
+        self.sums.setdefault(kind, {})[layer] = to_head_sums(added)
 
     def _begin(self, layer: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Sums and counts of nothing, (2, measure, head); those of uniform attention are added up the first time."""
@@ -81,7 +81,7 @@ class PictureSums(TileProbe[HeadSums]):
                 n = min(_ROWS, n_tokens - first)
                 weights = torch.full((1, n, n_tokens), 1 / n_tokens, dtype=empty.dtype, device=device)
                 even += self.sums_of(weights, weights.new_full((1, n), math.log(n_tokens)), first)
-            self.uniform = held_sums(even)
+            self.uniform = to_head_sums(even)
         return empty
 
     def sums_of(self, weights: Tensor, entropies: Tensor, first: int) -> Tensor:
@@ -192,9 +192,9 @@ class _Reader:
 
     def result(self) -> HeadSums:
         """The sums over all tiles."""
-        return held_sums(self._added)
+        return to_head_sums(self._added)
 
 
-def held_sums(added: Tensor) -> HeadSums:
+def to_head_sums(added: Tensor) -> HeadSums:
     """Sums and counts, (2, measure, head), as they leave the device."""
     return HeadSums(*added.cpu().double().numpy())

@@ -86,7 +86,7 @@ class PooledAttention:
 
 
 @torch.no_grad()
-def pooled_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
+def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
     """Attention, and what a picture of it on a long text needs.
 
     With rows Q and columns K of cells, and n_Q the queries of Q that may attend to anything:

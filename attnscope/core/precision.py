@@ -20,7 +20,7 @@ def sum_dtype(device: torch.device | str) -> torch.dtype:
     return torch.float64 if has_float64(device) else torch.float32
 
 
-def moved(numbers: Tensor, device: torch.device | str) -> Tensor:
+def move(numbers: Tensor, device: torch.device | str) -> Tensor:
     """Numbers on a device; those in float64 in the precision of its sums."""
     return numbers.to(device, sum_dtype(device)) if numbers.dtype == torch.float64 else numbers.to(device)
 

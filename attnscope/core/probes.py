@@ -6,20 +6,31 @@ calls it once for each attention of a forward pass. What is ours and what is oth
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, Kind, are_numbers, attend, attend_with_weights, attention_weights
-from attnscope.core.pooling import Grid, PooledAttention, part_of_weights, pooled_attention
+from attnscope.core.attention import (
+    AttentionCall,
+    Kind,
+    are_numbers,
+    attend,
+    attend_with_weights,
+    attention_weights,
+    select_heads,
+)
+from attnscope.core.pooling import Grid, PooledAttention, part_of_weights, pool_attention
 from attnscope.core.precision import sum_dtype
 from attnscope.core.tiles import attend_lean
 
 
-class _OfChosen:
-    """What probes share that keep something of chosen layers and heads; arguments and errors as of `Weights`."""
+class OfChosen:
+    """What probes share that keep something of chosen layers and heads; arguments as of `Weights`.
+
+    Raises:
+        ValueError: A layer or head is negative, heads are empty, or a kind is unknown.
+    """
 
     def __init__(
         self,
@@ -46,7 +57,7 @@ class _OfChosen:
             return False
         if layer in kept.get(kind, {}):
             raise RuntimeError(
-                f"{kind} layer {layer} reached the probe twice in one forward pass; clear its maps between two passes"
+                f"{kind} layer {layer} reached the probe twice in one forward pass; clear what it has between two passes"
             )
         return True
 
@@ -58,7 +69,7 @@ class _OfChosen:
             )
 
 
-class Weights(_OfChosen):
+class Weights(OfChosen):
     """Keeps the attention weights of chosen layers and heads; the model computes what it would have without it.
 
     Layers that are not chosen run `attend` and cost nothing more. One forward pass at a time: clear `maps` between two.
@@ -107,7 +118,7 @@ class Weights(_OfChosen):
             output, weights = attend_with_weights(call)
         else:
             # A map is what costs: of a few heads only theirs are computed, and the output by `attend`.
-            output, weights = attend(call), attention_weights(_only_heads(call, self.heads))
+            output, weights = attend(call), attention_weights(select_heads(call, self.heads))
         self._store(call.kind, call.layer, weights)
         return output
 
@@ -134,7 +145,7 @@ class Weights(_OfChosen):
         self.maps.setdefault(kind, {})[layer] = weights.detach().to("cpu", torch.float32)
 
 
-class Part(_OfChosen):
+class Part(OfChosen):
     """Keeps the exact weights of some queries on some keys, in memory of that size.
 
     Args:
@@ -178,13 +189,13 @@ class Part(_OfChosen):
         """
         if self._wants(call.kind, call.layer, self.maps):
             self._check_heads(call.kind, call.layer, call.n_heads)
-            chosen = call if self.heads is None else _only_heads(call, self.heads)
+            chosen = call if self.heads is None else select_heads(call, self.heads)
             part = part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
             self.maps.setdefault(call.kind, {})[call.layer] = part
         return attend_lean(call)
 
 
-class Pooled(_OfChosen):
+class Pooled(OfChosen):
     """Keeps maps pooled to a grid, marginals and far links of chosen layers and heads: pictures of long texts.
 
     Nothing that it makes grows with queries times keys.
@@ -228,32 +239,11 @@ class Pooled(_OfChosen):
             return attend_lean(call)
         self._check_heads(call.kind, call.layer, call.n_heads)
         whole = self.heads is None
-        pooled = pooled_attention(call if self.heads is None else _only_heads(call, self.heads), self.grids[call.kind])
+        pooled = pool_attention(call if self.heads is None else select_heads(call, self.heads), self.grids[call.kind])
         output = pooled.output if whole else attend_lean(call)
         named = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
         self.found.setdefault(call.kind, {})[call.layer] = PooledAttention(output=torch.empty(0), **named)
         return output
-
-
-def _only_heads(call: AttentionCall, heads: tuple[int, ...]) -> AttentionCall:
-    """The same attention with the given query heads alone, each with the key/value head that it reads."""
-    chosen = list(heads)
-    group = call.n_heads // call.n_kv_heads
-    read = [head // group for head in heads]
-
-    def of_heads(tensor: Tensor | None) -> Tensor | None:
-        shared_by_heads = tensor is None or tensor.ndim < 3 or tensor.shape[-3] == 1
-        return tensor if tensor is None or shared_by_heads else tensor[..., chosen, :, :]
-
-    return replace(
-        call,
-        query=call.query[:, chosen],
-        key=call.key[:, read],
-        value=call.value[:, read],
-        mask=of_heads(call.mask),
-        bias=of_heads(call.bias),
-        sinks=None if call.sinks is None else call.sinks[chosen],
-    )
 
 
 Place = tuple[Kind, int]

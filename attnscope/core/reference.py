@@ -168,7 +168,7 @@ def multi_head(
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     if n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
         raise ValueError(f"{n_heads} query heads are not a multiple of {n_kv_heads} key/value heads")
-    queries, keys, values = projected(query, q), projected(key, k), projected(value, v)
+    queries, keys, values = project(query, q), project(key, k), project(value, v)
     for name, rows, heads in (("query", queries, n_heads), ("key", keys, n_kv_heads), ("value", values, n_kv_heads)):
         if rows.ndim != 2 or rows.shape[1] % heads:
             raise ValueError(f"{name} {rows.shape} is not (token, width) with a width divisible by {heads} heads")
@@ -190,7 +190,7 @@ def multi_head(
         )
         heads_out.append(head_output)
         weights.append(head_weights)
-    return projected(np.concatenate(heads_out, axis=1), out), np.stack(weights)
+    return project(np.concatenate(heads_out, axis=1), out), np.stack(weights)
 
 
 def head_steps(
@@ -309,7 +309,7 @@ def _of_head(array: ArrayLike | None, head: int, n_heads: int) -> NDArray[np.gen
     return whole[head] if whole.ndim == 3 else whole
 
 
-def projected(rows: ArrayLike, projection: Projection | None) -> Array:
+def project(rows: ArrayLike, projection: Projection | None) -> Array:
     """Rows through a linear map.
 
     Args:

@@ -96,20 +96,20 @@ def cut(
     )
 
 
-def orthogonal(width: int, seed: int) -> Array:
+def random_rotation(width: int, seed: int) -> Array:
     """A random rotation or reflection, uniform over all of them (Mezzadri 2007): (width, width)."""
     q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
     turned: Array = q * np.sign(np.diag(r))
     return turned
 
 
-def permutation(width: int, seed: int) -> Array:
+def random_permutation(width: int, seed: int) -> Array:
     """A random permutation of columns, as a matrix of zeros and ones: (width, width)."""
     mixed: Array = np.eye(width)[np.random.default_rng(seed).permutation(width)]
     return mixed
 
 
-def mixing(w_o: Array, columns: NDArray[np.int64]) -> Array:
+def head_shares(w_o: Array, columns: NDArray[np.int64]) -> Array:
     """From which head each output column comes.
 
         share_hj = Σ over columns i of head h of W_O[j, i]² / Σ over all i of W_O[j, i]²

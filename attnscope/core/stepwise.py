@@ -245,7 +245,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
     return lines.found
 
 
-def joining_lines(inputs: Inputs, query: int | None) -> list[Line]:
+def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     """The steps after the heads: concatenation, and the output projection where it is known."""
     lines = _Lines(None)
     queries = ("query",) if query is None else ()
@@ -269,7 +269,7 @@ def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
     """Runs lines one after the other.
 
     Args:
-        lines: As `head_lines` and `joining_lines` give them, in order.
+        lines: As `head_lines` and `concatenation_lines` give them, in order.
         inputs: What they start from; unchanged.
 
     Returns:

@@ -494,7 +494,7 @@ class _Seen:
         """
         import torch
 
-        from attnscope.core.calls import of_text, rows_together
+        from attnscope.core.calls import iterate_rows, select_text
 
         if self.maps:
             step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(one.shape[1] for one in self.maps)))
@@ -502,8 +502,8 @@ class _Seen:
                 part = [one[place, :, low : min(n, low + step), :n] for one in self.maps]
                 yield slice(low, min(n, low + step)), torch.cat(part).numpy()[self.kept]
         else:
-            texts = [of_text(call, place, n, n) for call in self.calls]
-            for queries, rows in rows_together(texts, WEIGHTS_AT_ONCE):
+            texts = [select_text(call, place, n, n) for call in self.calls]
+            for queries, rows in iterate_rows(texts, WEIGHTS_AT_ONCE):
                 yield queries, rows.cpu().numpy()[self.kept]
 
 
@@ -546,9 +546,9 @@ class _PairSums:
 
     def arranged(self, table: PairTable) -> Arrangement:
         """Order, clusters, map and layers by a table."""
-        from attnscope.core.distance import classical_mds, clustered
+        from attnscope.core.distance import classical_mds, cluster_heads
 
-        merges, order = clustered(table.distances)
+        merges, order = cluster_heads(table.distances)
         places, explained = classical_mds(table.distances)
         sums = self._between[table.measure, table.special]
         low, high = sums.interval()

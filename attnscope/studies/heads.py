@@ -504,7 +504,7 @@ class _Study:
         import torch
 
         from attnscope.core.measures import TextFacts
-        from attnscope.core.precision import moved
+        from attnscope.core.precision import move
 
         lengths = np.array([len(t) for t in tokens])
         real = np.arange(lengths.max()) < lengths[:, None]
@@ -518,7 +518,7 @@ class _Study:
         rarest = np.isfinite(ordinary) & (ordinary == ordinary.min(1, keepdims=True))
 
         def tensor(array: NDArray[Any]) -> Tensor:
-            return moved(torch.from_numpy(array), device)
+            return move(torch.from_numpy(array), device)
 
         found = self.model.static_embeddings(tensor(ids).to(self.model.info.device)).float().to(device)
         embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)

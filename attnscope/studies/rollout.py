@@ -83,7 +83,7 @@ def _roll_out(
     with np.errstate(invalid="ignore"):
         # Heads that a layer lacks are NaN; they are none to average.
         mean = np.nanmean(attention.weights.astype(np.float64), axis=1)
-    layers = core.mixed(mean, residual)
+    layers = core.mix_residual(mean, residual)
     made = Rollout(
         text=record.text,
         tokens=attention.queries,

@@ -156,7 +156,7 @@ def _split(
                 n_heads=count, d_head=d_head, scale=d_head**-0.5, columns=found.columns, weights=found.weights,
                 mean_weights=found.weights.mean(0), output=output, entropy_nats=found.entropy_nats,
                 uniform=found.uniform, rank=found.rank, disagreement_nats=found.disagreement_nats,
-                mixing=None if w_o is None else splitting.mixing(w_o, own),
+                mixing=None if w_o is None else splitting.head_shares(w_o, own),
                 drops=tuple(_drop(found, head, w_o, output) for head in options.drop if head < count),
             )
         )  # fmt: skip
@@ -179,9 +179,9 @@ def _output_projection(options: SplitOptions, width: int) -> Array | None:
     if not options.project:
         return None
     if options.project == "orthogonal":
-        return splitting.orthogonal(width, options.seed)
+        return splitting.random_rotation(width, options.seed)
     if options.project == "permute":
-        return splitting.permutation(width, options.seed)
+        return splitting.random_permutation(width, options.seed)
     path = Path(options.project)
     try:
         if path.suffix == ".npy":

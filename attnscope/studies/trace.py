@@ -236,7 +236,7 @@ def _traced(
     keys: tuple[str, ...],
 ) -> Trace:
     lines = [line for head in heads for line in stepwise.head_lines(inputs, head, query)]
-    lines += stepwise.joining_lines(inputs, query)
+    lines += stepwise.concatenation_lines(inputs, query)
     values = _by_loops(lines, inputs, query) if loops else stepwise.compute(lines, inputs)
     steps = tuple(Step(**vars(line), value=value) for line, value in zip(lines, values, strict=True))
     given = {name: value for name, value in inputs.names().items() if name != "np"}
@@ -293,7 +293,7 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
     values[None, "joined"] = joined
     if inputs.W_O is not None:
         projection = reference.Projection(inputs.W_O, inputs.b_O)
-        values[None, "output"] = reference.projected(joined, projection)
+        values[None, "output"] = reference.project(joined, projection)
     found = [values[line.head, line.name] for line in lines]
     # Of one query, whatever has queries first loses that axis.
     whole = {"keys", "rotated_keys", "values"}
@@ -385,7 +385,7 @@ def _example_kernel() -> _Kernel:
 def _numpy_kernel(inputs: Inputs) -> _Kernel:
     """What the lines of NumPy compute, for loops to be held against."""
     lines = [line for head in range(inputs.n_heads) for line in stepwise.head_lines(inputs, head, None)]
-    lines += stepwise.joining_lines(inputs, None)
+    lines += stepwise.concatenation_lines(inputs, None)
     values = dict(zip(((line.name, line.head) for line in lines), stepwise.compute(lines, inputs), strict=True))
     outputs, weights = (
         np.stack([values[name, head] for head in range(inputs.n_heads)]) for name in ("head_output", "weights")

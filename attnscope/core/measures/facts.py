@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.core.measures.catalogue import OUTLYING
-from attnscope.core.precision import moved
+from attnscope.core.precision import move
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class TextFacts:
         if self.real.device == device:
             return self
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: moved(tensor, device) for name, tensor in given.items() if tensor is not None})
+        return replace(self, **{name: move(tensor, device) for name, tensor in given.items() if tensor is not None})
 
     def part(self, texts: slice) -> "TextFacts":
         """The facts of some of the texts."""
