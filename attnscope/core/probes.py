@@ -57,7 +57,7 @@ class OfChosen:
             return False
         if layer in kept.get(kind, {}):
             raise RuntimeError(
-                f"{kind} layer {layer} reached the probe twice in one forward pass; clear what it has between two passes"
+                f"{kind} layer {layer} reached the probe twice in one forward pass; clear what it has between passes"
             )
         return True
 
