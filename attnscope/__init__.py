@@ -47,12 +47,11 @@ if TYPE_CHECKING:
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap, picture_heatmap, sound_heatmap
     from attnscope.studies.page import page
-    from attnscope.studies.picture_heads import picture_heads
     from attnscope.studies.pooled import pooled_heatmap
     from attnscope.studies.pruning import PruneOrder, prune
     from attnscope.studies.relations import RelationsOptions, relations
     from attnscope.studies.rollout import picture_rollout, rollout
-    from attnscope.studies.sound_heads import sound_heads
+    from attnscope.studies.sense_heads import picture_heads, sound_heads
     from attnscope.studies.split import SplitOptions, split, split_example
     from attnscope.studies.trace import trace, trace_example
     from attnscope.studies.workers import Workers
@@ -112,8 +111,8 @@ _PUBLIC = {
     "load_relations": "attnscope.records.relations:Relations.load",
     "load_rollout": "attnscope.records.rollouts:Rollout.load",
     "page": "attnscope.studies.page:page",
-    "picture_heads": "attnscope.studies.picture_heads:picture_heads",
-    "sound_heads": "attnscope.studies.sound_heads:sound_heads",
+    "picture_heads": "attnscope.studies.sense_heads:picture_heads",
+    "sound_heads": "attnscope.studies.sense_heads:sound_heads",
     "picture_heatmap": "attnscope.studies.heatmap:picture_heatmap",
     "picture_rollout": "attnscope.studies.rollout:picture_rollout",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",

@@ -20,7 +20,7 @@ from attnscope.models import load
 from attnscope.models.model import Rerun
 from attnscope.studies import ablation_sweep
 from attnscope.studies.ablation_reading import Reader
-from attnscope.studies.ablation_sweep import Cut, heads_of, measured
+from attnscope.studies.ablation_sweep import Cut, Going, heads_of, measure
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 
@@ -38,17 +38,17 @@ def main() -> None:
     model = load(options.model, engine=options.engine)
     texts = cut(model, options.tokens, options.length)
     reader = Reader(model, None)
-    known = heads_of(model, reader, texts)
+    known = heads_of(Going(model, reader, texts))
     cuts = [Cut(((*place, head),)) for place, n_heads in known.n_heads.items() for head in range(n_heads)]
 
     def resumed():
-        return measured(model, reader, texts, cuts, known)
+        return measure(Going(model, reader, texts), cuts, known)
 
     def whole():
         block = Rerun.block
         Rerun.block = lambda rerun, places: 0
         try:
-            return measured(model, reader, texts, cuts, known)
+            return measure(Going(model, reader, texts), cuts, known)
         finally:
             Rerun.block = block
 
@@ -66,7 +66,7 @@ def main() -> None:
     for _ in range(options.runs):
         for name, contender in contenders.items():
             started = time.perf_counter()
-            found[name] = contender().sums.ratio()
+            found[name] = contender().done.sums.ratio()
             times[name].append(time.perf_counter() - started)
             print(name, f"{times[name][-1]:.2f} s", flush=True)
     seconds = {name: median(of_name) for name, of_name in times.items()}

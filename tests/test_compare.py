@@ -88,7 +88,7 @@ class TestAllHeads:
 
     def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         together = compare(tiny, TEXTS, BOTH)
-        monkeypatch.setattr(study, "TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.pair_blocks.TOKEN_BUDGET", 1)
         monkeypatch.setattr(study, "WEIGHTS_AT_ONCE", 1)
         apart = compare(tiny, TEXTS, BOTH)
         for a, b in zip(together.tables, apart.tables, strict=True):
@@ -159,7 +159,7 @@ class TestAllHeads:
         assert table.mean[head, nearest] == max(others)
 
     def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(study, "TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.pair_blocks.TOKEN_BUDGET", 1)
 
         def stop(done: object) -> None:
             raise KeyboardInterrupt

@@ -8,7 +8,7 @@ import pytest
 import attnscope
 from attnscope.corpus import Copies, CorpusText, copies, distinct
 from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merged
+from attnscope.studies.merging import merge_findings
 from attnscope.views.heads_summary import corpus_notes
 
 CAT = "The old cat sat on the mat, and looked at all the birds outside."
@@ -105,7 +105,7 @@ def test_shards_leave_out_the_same_copies(own: Any, monkeypatch: pytest.MonkeyPa
     whole = heads(own, texts)
     parts = [heads(own, texts, HeadsOptions(shard=(k, 3))) for k in (1, 2, 3)]
     assert [part.corpus["n_copies"] for part in parts] == [23] * 3
-    assert merged(parts).as_json() == whole.as_json()
+    assert merge_findings(parts).as_json() == whole.as_json()
     assert whole.corpus["n_texts"] == 7
 
 

@@ -14,7 +14,7 @@ import attnscope
 from attnscope.models.own import roles as own_roles
 from attnscope.records.findings import Findings, Head
 from attnscope.studies.heads import heads
-from attnscope.studies.roles import LEAST_TEXTS, LEVEL, RULES, judged, thresholds_from
+from attnscope.studies.roles import LEAST_TEXTS, LEVEL, RULES, judge, thresholds_from
 from attnscope.studies.tally import Tally, tallies_of
 
 from .conftest import SPECIAL, VOCABULARY, write_tokenizer
@@ -126,7 +126,7 @@ def found_on(
     shares = chance.beta(means.clip(1e-9) * size, (1 - means) * size, (n_texts, *means.shape))[:, None]
     tally.measures.add(N_QUERIES * shares, float(N_QUERIES))
     tally.uniform.add(np.zeros_like(shares), float(N_QUERIES))
-    given = [len(roles_of(head) & set(TESTED)) for head in judged([tally], thresholds_from([]))]
+    given = [len(roles_of(head) & set(TESTED)) for head in judge([tally], thresholds_from([]))]
     return sum(given[:n_null]), sum(given[n_null:])
 
 

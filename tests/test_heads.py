@@ -21,9 +21,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.own import roles as own_roles
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings, Head
-from attnscope.studies.block_sums import undisturbed
+from attnscope.studies.block_sums import delay_interrupts
 from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merged
+from attnscope.studies.merging import merge_findings
 from attnscope.studies.roles import FEWEST_TEXTS
 from attnscope.studies.tally import OFFSETS, tallies_of
 from attnscope.views.heads_summary import role_notes
@@ -380,12 +380,12 @@ def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any]
     parts = [heads(own, texts, replace(chosen, shard=(k, 3))) for k in (1, 2, 3)]
     assert sum(part.corpus["n_texts"] for part in parts) == whole.corpus["n_texts"] == 26
     for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
-        require_same(whole, merged([parts[i] for i in order]))
+        require_same(whole, merge_findings([parts[i] for i in order]))
     # Two at a time, and through files.
-    half = merged([parts[2], parts[0]])
+    half = merge_findings([parts[2], parts[0]])
     assert half.corpus["shards"] == ["1/3", "3/3"]
     saved = [attnscope.load_findings(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
-    require_same(whole, merged(saved))
+    require_same(whole, merge_findings(saved))
     assert whole.corpus["n_chunked"] == (
         0 if "chunk" not in options else sum(len(own.tokenizer.encode(t)) > 12 for t in SENTENCES)
     )
@@ -396,7 +396,7 @@ def test_shards_of_blocks_of_the_usual_size(tiny_bert: Path) -> None:
     chance = np.random.default_rng(0)
     texts = [words(int(chance.integers(1, 9)), chance, ["the", "cat", "a", "b.", "zeta"]) for _ in range(600)]
     whole = heads(model, texts)
-    require_same(whole, merged([heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (2, 1)]))
+    require_same(whole, merge_findings([heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (2, 1)]))
     assert whole.corpus["n_texts"] > 256
     assert whole.corpus["n_texts"] + whole.corpus["n_copies"] == 600
 
@@ -427,12 +427,12 @@ def test_merged_parts_keep_what_changes_without_heads(own: Any) -> None:
     )
     other = replace(second, corpus={**second.corpus, "problems": [{"source": "a", "line": 9, "reason": "lost"}]})
     for parts in ([studied, other], [other, studied]):
-        whole = merged(parts)
+        whole = merge_findings(parts)
         assert [bool(head.effects) for head in whole.heads] == [True] + [False] * (len(whole.heads) - 1)
         assert whole.heads[0].effects == effects and whole.options["causal"] == told
         assert [problem["line"] for problem in whole.corpus["problems"]] == [1, 9]
     assert not whole.does_nothing(whole.heads[0])
-    assert "causal" not in merged([first, second]).options
+    assert "causal" not in merge_findings([first, second]).options
 
 
 def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
@@ -440,8 +440,8 @@ def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
     parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
     assert parts[1].heads == ()
     assert "holds no text" in parts[1].run["notes"][-1]
-    require_same(whole, merged(parts))
-    require_same(whole, merged(parts[::-1]))
+    require_same(whole, merge_findings(parts))
+    require_same(whole, merge_findings(parts[::-1]))
 
 
 def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
@@ -600,7 +600,7 @@ def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
     path = attnscope.Corpus(SAMPLES / "sentences.txt")
     cut = heads(own, path, HeadsOptions(shard=(1, 2)), after(1))
     rest = heads(own, path, HeadsOptions(shard=(2, 2)))
-    whole = merged([rest, cut])
+    whole = merge_findings([rest, cut])
     assert not whole.corpus["complete"]
     assert whole.corpus["n_texts"] == 4 + rest.corpus["n_texts"]
 
@@ -613,7 +613,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
         sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
         write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
         own = attnscope.load(str(tmp_path / "t5"))
-    monkeypatch.setattr(study, "TOKEN_BUDGET", 1)  # a batch for each chunk
+    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 1)  # a batch for each chunk
     counts = tmp_path / "counts.tsv"
     counts.write_text("the\t9\n", "utf-8")
     options = HeadsOptions(frequencies=counts, chunk=30, stride=20)
@@ -636,7 +636,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
 def test_what_an_interruption_keeps_is_what_those_texts_say(
     own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "TOKEN_BUDGET", 30)  # a batch for each text
+    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 30)  # a batch for each text
     counts = tmp_path / "counts.tsv"
     counts.write_text("the\t9\n", "utf-8")
     options = HeadsOptions(frequencies=counts)
@@ -656,14 +656,14 @@ def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study._Study, "_observed", interrupted)
+    monkeypatch.setattr("attnscope.studies.head_blocks.HeadMeasurer._run_batch", interrupted)
     found = heads(own, SENTENCES)
     assert (found.heads, found.corpus["n_texts"], found.corpus["complete"]) == ((), 0, False)
 
 
 def test_an_interruption_waits_for_what_must_not_be_done_in_part() -> None:
     reached = []
-    with pytest.raises(KeyboardInterrupt), undisturbed():
+    with pytest.raises(KeyboardInterrupt), delay_interrupts():
         signal.raise_signal(signal.SIGINT)
         reached.append(1)
     assert reached == [1]
@@ -677,7 +677,7 @@ def test_who_has_ctrl_c_ignored_or_handled_elsewhere_keeps_it_so(
     """`nohup attnscope … &` is not to end by a Ctrl-C that is meant for others."""
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with undisturbed():
+        with delay_interrupts():
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) == handler
     finally:
@@ -734,12 +734,12 @@ def test_records_that_do_not_belong_together_are_refused_by_name(own: Any, own_c
     }
     for why, other in others.items():
         with pytest.raises(AttnscopeError, match=why) as error:
-            merged([first, other], ["one.npz", "other.npz"])
+            merge_findings([first, other], ["one.npz", "other.npz"])
         assert "one.npz" in error.value.message
         assert "other.npz" in error.value.message
     chunked = heads(own, SENTENCES[:10], replace(second, chunk=10))
     with pytest.raises(AttnscopeError, match="options"):
-        merged([first, chunked])
+        merge_findings([first, chunked])
 
 
 def test_damaged_sums_are_refused_by_name(own: Any) -> None:
@@ -748,10 +748,10 @@ def test_damaged_sums_are_refused_by_name(own: Any) -> None:
     sums["encoder.measures.limbs"] = sums["encoder.measures.limbs"][..., :-1]
     broken = replace(parts[0], sums=sums)
     with pytest.raises(AttnscopeError, match=r"bad\.npz"):
-        merged([broken, heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 2)))], ["bad.npz", "good.npz"])
+        merge_findings([broken, heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 2)))], ["bad.npz", "good.npz"])
     del sums["encoder.measures.limbs"]
     with pytest.raises(AttnscopeError, match=r"bad\.npz"):
-        merged([parts[1], broken], ["good.npz", "bad.npz"])
+        merge_findings([parts[1], broken], ["good.npz", "bad.npz"])
 
 
 # Memory ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from attnscope.core.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.studies.ablation_reading import ReadBatch, Reader
-from attnscope.studies.ablation_sweep import heads_of
+from attnscope.studies.ablation_sweep import Going, heads_of
 from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer
 from tests.ablation_helpers import VOCABULARY, tiny
 
@@ -39,8 +39,8 @@ def _loss(model: HuggingFaceModel, read: ReadBatch, place: Any, head: int, facto
 def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name: str, kind: Any) -> None:
     model = _model(name)
     reader = Reader(model, "causal")
-    known = heads_of(model, reader, TEXTS)
-    found = importance(model, reader, TEXTS, known, has_loss=True)
+    known = heads_of(Going(model, reader, TEXTS))
+    found = importance(Going(model, reader, TEXTS), known, has_loss=True)
     for place, head in [((kind, 0), 0), ((kind, 1), 1)]:
         slopes = []
         for text in TEXTS:
@@ -49,7 +49,7 @@ def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name: str, kind: 
             slopes.append((high - low) / (2 * STEP))
         assert min(map(abs, slopes)) > 1e-4  # not the difference of nothing
         # RunningSums keeps 26 bits of each text's number.
-        np.testing.assert_allclose(found.sums[place].ratio()[head], np.mean(np.abs(slopes)), rtol=1e-6)
+        np.testing.assert_allclose(found.done.sums[place].ratio()[head], np.mean(np.abs(slopes)), rtol=1e-6)
 
 
 def _reads(reader: Reader, texts: list[CorpusText]) -> list[ReadBatch]:
@@ -63,20 +63,20 @@ def test_it_does_not_depend_on_how_texts_are_batched(monkeypatch: pytest.MonkeyP
 
     model = _model("gpt2")
     reader = Reader(model, "causal")
-    known = heads_of(model, reader, TEXTS)
-    together = importance(model, reader, TEXTS, known, has_loss=True)
+    known = heads_of(Going(model, reader, TEXTS))
+    together = importance(Going(model, reader, TEXTS), known, has_loss=True)
     monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
     assert len(_reads(reader, TEXTS)) == 3
-    alone = importance(model, reader, TEXTS, known, has_loss=True)
-    for place, sums in together.sums.items():
-        np.testing.assert_allclose(sums.ratio(), alone.sums[place].ratio(), rtol=1e-7)
+    alone = importance(Going(model, reader, TEXTS), known, has_loss=True)
+    for place, sums in together.done.sums.items():
+        np.testing.assert_allclose(sums.ratio(), alone.done.sums[place].ratio(), rtol=1e-7)
 
 
 def test_sensitivity_is_the_finite_difference_along_fixed_unit_directions() -> None:
     model = _model("gpt2")
     reader = Reader(model, None)
-    known = heads_of(model, reader, TEXTS)
-    found = importance(model, reader, TEXTS, known, has_loss=False, seed=3)
+    known = heads_of(Going(model, reader, TEXTS))
+    found = importance(Going(model, reader, TEXTS), known, has_loss=False, seed=3)
     place: Any = ("decoder", 1)
     expected = []
     for text in TEXTS:
@@ -92,9 +92,9 @@ def test_sensitivity_is_the_finite_difference_along_fixed_unit_directions() -> N
             u = torch.from_numpy(np.random.default_rng([3, number]).standard_normal(tuple(change.shape)))
             along.append(abs(float((u / u.norm() * change).sum())))
         expected.append(np.mean(along))
-    np.testing.assert_allclose(found.sums[place].ratio()[2], np.mean(expected), rtol=1e-6)
-    other = importance(model, reader, TEXTS, known, has_loss=False, seed=4)
-    assert other.sums[place].ratio()[2] != found.sums[place].ratio()[2]
+    np.testing.assert_allclose(found.done.sums[place].ratio()[2], np.mean(expected), rtol=1e-6)
+    other = importance(Going(model, reader, TEXTS), known, has_loss=False, seed=4)
+    assert other.done.sums[place].ratio()[2] != found.done.sums[place].ratio()[2]
 
 
 def test_normalising_divides_by_the_norm_of_the_layer() -> None:
@@ -106,6 +106,6 @@ def test_a_text_without_predictions_counts_nothing() -> None:
     model = _model("gpt2")
     reader = Reader(model, "causal")
     lone = CorpusText(3, "texts", 4, ids=(5,))
-    known = heads_of(model, reader, TEXTS)
-    found = importance(model, reader, [*TEXTS, lone], known, has_loss=True)
-    assert found.sums["decoder", 0].total("c")[0] == 3
+    known = heads_of(Going(model, reader, TEXTS))
+    found = importance(Going(model, reader, [*TEXTS, lone]), known, has_loss=True)
+    assert found.done.sums["decoder", 0].total("c")[0] == 3

@@ -13,7 +13,7 @@ from attnscope.cli import options
 from attnscope.output import settle
 from attnscope.records.reading import described_by
 from attnscope.records.storage import write_whole
-from attnscope.studies import ablation_sweep, compare, relations
+from attnscope.studies import ablation_sweep, pair_blocks, relations
 from attnscope.studies import heads as heads_study
 from tests.conftest import Run
 
@@ -48,7 +48,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
     (tmp_path / "texts.txt").write_text("\n".join(lines), "utf-8")
     trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
     (tmp_path / "texts.conllu").write_text("\n\n".join(trees[:16]) + "\n\n", "utf-8")
-    monkeypatch.setattr(compare, "TOKEN_BUDGET", 32)
+    monkeypatch.setattr(pair_blocks, "TOKEN_BUDGET", 32)
     for module in (heads_study, relations, ablation_sweep):
         monkeypatch.setattr(module, "BLOCK", 4)
     return at
@@ -86,8 +86,8 @@ def test_where_nothing_was_done_nothing_is_written_or_said(
         raise KeyboardInterrupt
 
     interrupt(0)
-    monkeypatch.setattr(heads_study._Study, "_observed", interrupted)  # else its first batch counts
-    monkeypatch.setattr("attnscope.studies.compare._Study._seen", interrupted)
+    monkeypatch.setattr("attnscope.studies.head_blocks.HeadMeasurer._run_batch", interrupted)
+    monkeypatch.setattr("attnscope.studies.pair_blocks.PairMeasurer._seen", interrupted)
     assert run(*COMMANDS[stem], "-m", "own", "-o", "out", "--json") == (130, "", "error: interrupted\n")
     assert not (tmp_path / "out").exists()
 

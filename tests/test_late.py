@@ -17,6 +17,8 @@ from attnscope.studies import ablation, ablation_sweep, heads_order
 from attnscope.studies import compare as comparing
 from attnscope.studies import heads as studying
 from attnscope.studies.choice import Choice
+from attnscope.studies.head_blocks import HeadMeasurer
+from attnscope.studies.pair_blocks import PairMeasurer
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
 
@@ -100,22 +102,21 @@ def test_heads_keep_the_texts_before_a_failure(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
-    blocks = studying.blocks
-    monkeypatch.setattr(studying, "blocks", lambda texts, n, **more: blocks(texts, first, **more))
-    usual = studying._Study._observed
+    monkeypatch.setattr(studying, "BLOCK", first)
+    usual = HeadMeasurer.steps
 
-    def observe(study: Any, batch: Any) -> Any:
-        if study.done.n_texts >= 2:
+    def steps(measurer: Any, block: Any, sums: Any) -> Any:
+        if block.texts[0].index >= 2:
             raise AttnscopeError("one text does not fit into memory", "cut it")
-        return usual(study, batch)
+        return usual(measurer, block, sums)
 
-    monkeypatch.setattr(studying._Study, "_observed", observe)
+    monkeypatch.setattr(HeadMeasurer, "steps", steps)
     status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--json", "-o", "out")
     assert status == 1
     assert "error: the study of a later text failed: one text does not fit into memory" in err
     found = json.loads(out)
     assert (found["corpus"]["n_texts"], found["corpus"]["complete"]) == (2, False)
-    monkeypatch.setattr(studying._Study, "_observed", usual)
+    monkeypatch.setattr(HeadMeasurer, "steps", usual)
     alone = heads(attnscope.load("own"), TEXTS[:2])
     saved = load_findings(tmp_path / "out" / "heads.npz")
     for mine, other in zip(saved.heads, alone.heads, strict=True):
@@ -163,20 +164,19 @@ def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPat
 
 def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
-    blocks = comparing.blocks
-    monkeypatch.setattr(comparing, "blocks", lambda texts, n: blocks(texts, 2))
-    usual = comparing._Study._seen
+    monkeypatch.setattr(comparing, "BLOCK", 2)
+    usual = PairMeasurer.steps
 
-    def seen(study: Any, batch: Any) -> Any:
-        return fails() if study.n_texts >= 2 else usual(study, batch)
+    def steps(measurer: Any, block: Any, sums: Any) -> Any:
+        return fails() if block.texts[0].index >= 2 else usual(measurer, block, sums)
 
-    monkeypatch.setattr(comparing._Study, "_seen", seen)
+    monkeypatch.setattr(PairMeasurer, "steps", steps)
     status, out, err = run("compare", "--file", "t.txt", "-m", "own", "--json", "-o", "out")
     assert status == 1
     assert "error: the comparison on a later text failed: RuntimeError: a bug" in err
     assert (tmp_path / "out" / "compare.npz").exists()
     assert json.loads(out)["corpus"]["n_texts"] == 2
-    monkeypatch.setattr(comparing._Study, "_seen", usual)
+    monkeypatch.setattr(PairMeasurer, "steps", usual)
     alone = compare(attnscope.load("own"), TEXTS[:2])
     saved = load_comparison(tmp_path / "out" / "compare.npz")
     np.testing.assert_allclose(saved.tables[0].distances, alone.tables[0].distances, atol=1e-9)
@@ -188,7 +188,7 @@ def test_a_batch_indexes_what_was_drawn_before_a_failure(
     import attnscope.studies.batch as drawing
 
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
-    usual = drawing.carried_out
+    usual = drawing.start_workers
 
     def carry_out(*given: Any) -> Any:
         outcomes = usual(*given)
@@ -196,7 +196,7 @@ def test_a_batch_indexes_what_was_drawn_before_a_failure(
         outcomes.close()
         raise RuntimeError("in a worker: a bug")
 
-    monkeypatch.setattr(drawing, "carried_out", carry_out)
+    monkeypatch.setattr(drawing, "start_workers", carry_out)
     status, _, err = run("batch", "t.txt", "-m", "own", "-o", "out", "--workers", "1")
     assert status == 1
     assert "in a worker: a bug" in err

@@ -68,10 +68,10 @@ def test_of_many_texts_the_first_are_named_and_all_are_counted() -> None:
     parts = [LeftOut(1, ((i, "texts", i + 1, ("encoder", 0)),)) for i in range(MOST_NAMED + 7)]
     whole = LeftOut()
     for part in parts[::-1]:
-        whole = whole.and_of(part)
+        whole = whole.merge(part)
     other = LeftOut()
     for part in parts[::2] + parts[1::2]:
-        other = other.and_of(part)
+        other = other.merge(part)
     assert whole == other
     model = attnscope.load("own")
     problems = whole.problems(model.info)

@@ -16,7 +16,8 @@ from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights
 from attnscope.corpus import CorpusText
 from attnscope.records.findings import Head
 from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.roles import RULES, judged, thresholds_from
+from attnscope.studies.roles import RULES, thresholds_from
+from attnscope.studies.roles import judge as judge_tallies
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
 from attnscope.views import heads_summary, heads_terminal
 from tests.findings_helpers import fake_findings
@@ -53,7 +54,7 @@ def tally_of_texts(sums: Sequence[SumsOf]) -> Tally:
 def judge(weights: Sequence[Tensor], facts: Sequence[TextFacts], **options: Any) -> Head:
     """The one head whose weights on some texts these are, (query, key) each."""
     sums = [measures_of_weights(a[None, None], text, **options) for a, text in zip(weights, facts, strict=True)]
-    (head,) = judged([tally_of_texts(sums)], thresholds_from([]))
+    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]))
     return head
 
 
@@ -119,7 +120,7 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
         hidden.append(may)
     sums = [measures_of_weights(rows[None, None], text_of(range(len(rows))), allowed=may)
             for rows, may in zip(weights, hidden, strict=True)]  # fmt: skip
-    (head,) = judged([tally_of_texts(sums)], thresholds_from([]))
+    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]))
     # Of the queries that may see it all look at it; but those are four.
     assert head.measures["first_token"].value == 1
     assert head.measures["sink"].value == (window is None)

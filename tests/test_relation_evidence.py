@@ -16,7 +16,7 @@ from attnscope.annotated.texts import merged
 from attnscope.errors import AttnscopeError
 from attnscope.records import load
 from attnscope.records.relations import Relation, Relations
-from attnscope.studies.relation_evidence import RULES, Cell, Lots, Tally, judged
+from attnscope.studies.relation_evidence import RULES, Cell, Lots, Tally, judge
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans
 from attnscope.views.relations_summary import row
@@ -199,30 +199,30 @@ def tally_of_heads(shares: list[float], mass: float = 0.5, n: int = 60, links: i
 
 
 def test_heads_that_cannot_be_told_apart_are_tied() -> None:
-    (one,) = judged({"x": tally_of_heads([0.800, 0.795, 0.6, 0.792])})
+    (one,) = judge({"x": tally_of_heads([0.800, 0.795, 0.6, 0.792])})
     assert one.best == (0, 0)
     assert one.ties == ((0, 1), (0, 3))
     assert row(one).verdict == "yes; tied with L0H1, L0H3; also L0H2"
-    (alone,) = judged({"x": tally_of_heads([0.9, 0.6])})
+    (alone,) = judge({"x": tally_of_heads([0.9, 0.6])})
     assert alone.ties == ()
-    (nothing,) = judged({"x": tally_of_heads([0.0, 0.0])})
+    (nothing,) = judge({"x": tally_of_heads([0.0, 0.0])})
     assert nothing.ties == ()
 
 
 def test_a_relation_with_little_weight_is_told_as_such() -> None:
-    (weak,) = judged({"x": tally_of_heads([0.9, 0.0], mass=0.01)})
+    (weak,) = judge({"x": tally_of_heads([0.9, 0.0], mass=0.01)})
     assert weak.best_found
     assert weak.weak
     assert row(weak).verdict == "weakly"
     record = Relations({"model": "m"}, {}, {"margin": 0.1}, "encoder", (weak,))
     assert not record.roles()
-    (strong,) = judged({"x": tally_of_heads([0.9, 0.0])})
+    (strong,) = judge({"x": tally_of_heads([0.9, 0.0])})
     assert not strong.weak
     assert list(replace(record, relations=(strong,)).roles()) == [(0, 0)]
 
 
 def test_intervals_stay_within_0_and_1() -> None:
-    (one,) = judged({"x": tally_of_heads([1.0, 0.0, 0.97], n=20)})
+    (one,) = judge({"x": tally_of_heads([1.0, 0.0, 0.97], n=20)})
     assert (one.low >= 0).all()
     assert (one.high <= 1).all()
     assert one.low[0, 0] < 0.9  # ten texts that are all right do not make it certain
@@ -290,7 +290,7 @@ def test_a_planted_head_is_found_in_few_texts() -> None:
             cells.append((Cell("x", (by_source, by_text), 2, rules, first), values))
         tally = Tally()
         tally.add(cells)
-        (one,) = judged({"x": tally})
+        (one,) = judge({"x": tally})
         n_found += bool(one.found[0, 0])
         n_false += int(one.found[0, 1:].sum())
     assert n_found >= 90

@@ -17,7 +17,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.records import load
 from attnscope.records.relations import Relations, with_relations
-from attnscope.studies.relation_evidence import OFFSETS, RULES, Cell, Lots, Tally, judged, like_words, rule_hits
+from attnscope.studies.relation_evidence import OFFSETS, RULES, Cell, Lots, Tally, judge, like_words, rule_hits
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans
 
@@ -203,30 +203,30 @@ def tally_of(
 
 def test_a_verdict_needs_examples_texts_and_ten_points() -> None:
     good = [(2, 2)] * 40
-    (one,) = judged({"x": tally_of(good, rules=20)})
+    (one,) = judge({"x": tally_of(good, rules=20)})
     assert (one.n, one.n_scored, one.baseline) == (80, 40, 0.5)
     assert one.found.all()
     assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))  # no spread at all: links, not texts, are what counts
     assert one.low[0, 0] < 1 == one.high[0, 0]
-    (few,) = judged({"x": tally_of([(1, 1)] * 19)})
+    (few,) = judge({"x": tally_of([(1, 1)] * 19)})
     assert few.why_no_verdict == "fewer than 20 examples"
     assert math.isnan(few.p[0, 0])
-    (texts,) = judged({"x": tally_of([(5, 5)] * 18)})
+    (texts,) = judge({"x": tally_of([(5, 5)] * 18)})
     assert texts.why_no_verdict == "fewer than 10 texts to score on"
     # 75% of 200 against 70%: above it at 5%, but not by ten points.
-    (near,) = judged({"x": tally_of([(3, 4)] * 500, rules=700)})
+    (near,) = judge({"x": tally_of([(3, 4)] * 500, rules=700)})
     assert near.q[0, 0] < 0.01
     assert not near.found.any()
-    (nothing,) = judged({"x": tally_of(good, rules=80)})
+    (nothing,) = judge({"x": tally_of(good, rules=80)})
     assert not nothing.found.any()
 
 
 def test_the_false_discovery_rate_is_over_heads_and_relations() -> None:
     chance = np.random.default_rng(0)
     just = [(int(chance.random() < 0.75), 1) for _ in range(60)]
-    alone = judged({"x": tally_of(just, rules=17)})[0]
+    alone = judge({"x": tally_of(just, rules=17)})[0]
     beside = {f"y{i}": tally_of([(0, 1)] * 60, rules=17) for i in range(30)}
-    among = next(one for one in judged({"x": tally_of(just, rules=17)} | beside) if one.name == "x")
+    among = next(one for one in judge({"x": tally_of(just, rules=17)} | beside) if one.name == "x")
     assert among.p[0, 0] == alone.p[0, 0]
     assert among.q[0, 0] == pytest.approx(31 * alone.q[0, 0])
 

@@ -9,7 +9,7 @@ from attnscope.core.measures import MEASURES
 from attnscope.core.running import benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.records.findings import Head
-from attnscope.studies.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, judged, thresholds_from
+from attnscope.studies.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, judge, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
 
 NAMES = (
@@ -62,7 +62,7 @@ def tally_of(
 
 def only_head(tally: Tally, **thresholds: float) -> Head:
     """The one head of a tally, judged."""
-    (head,) = judged([tally], thresholds_from([]) | thresholds)
+    (head,) = judge([tally], thresholds_from([]) | thresholds)
     return head
 
 
@@ -215,13 +215,13 @@ def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
     column = NAMES.index("previous_token")
     p = tally.measures.p_above(0.4)[0, :, column]
     assert (p < LEVEL).sum() >= 2
-    assert not any(head.roles for head in judged([tally], thresholds_from([])))
+    assert not any(head.roles for head in judge([tally], thresholds_from([])))
     assert (benjamini_hochberg(p) > LEVEL).all()
 
 
 def test_q_depends_on_the_other_heads() -> None:
     alone = only_head(tally_of({"previous_token": 0.5}, noise=0.1))
-    among = judged([tally_of({"previous_token": 0.5}, *({},) * 200, noise=0.1)], thresholds_from([]))
+    among = judge([tally_of({"previous_token": 0.5}, *({},) * 200, noise=0.1)], thresholds_from([]))
     assert alone.roles[0].q < among[0].roles[0].q <= LEVEL
 
 
@@ -242,7 +242,7 @@ def test_a_measure_that_is_undefined_everywhere_gives_none() -> None:
 
 
 def test_nothing_is_judged_from_nothing() -> None:
-    assert judged([], thresholds_from([])) == ()
+    assert judge([], thresholds_from([])) == ()
 
 
 @pytest.mark.parametrize("given", ["induction", "induction=", "induction=x", "induction=0", "induction=1.5", "rest=1",

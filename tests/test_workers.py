@@ -18,12 +18,25 @@ from hypothesis import strategies as st
 
 import attnscope
 import attnscope.studies.heads as study
-from attnscope import Corpus, HeadsOptions, Workers, heads, relations
+from attnscope import (
+    AblateOptions,
+    CompareOptions,
+    Corpus,
+    HeadsOptions,
+    Workers,
+    ablate,
+    compare,
+    compare_models,
+    heads,
+    relations,
+)
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.studies import worker_process
+from attnscope.studies import ablation_sweep, worker_process
+from attnscope.studies.choice import Choice
+from attnscope.studies.passes import Task
 from attnscope.studies.worker_process import LocalExecutor, ProcessWorker
-from attnscope.studies.workers import TRIES, Doer, Done, Lost, WorkerLostError, carried_out, workers_from
+from attnscope.studies.workers import TRIES, Doer, Done, Lost, WorkerLostError, start_workers, workers_from
 from tests.conftest import Run
 from tests.processes import LIMIT_S, started
 
@@ -86,7 +99,7 @@ def test_each_task_is_done_once_whoever_is_lost(n: int, n_tasks: int, deaths: di
             left[message] -= 1
             return True
 
-    found = list(carried_out(Here(n, dies), Doubling(), range(n_tasks)))
+    found = list(start_workers(Here(n, dies), Doubling(), range(n_tasks)))
     given_up = {task for task, times in deaths.items() if task < n_tasks and times >= TRIES}
     assert sorted(one.task for one in found) == list(range(n_tasks))
     assert {one.task for one in found if isinstance(one, Lost)} == given_up
@@ -96,18 +109,18 @@ def test_each_task_is_done_once_whoever_is_lost(n: int, n_tasks: int, deaths: di
 
 def test_no_more_workers_than_tasks() -> None:
     where = Here(7, lambda _: False)
-    assert len(list(carried_out(where, Doubling(), range(3)))) == 3 == where.started
+    assert len(list(start_workers(where, Doubling(), range(3)))) == 3 == where.started
 
 
 def test_where_none_can_begin_it_says_so() -> None:
     with pytest.raises(AttnscopeError, match="no worker could load the model: struck"):
-        list(carried_out(Here(2, lambda message: isinstance(message, Doubling)), Doubling(), range(3)))
+        list(start_workers(Here(2, lambda message: isinstance(message, Doubling)), Doubling(), range(3)))
 
 
 def test_where_none_is_left_the_rest_is_given_up() -> None:
     begun = itertools.count()
     where = Here(1, lambda message: message == 1 or (isinstance(message, Doubling) and next(begun) > 0))
-    found = list(carried_out(where, Doubling(), range(4)))
+    found = list(start_workers(where, Doubling(), range(4)))
     assert [type(one) for one in found] == [Done, Lost, Lost, Lost]
     assert isinstance(found[-1], Lost) and found[-1].reason == "no worker is left: struck"
 
@@ -118,9 +131,9 @@ def test_what_tasks_and_their_makers_raise_comes_out() -> None:
         raise AttnscopeError("no more texts")
 
     with pytest.raises(AttnscopeError, match="no more texts"):
-        list(carried_out(Here(2, lambda _: False), Doubling(), broken()))
+        list(start_workers(Here(2, lambda _: False), Doubling(), broken()))
     with pytest.raises(RuntimeError, match="in a worker: TypeError"):
-        list(carried_out(Here(2, lambda _: False), Doubling(), [None]))  # type: ignore[list-item]
+        list(start_workers(Here(2, lambda _: False), Doubling(), [None]))  # type: ignore[list-item]
 
 
 def test_what_is_asked_for_must_mean_something() -> None:
@@ -191,7 +204,7 @@ def test_one_of_two_is_killed_and_not_a_bit_differs(
     killed: list[object] = []
 
     def once(message: object) -> bool:
-        if isinstance(message, tuple) and message[0].index == 2 and not killed:
+        if isinstance(message, Task) and message.block.index == 2 and not killed:
             killed.append(message)
             return True
         return False
@@ -208,7 +221,7 @@ def test_one_of_two_is_killed_and_not_a_bit_differs(
 def test_a_block_that_costs_three_workers_is_listed_and_the_rest_kept(
     own: Model, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = Here(1, lambda message: isinstance(message, tuple) and message[0].index == 1)
+    where = Here(1, lambda message: isinstance(message, Task) and message.block.index == 1)
     monkeypatch.setattr(Workers, "open", lambda *_: where)
     told = heads(own, corpus, workers=Workers("own", 1)).corpus
     assert told["complete"] and told["n_texts"] == 700 - 256 and where.started == 1 + TRIES
@@ -219,7 +232,7 @@ def test_a_block_that_costs_three_workers_is_listed_and_the_rest_kept(
 def test_on_the_command_line_that_is_a_result_and_one_line(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = Here(1, lambda message: isinstance(message, tuple) and message[0].index == 1)
+    where = Here(1, lambda message: isinstance(message, Task) and message.block.index == 1)
     monkeypatch.setattr(Workers, "open", lambda *_: where)
     status, out, err = run("heads", "-m", "own", "--file", folder / "many.txt", "--workers", 1, "-q")
     assert status == 1 and "444 texts" in out
@@ -239,9 +252,9 @@ def test_all_options_reach_the_workers(own: Model, options: dict[str, Any], monk
     left = dict.fromkeys(range(0, 9, 2), TRIES - 1)
 
     def dies(message: Any) -> bool:
-        if not isinstance(message, tuple) or not left.get(message[0].index):
+        if not isinstance(message, Task) or not left.get(message.block.index):
             return False
-        left[message[0].index] -= 1
+        left[message.block.index] -= 1
         return True
 
     monkeypatch.setattr(Workers, "open", lambda *_: Here(2, dies))
@@ -254,6 +267,42 @@ def test_all_options_reach_the_workers(own: Model, options: dict[str, Any], monk
 def test_links_are_those_of_one_process(own: Model, folder: Path, links_alone: bytes, tmp_path: Path) -> None:
     found = relations(own, str(folder / "links.conllu"), workers=TWO)
     assert found.save(tmp_path / "links.npz").read_bytes() == links_alone
+
+
+def test_comparisons_are_those_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.studies.compare.BLOCK", 8)
+    texts, options = Corpus(ROOT / "sample_texts" / "sentences.txt"), CompareOptions(("hellinger", "jensen_shannon"))
+    shared, alone = compare(own, texts, options, workers=TWO), compare(own, texts, options)
+    assert shared.as_json() == alone.as_json() and alone.corpus["n_texts"] > 16
+    both = compare_models(own, own, texts, options, workers=(TWO, TWO))
+    assert both.as_json() == compare_models(own, own, texts, options).as_json()
+
+
+def test_what_changes_without_heads_is_that_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation_sweep, "BLOCK", 5)
+    texts = Corpus(ROOT / "sample_texts" / "sentences.txt")
+    options = AblateOptions(importance=True, joint=True, curve=True, choice=Choice(layers=(0,)))
+    seen: list[float | None] = []
+    shared = ablate(own, texts, options, lambda done: seen.append(done.share), TWO)
+    assert shared.as_json() == ablate(own, texts, options).as_json()
+    assert shared.corpus["n_texts"] > 10 and seen == sorted(seen, key=lambda share: share or 0)
+
+
+def test_blocks_lost_in_any_pass_are_listed_once(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation_sweep, "BLOCK", 5)
+    texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(15)]
+    monkeypatch.setattr(
+        Workers, "open", lambda *_: Here(1, lambda message: isinstance(message, Task) and message.number == 1)
+    )
+    found = ablate(own, texts, AblateOptions(importance=True, choice=Choice(layers=(0,))), workers=Workers("own", 1))
+    assert found.corpus["n_texts"] == 10 and found.corpus["complete"]
+    assert [problem["line"] for problem in found.corpus["problems"]] == [6]
+    assert all(head.effects["importance"].count == 10 for head in found.heads if "importance" in head.effects)
+
+
+def test_workers_are_refused_where_there_is_one_text(run: Run) -> None:
+    status, _, err = run("compare", "the cat", "--pick", "L0H0,L0H1", "-m", "own", "--workers", 2)
+    assert status == 2 and "workers share many texts: here is one" in err
 
 
 def test_ctrl_c_keeps_whole_blocks_and_ends_all_processes(
@@ -300,7 +349,7 @@ def test_a_message_that_a_worker_cannot_read_loses_the_worker_and_is_not_waited_
 
 
 def test_a_worker_has_the_threads_that_it_is_given() -> None:
-    with LocalExecutor(1, 1) as where, closing(carried_out(where, Threads(), [0])) as found:
+    with LocalExecutor(1, 1) as where, closing(start_workers(where, Threads(), [0])) as found:
         assert [one.result for one in found if isinstance(one, Done)] == [1]
 
 

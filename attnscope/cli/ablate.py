@@ -35,6 +35,7 @@ def ablate(
     joint: Annotated[bool, "Pairs of the picked heads, else of the 8 without which most changes."] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of masked tokens, random orders and directions.")] = 0,
     where: groups.Where,
+    running: groups.Running,
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
@@ -53,8 +54,10 @@ def ablate(
     )  # fmt: skip
     output = where.plan("ablate", printing)
     corpus, load = texts.wanted().corpus(), loading.options()
+    load = load if loss == "none" else load.with_head(model)
+    shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
-        found = study(load.load(model) if loss == "none" else load.load_with_head(model), corpus, wanted, report)
+        found = study(load.load(model), corpus, wanted, report, shared)
     output.deliver(found)
 
 

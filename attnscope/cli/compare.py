@@ -31,6 +31,7 @@ def compare(
     model: groups.Model = "minilm",
     which: groups.Heads,
     where: groups.Where,
+    running: groups.Running,
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
@@ -53,8 +54,9 @@ def compare(
         texts=texts.wanted(), choice=which.choice(), other_text=other_text, other_model=other_model, query=query,
         measures=measures, hide_special=hide_special, heads_record=heads_record,
     )  # fmt: skip
+    load = loading.options()
     with options.progress(printing.quiet) as report:
-        found = study(model, order, loading.options(), report)
+        found = study(model, order, load, report, running.share(model, load))
     output.deliver(found)
 
 

@@ -89,8 +89,8 @@ def merge(
     from attnscope.output import plan
     from attnscope.records import file_of
     from attnscope.records.findings import Findings
-    from attnscope.studies.merging import merged
+    from attnscope.studies.merging import merge_findings
 
     output = plan("heads", out, where.formats, json=printing.json)
     paths = [file_of(part) for part in parts]
-    output.deliver(merged([Findings.load(path) for path in paths], [str(path) for path in paths]))
+    output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))

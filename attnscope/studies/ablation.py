@@ -21,19 +21,23 @@ from attnscope.studies.ablation_sweep import (
     QUANTITIES,
     Cut,
     Found,
+    Going,
     HeadMeans,
     HeadPlace,
     Mode,
     heads_of,
     means_of,
-    measured,
-    rerunnable,
+    measure,
+    require_rerunnable,
 )
 from attnscope.studies.choice import Choice
 from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.late import failure
+from attnscope.studies.memory import halving_note
+from attnscope.studies.passes import Pass, merge_halving
 from attnscope.studies.provenance import run_of
-from attnscope.studies.texts import Report, Texts, problems_of, scaled, sha256_of, texts_of
+from attnscope.studies.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
+from attnscope.studies.workers import Workers
 
 if TYPE_CHECKING:
     from attnscope.core.probes import Place
@@ -102,6 +106,7 @@ def ablate(
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: AblateOptions | None = None,
     report: Report | None = None,
+    workers: Workers | None = None,
 ) -> Ablation:
     """Takes heads out of a model, and measures what changes.
 
@@ -125,23 +130,30 @@ def ablate(
         model: A loaded model, see `attnscope.load`.
         corpus: What to run it on: a Corpus, or a list of texts.
         options: What is taken out.
-        report: Called after each batch.
+        report: Called after each batch; with workers after each block of texts.
+        workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name.
 
     Raises:
-        AttnscopeError: There is no text, no such head, the model has not the loss that is asked for, or its heads
-            cannot be taken out.
+        AttnscopeError: There is no text, no such head, the model has not the loss that is asked for, its heads cannot
+            be taken out, or no worker can begin.
     """
     options = options or AblateOptions()
-    return _Study(model, texts_of(corpus), options, report).run()
+    return _Study(model, texts_of(corpus), options, report, workers).run()
 
 
 class _Study:
     """One ablation, pass by pass over the texts."""
 
-    def __init__(self, model: Model, texts: Texts, options: AblateOptions, report: Report | None) -> None:
+    def __init__(
+        self, model: Model, texts: Texts, options: AblateOptions, report: Report | None, workers: Workers | None
+    ) -> None:
         self.model, self.texts, self.options = model, texts, options
         self.loss = _loss(model, options.loss)
-        self.reader = Reader(model, self.loss, masked=options.masked, seed=options.seed, target=options.target)
+        reader = Reader(model, self.loss, masked=options.masked, seed=options.seed, target=options.target)
+        self._going = Going(model, reader, texts, workers)
+        self._halved_to: int | None = None
+        self._lost: list[dict[str, Any]] = []
+        self._notes: list[str] = []
         self.kinds = _kinds(model.info, options)
         self._chosen = options.choice.within(model.info)
         self._report = report
@@ -155,9 +167,9 @@ class _Study:
     def run(self) -> Ablation:
         options = self.options
         if "mean" in options.modes:
-            self.known = means_of(self.model, self.reader, self.texts, self._next())
+            self.known, self._lost = means_of(self._going, self._next())
         else:
-            self.known = heads_of(self.model, self.reader, self.texts)
+            self.known = heads_of(self._going)
         if not self.known.n_heads:
             raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
         heads = self._heads()
@@ -166,8 +178,8 @@ class _Study:
         singles = [Cut((head,), mode) for mode in options.modes for head in heads]
         picked = self.options.choice.pick is not None and len(heads) > 1
         together = [Cut(tuple(heads), mode) for mode in options.modes] if picked else []
-        found = self._measured([*singles, *together])
-        found.left_out.require_some_left(found.n_texts, self.model.info)
+        found = self._measure([*singles, *together])
+        found.done.left_out.require_some_left(found.done.n_texts, self.model.info)
         effects = _by_cut(found, [*singles, *together], self.loss)
         by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
         for cut in singles:
@@ -191,7 +203,7 @@ class _Study:
         return Ablation(
             run=self._run(),
             corpus=self._corpus(found, complete),
-            options=self._described(),
+            options=self._describe(),
             whole=_whole(found) if self.loss else {},
             heads=tuple(HeadEffects(*head, by_head[head]) for head in heads),
             sets=tuple(sets),
@@ -214,17 +226,21 @@ class _Study:
 
     def _next(self) -> Report | None:
         self._pass += 1
-        return scaled(self._report, self._pass - 1, self._n_passes)
+        return scale_report(self._report, self._pass - 1, self._n_passes)
 
-    def _measured(self, cuts: Sequence[Cut], contrasts: NDArray[np.float64] | None = None) -> Found:
-        if not cuts:
-            # The whole model's loss and how many texts there are: no pass of its own is shown for it.
-            return measured(self.model, self.reader, self.texts, (), self.known)
-        found = measured(
-            self.model, self.reader, self.texts, cuts, self.known, contrasts=contrasts, report=self._next()
-        )  # fmt: skip
-        self._failures += [found.failed] if found.failed else []
+    def _measure(self, cuts: Sequence[Cut], contrasts: NDArray[np.float64] | None = None) -> Pass[Found]:
+        # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
+        report = self._next() if cuts else None
+        found = measure(self._going, cuts, self.known, contrasts=contrasts, report=report)
+        self._note(found)
         return found
+
+    def _note(self, found: Pass[Any]) -> None:
+        """Keeps what a pass tells of memory, failures and lost workers."""
+        self._failures += found.failures
+        self._notes += found.notes
+        self._halved_to = merge_halving(self._halved_to, found.done.halved_to)
+        self._lost += [problem for problem in found.lost if problem not in self._lost]
 
     def _heads(self) -> list[HeadPlace]:
         """The heads that were chosen, by kind, layer, head."""
@@ -250,13 +266,13 @@ class _Study:
     def _add_importance(self, by_head: Mapping[HeadPlace, dict[str, Effect]]) -> bool:
         options = self.options
         found = importance(
-            self.model, self.reader, self.texts, self.known,
-            has_loss=self.loss is not None, seed=options.seed, report=self._next(),
-        )  # fmt: skip
-        norms: Mapping[Place, float] = dict.fromkeys(found.sums, 1.0)
+            self._going, self.known, has_loss=self.loss is not None, seed=options.seed, report=self._next()
+        )
+        self._note(found)
+        norms: Mapping[Place, float] = dict.fromkeys(found.done.sums, 1.0)
         if options.by_layer:
-            norms = normalized_by_layer({place: sums.ratio() for place, sums in found.sums.items()})
-        estimates = {place: _effects(sums) for place, sums in found.sums.items()}
+            norms = normalized_by_layer({place: sums.ratio() for place, sums in found.done.sums.items()})
+        estimates = {place: _effects(sums) for place, sums in found.done.sums.items()}
         for (kind, layer, head), effects in by_head.items():
             place: Place = (kind, layer)  # type: ignore[assignment]
             one, norm = estimates[place][head], norms[place]
@@ -277,15 +293,15 @@ class _Study:
         for row, (a, b) in enumerate(pairs):
             contrasts[2 * row : 2 * row + 2, len(chosen) + row] = 1
             contrasts[2 * row + 1, [a, b]] = -1
-        found = self._measured(cuts, contrasts)
-        rows = _rows(found.sums, mode, self.loss)
+        found = self._measure(cuts, contrasts)
+        rows = _rows(found.done.sums, mode, self.loss)
         return [
             SetEffects(self._names([chosen[a], chosen[b]]), rows[2 * row], rows[2 * row + 1])
             for row, (a, b) in enumerate(pairs)
         ], found.complete
 
     def _curves(
-        self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects], found: Found
+        self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects], found: Pass[Found]
     ) -> tuple[list[Curve], bool]:
         """Heads out one after another: those that matter least first, and in random orders."""
         orders: list[tuple[str, int | None, list[HeadPlace]]] = [
@@ -299,8 +315,8 @@ class _Study:
             orders.append(("random", seed, [heads[place] for place in drawn]))
         gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), CURVE_POINTS) + 1)})
         cuts = [Cut(tuple(order[:k])) for _, _, order in orders for k in gone[1:]]
-        sums = self._measured(cuts)
-        rows = iter(_rows(sums.sums, "", self.loss, QUANTITIES))
+        sums = self._measure(cuts)
+        rows = iter(_rows(sums.done.sums, "", self.loss, QUANTITIES))
         whole = _whole(found)["loss"] if self.loss else None
         curves = []
         for name, drawn_from, order in orders:
@@ -310,10 +326,11 @@ class _Study:
             curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points)))
         return curves, sums.complete
 
-    def _start(self, found: Found) -> dict[str, Effect]:
+    def _start(self, found: Pass[Found]) -> dict[str, Effect]:
         """What changes without no head."""
         names = QUANTITIES if self.loss else QUANTITIES[:1]
-        return {name: Effect(0.0, 0.0, 0.0, found.n_texts if name == "l2" else found.n_predictions) for name in names}
+        done = found.done
+        return {name: Effect(0.0, 0.0, 0.0, done.n_texts if name == "l2" else done.n_predictions) for name in names}
 
     def _effect(self, effects: Effects) -> float:
         """What heads are ranked by."""
@@ -328,29 +345,29 @@ class _Study:
 
     def _run(self) -> dict[str, Any]:
         notes = []
-        if not rerunnable(self.model).resumes:
+        if not require_rerunnable(self.model).resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in self.model.info.kinds and self.options.target is None:
             notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
-        if self.reader.room.note:
-            notes.append(self.reader.room.note)
-        run = run_of(self.model.info, notes)
+        halved_to = merge_halving(self._halved_to, self._going.reader.room.tokens)
+        notes += [] if halved_to is None else [halving_note(halved_to)]
+        run = run_of(self.model.info, [*notes, *dict.fromkeys(self._notes)])
         failures = {"failures": [dict(one) for one in self._failures]} if self._failures else {}
         return run | {"seed": self.options.seed, "kinds": list(self.model.info.kinds)} | failures
 
-    def _corpus(self, found: Found, complete: bool) -> dict[str, Any]:
+    def _corpus(self, found: Pass[Found], complete: bool) -> dict[str, Any]:
         return {
             "sources": list(self.texts.sources) if isinstance(self.texts, Corpus) else ["texts"],
-            "n_texts": found.n_texts,
-            "n_tokens": found.n_tokens,
-            "n_predictions": found.n_predictions,
+            "n_texts": found.done.n_texts,
+            "n_tokens": found.done.n_tokens,
+            "n_predictions": found.done.n_predictions,
             "n_copies": found.n_copies,
             "sha256": sha256_of(self.texts),
-            "problems": [*problems_of(self.texts), *found.left_out.problems(self.model.info)],
+            "problems": [*problems_of(self.texts), *self._lost, *found.done.left_out.problems(self.model.info)],
             "complete": complete,
         }
 
-    def _described(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         options = self.options
         return {
             "modes": list(options.modes),
@@ -372,7 +389,7 @@ def _loss(model: Model, wanted: str) -> Loss | None:
     Raises:
         AttnscopeError: The model has no such head.
     """
-    there = rerunnable(model).loss
+    there = require_rerunnable(model).loss
     if wanted == "none":
         return None
     if wanted in ("auto", there):
@@ -457,13 +474,13 @@ def _rows(
     return [dict(zip(kept, flat[start : start + step], strict=False)) for start in range(0, len(flat), step)]
 
 
-def _by_cut(found: Found, cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, dict[str, Effect]]:
-    rows = {mode: _rows(found.sums, mode, loss) for mode in {cut.mode for cut in cuts}}
+def _by_cut(found: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, dict[str, Effect]]:
+    rows = {mode: _rows(found.done.sums, mode, loss) for mode in {cut.mode for cut in cuts}}
     return {cut: rows[cut.mode][row] for row, cut in enumerate(cuts)}
 
 
-def _whole(found: Found) -> dict[str, Effect]:
-    return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), _effects(found.whole), strict=True))
+def _whole(found: Pass[Found]) -> dict[str, Effect]:
+    return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), _effects(found.done.whole), strict=True))
 
 
 def _with_loss(point: Effects, whole: Effect | None) -> dict[str, Effect]:

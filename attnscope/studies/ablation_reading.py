@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
 from attnscope.records import Tokens
 from attnscope.studies.memory import Room, halves
-from attnscope.studies.texts import padded, special_ids
+from attnscope.studies.texts import pad_rows, special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,6 +114,7 @@ class Reader:
 
     Attributes:
         room: How much of a batch fits into memory at once.
+        given: All but the model, by which workers make another one.
 
     Raises:
         AttnscopeError: The model is to predict masked tokens and has no mask token, or has a decoder beside its
@@ -130,6 +131,7 @@ class Reader:
         target: str | None = None,
     ) -> None:
         self._model, self._loss, self._masked, self._seed = model, loss, masked, seed
+        self.given: dict[str, Any] = {"loss": loss, "masked": masked, "seed": seed, "target": target}
         self.room = Room()
         self._special = special_ids(model)
         self._mask_id: int | None = None
@@ -209,17 +211,17 @@ class Reader:
             return torch.from_numpy(array).to(device)
 
         def real_of(parts: Sequence[Numbers]) -> Tensor:
-            return tensor(padded([np.ones(len(part), np.bool_) for part in parts]))
+            return tensor(pad_rows([np.ones(len(part), np.bool_) for part in parts]))
 
         ids = [row.ids for row in rows]
         real = real_of(ids)
         targets = [row.target for row in rows if row.target is not None]
         target_real = real_of(targets) if targets else None
         batch = Batch(
-            tensor(padded(ids)),
+            tensor(pad_rows(ids)),
             None if bool(real.all()) else real,
-            tensor(padded([row.segments for row in rows])),
-            tensor(padded(targets)) if targets else None,
+            tensor(pad_rows([row.segments for row in rows])),
+            tensor(pad_rows(targets)) if targets else None,
             None if target_real is None or bool(target_real.all()) else target_real,
         )
         read = real if target_real is None else target_real

@@ -5,23 +5,26 @@ Several sets are taken out in one forward pass, as further rows of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums
-from attnscope.corpus import Block, Copies, blocks, distinct
+from attnscope.corpus import Block, Copies
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
+from attnscope.studies import passes
 from attnscope.studies.ablation_reading import PLACES, ReadBatch, Reader
-from attnscope.studies.late import failure
 from attnscope.studies.memory import Room
 from attnscope.studies.overflow import LeftOut, broken_rows
 from attnscope.studies.overflow import Place as BrokenPlace
-from attnscope.studies.texts import Progress, Report, Texts, share_read
+from attnscope.studies.passes import D, Driver, Measurer, Pass, tasks_of
+from attnscope.studies.texts import Report, Texts
+from attnscope.studies.workers import Workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,34 +74,22 @@ class HeadMeans:
     means: Mapping[Place, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Found:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found(passes.Found):
     """What a pass over texts has added up.
 
     Attributes:
         sums: Of each cut (or contrast) and quantity of ALL_QUANTITIES.
         whole: The loss of the whole model, and that by place.
-        n_texts: How many texts there were.
-        n_tokens: How many tokens.
         n_predictions: How many predictions.
-        complete: False after an interruption, or where something failed after some texts.
-        left_out: Texts on which the model computes NaN or infinity, with all heads or without some.
-        failed: What failed, as `late.failure` tells it.
-        n_copies: How many texts were left out as copies of earlier ones.
     """
 
     sums: RunningSums
     whole: RunningSums
-    n_texts: int = 0
-    n_tokens: int = 0
     n_predictions: int = 0
-    complete: bool = True
-    left_out: LeftOut = LeftOut()
-    failed: Mapping[str, str] | None = None
-    n_copies: int = 0
 
 
-def rerunnable(model: Model) -> Model:
+def require_rerunnable(model: Model) -> Model:
     """The model, if heads can be taken out of it.
 
     Raises:
@@ -112,27 +103,80 @@ def rerunnable(model: Model) -> Model:
     return model
 
 
-def heads_of(model: Model, reader: Reader, texts: Texts) -> HeadMeans:
-    """How many heads each attention has, seen on the first text."""
-    first = next(_batches(texts, reader), None)
-    return HeadMeans({}) if first is None else _means(rerunnable(model), [first], reader)
+@dataclass(frozen=True, eq=False)
+class Going:
+    """What every pass over the texts of an ablation begins with.
+
+    Attributes:
+        model: The model.
+        reader: Makes batches.
+        texts: The texts.
+        workers: Who runs the model; None = this process.
+    """
+
+    model: Model
+    reader: Reader
+    texts: Texts
+    workers: Workers | None = None
+
+    def run(
+        self,
+        kind: Callable[..., Measurer[Block, Any, D]],
+        given: Mapping[str, Any],
+        nothing: D,
+        report: Report | None,
+        *,
+        in_order: bool = False,
+        step: str | None = None,
+    ) -> Pass[D]:
+        """Goes over the texts once, of which copies count once.
+
+        Args:
+            kind: The class of what measures a block: it takes a model, a reader, and what is given.
+            given: See there.
+            nothing: Sums of nothing.
+            report: Called after each batch.
+            in_order: See `Driver`.
+            step: See `Driver`.
+        """
+        # In this process all passes share what a reader has seen.
+        make = partial(_make, kind, self.reader.given if self.workers else self.reader, given)
+        workers = (self.workers,) if self.workers else None
+        return Driver(make, (self.model,), workers, in_order=in_order, step=step).run_texts(
+            self.texts, BLOCK, nothing, report
+        )
 
 
-def means_of(model: Model, reader: Reader, texts: Texts, report: Report | None = None) -> HeadMeans:
-    """The mean output of each head, over all texts."""
-    return _means(rerunnable(model), _reported(_batches(texts, reader), texts, report), reader)
+def _make(kind: Callable[..., Any], reading: Reader | Mapping[str, Any], given: Mapping[str, Any], model: Model) -> Any:
+    return kind(model, reading if isinstance(reading, Reader) else Reader(model, **reading), **given)
 
 
-def measured(
-    model: Model,
-    reader: Reader,
-    texts: Texts,
+def heads_of(going: Going) -> HeadMeans:
+    """How many heads each attention has, seen on the first batch."""
+    measurer = MeanMeasurer(going.model, going.reader)
+    for task in tasks_of(going.texts, Copies(), BLOCK):
+        sums = measurer.begin(task.block)
+        for _ in measurer.steps(task.block, sums):
+            return _means_of(sums)
+    return HeadMeans({})
+
+
+def means_of(going: Going, report: Report | None = None) -> tuple[HeadMeans, list[dict[str, Any]]]:
+    """The mean output of each head, over all texts; and the texts that workers were lost over."""
+    found = going.run(MeanMeasurer, {}, BlockMeans(), report, in_order=True)
+    if not found.complete:
+        raise KeyboardInterrupt
+    return _means_of(found.done), found.lost
+
+
+def measure(
+    going: Going,
     cuts: Sequence[Cut],
     known: HeadMeans,
     *,
     contrasts: Floats | None = None,
     report: Report | None = None,
-) -> Found:
+) -> Pass[Found]:
     """Takes cuts out of every text, one at a time, and adds up what changes.
 
     Per text, with h the last hidden states of the whole model at its n real tokens and h' those without the heads:
@@ -140,35 +184,48 @@ def measured(
     is, over its predictions; kl the sum of KL(whole || without), in nats. Copies of a text count once.
 
     Args:
-        model: The model.
-        reader: Makes batches.
-        texts: The texts.
+        going: The model, its reader and the texts.
         cuts: What is taken out.
         known: The heads, and their means where a cut wants them.
         contrasts: Sums of cuts to add up instead, (contrast, cut): differences of a text's own values.
         report: Called after each batch.
     """
-    runs = rerunnable(model)
     mixed = np.eye(len(cuts)) if contrasts is None else contrasts
-    found = Found(RunningSums((len(mixed), len(ALL_QUANTITIES))), RunningSums((1 + len(PLACES),)))
-    copies = Copies()
-    try:
-        for block in blocks(distinct(texts, copies), BLOCK):
-            held = _Held(block, len(cuts))
-            for read in _longest_first(reader.batches(block)):
-                for part, measured_part in _parts(runs, read, cuts, known, reader):
-                    held.add(part, measured_part)
-                    if report is not None:
-                        n_texts, n_tokens = found.n_texts + held.n_texts, found.n_tokens + held.n_tokens
-                        report(Progress(n_texts, n_tokens, share_read(texts)))
-            found = held.added(found, mixed, held.broken(cuts, several_kinds=len(model.info.kinds) > 1))
-    except KeyboardInterrupt:
-        found = replace(found, complete=False)
-    except Exception as error:
-        if not found.n_texts:
-            raise
-        found = replace(found, complete=False, failed=failure("taking heads out of a later text", error))
-    return replace(found, n_copies=copies.n)
+    nothing = Found(sums=RunningSums((len(mixed), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
+    given = {"cuts": tuple(cuts), "known": known, "contrasts": mixed}
+    return going.run(CutMeasurer, given, nothing, report, step="taking heads out of a later text")
+
+
+class CutMeasurer:
+    """Takes cuts out of the texts of blocks.
+
+    Args:
+        model: The model.
+        reader: Makes batches.
+        cuts: What is taken out.
+        known: The heads, and their means.
+        contrasts: See `measure`.
+    """
+
+    def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], known: HeadMeans, contrasts: Floats) -> None:
+        self._runs, self._reader, self._cuts, self._known = require_rerunnable(model), reader, cuts, known
+        self._contrasts, self._several_kinds = contrasts, len(model.info.kinds) > 1
+
+    def begin(self, block: Block) -> _Held:
+        """Sums of nothing yet."""
+        return _Held(block, len(self._cuts))
+
+    def steps(self, block: Block, sums: _Held) -> Iterator[None]:
+        """Measures a block, batch by batch."""
+        for read in longest_first(self._reader.batches(block)):
+            for part, found in _parts(self._runs, read, self._cuts, self._known, self._reader):
+                sums.add(part, found)
+                yield
+
+    def finish(self, block: Block, sums: _Held, *, whole: bool) -> Found:
+        """What the sums amount to."""
+        broken = sums.broken(self._cuts, several_kinds=self._several_kinds)
+        return sums.found(self._contrasts, broken, self._reader.room.tokens)
 
 
 class _Held:
@@ -224,26 +281,22 @@ class _Held:
             found[self._texts[row].index] = name, None
         return found | self._broken
 
-    def added(self, found: Found, contrasts: Floats, broken: Mapping[int, BrokenPlace]) -> Found:
-        """Sums with those of this block added, without its broken texts."""
+    def found(self, contrasts: Floats, broken: Mapping[int, BrokenPlace], halved_to: int | None) -> Found:
+        """The sums, without broken texts."""
         there = (self._size > 0) & ~np.isin([text.index for text in self._texts], list(broken))
         l2 = np.sqrt(self._changed[there] / self._size[there, None])
         loss = self._nll[there] - self._whole_nll[there, None]
         values = np.concatenate([np.stack([l2, loss[..., 0], self._kl[there]], -1), loss[..., 1:]], -1)
         n = self._n[there]
         counts = np.concatenate([np.ones((len(l2), 1)), n[:, :1], n], -1)
-        sums, whole = (RunningSums(old.shape).merge(old) for old in (found.sums, found.whole))
+        sums, whole = RunningSums((len(contrasts), len(ALL_QUANTITIES))), RunningSums((n.shape[1],))
         if len(l2):
             sums.add(np.einsum("kc,tcq->tkq", contrasts, values), counts[:, None])
             whole.add(self._whole_nll[there], self._n[there])
         return Found(
-            sums,
-            whole,
-            found.n_texts + int(there.sum()),
-            found.n_tokens + self.n_tokens,
-            found.n_predictions + int(n[:, 0].sum()),
-            left_out=found.left_out.and_of(LeftOut.of(self._texts, broken)),
-        )
+            sums=sums, whole=whole, n_texts=int(there.sum()), n_tokens=self.n_tokens,
+            n_predictions=int(n[:, 0].sum()), left_out=LeftOut.of(self._texts, broken), halved_to=halved_to,
+        )  # fmt: skip
 
     def _rows(self, read: ReadBatch) -> NDArray[np.int64]:
         return np.array([self._row_of[int(text)] for text in read.texts])
@@ -294,7 +347,7 @@ def _measure_batch(runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: Hea
         for some in _fitting(numbers, read, rerun.whole, pass_tokens):
             gate = gate_of([cuts[number] for number in some], mode, len(read.texts), known)
             outputs = rerun.again(gate, first, len(some))
-            found.cuts.append((some, whole.compared(outputs, len(some))))
+            found.cuts.append((some, whole.compare(outputs, len(some))))
     return found
 
 
@@ -347,7 +400,7 @@ class _Whole:
         self._logs = None if outputs.logits is None else self._log_probabilities(outputs.logits[None])[0]
         self.nll = self.size.new_zeros(0) if self._logs is None else self._nll(self._logs[None])[0]
 
-    def compared(self, outputs: Outputs, times: int) -> tuple[Tensor, Tensor, Tensor]:
+    def compare(self, outputs: Outputs, times: int) -> tuple[Tensor, Tensor, Tensor]:
         """Squared change of the hidden states, (time, row); loss and KL of each prediction, (time, prediction)."""
         hidden = outputs.hidden.to(self._dtype).view(times, *self._hidden.shape)
         changed = ((hidden - self._hidden).square_().sum(-1) * self._read.real).sum(-1)
@@ -381,52 +434,97 @@ def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
     return _by_row(torch.cat([values[None], apart]), read)
 
 
-def _means(runs: Model, batches: Iterator[ReadBatch] | Sequence[ReadBatch], reader: Reader) -> HeadMeans:
-    import torch
+class BlockMeans:
+    """Sums of the outputs of heads, batch by batch.
 
-    from attnscope.core.probes import Means
+    Attributes:
+        probes: What was found on each batch that is added yet.
+        sums: The same added up, one after the other.
+        counts: Over how many queries.
+        blank: Zeros like them, of every attention that there is.
+    """
 
-    blank: dict[Place, Tensor] = {}
+    def __init__(self) -> None:
+        self.n_texts = self.n_tokens = 0
+        self.probes: list[ProbedMeans] = []
+        self.sums: dict[Place, Tensor] = {}
+        self.counts: dict[Place, int] = {}
+        self.blank: dict[Place, Tensor] = {}
 
-    def seen(read: ReadBatch) -> list[Means]:
+    def merge(self, other: BlockMeans) -> BlockMeans:
+        """These, and after them those of another block: sums are rounded, so that their order counts."""
+        for probe in other.probes:
+            self.add(probe)
+        self.n_texts, self.n_tokens = self.n_texts + other.n_texts, self.n_tokens + other.n_tokens
+        return self
+
+    def add(self, found: ProbedMeans) -> None:
+        """Adds what was found on a batch."""
+        import torch
+
+        for place, total in found.sums.items():
+            self.blank.setdefault(place, torch.zeros_like(total))
+            if found.finite:
+                self.sums[place] = total if place not in self.sums else self.sums[place] + total
+                self.counts[place] = self.counts.get(place, 0) + found.counts[place]
+
+
+@dataclass(frozen=True, eq=False)
+class ProbedMeans:
+    """Sums of the outputs of heads over a batch, over how many queries, and whether all are numbers."""
+
+    sums: Mapping[Place, Tensor]
+    counts: Mapping[Place, int]
+    finite: bool
+
+
+class MeanMeasurer:
+    """Adds up the outputs of heads over the texts of blocks."""
+
+    def __init__(self, model: Model, reader: Reader) -> None:
+        self._runs, self._reader = require_rerunnable(model), reader
+
+    def begin(self, block: Block) -> BlockMeans:
+        """Sums of nothing yet."""
+        return BlockMeans()
+
+    def steps(self, block: Block, sums: BlockMeans) -> Iterator[None]:
+        """Adds a block, batch by batch."""
+        for read in longest_first(self._reader.batches(block)):
+            for _, probes in self._reader.room.each(read, self._run_batch, self._reader.halves, lambda part: part.size):
+                sums.probes += probes
+            sums.n_texts, sums.n_tokens = sums.n_texts + len(read.texts), sums.n_tokens + read.n_tokens
+            yield
+
+    def finish(self, block: Block, sums: BlockMeans, *, whole: bool) -> BlockMeans:
+        """What was found on each batch."""
+        return sums
+
+    def _run_batch(self, read: ReadBatch) -> list[ProbedMeans]:
+        import torch
+
+        from attnscope.core.probes import Means
+
         probe = Means(read.queries)
         with torch.no_grad():
-            runs.outputs(read.batch, probe, logits=False)
-        blank.update({place: torch.zeros_like(total) for place, total in probe.sums.items()})
-        if all(bool(total.isfinite().all()) for total in probe.sums.values()):
-            return [probe]
+            self._runs.outputs(read.batch, probe, logits=False)
+        finite = all(bool(total.isfinite().all()) for total in probe.sums.values())
+        found = ProbedMeans(dict(probe.sums), dict(probe.counts), finite)
         # One row that is no number would be in every mean: it is found by halves, and left out.
-        return [one for half in reader.halves(read) for one in seen(half)]
-
-    sums: dict[Place, Tensor] = {}
-    counts: dict[Place, int] = {}
-    for read in batches:
-        for _, probes in reader.room.each(read, seen, reader.halves, lambda part: part.size):
-            for probe in probes:
-                for place, found in probe.sums.items():
-                    sums[place] = found if place not in sums else sums[place] + found
-                    counts[place] = counts.get(place, 0) + probe.counts[place]
-    means = {place: total / max(1, counts[place]) for place, total in sums.items()}
-    return HeadMeans({place: len(total) for place, total in blank.items()}, {**blank, **means})
+        halves = [] if finite else self._reader.halves(read)
+        return [found, *(one for half in halves for one in self._run_batch(half))]
 
 
-def _batches(texts: Texts, reader: Reader) -> Iterator[ReadBatch]:
-    for block in blocks(distinct(texts, Copies()), BLOCK):
-        yield from _longest_first(reader.batches(block))
+def _means_of(found: BlockMeans) -> HeadMeans:
+    for probe in found.probes:
+        found.add(probe)
+    means = {place: total / max(1, found.counts[place]) for place, total in found.sums.items()}
+    return HeadMeans({place: len(total) for place, total in found.blank.items()}, {**found.blank, **means})
 
 
-def _longest_first(batches: Sequence[ReadBatch]) -> Sequence[ReadBatch]:
+def longest_first(batches: Sequence[ReadBatch]) -> Sequence[ReadBatch]:
     """What shorter texts need fits into the memory that longer ones have freed."""
     return batches[::-1]
-
-
-def _reported(batches: Iterator[ReadBatch], texts: Texts, report: Report | None) -> Iterator[ReadBatch]:
-    n_texts = n_tokens = 0
-    for read in batches:
-        yield read
-        n_texts, n_tokens = n_texts + len(read.texts), n_tokens + read.n_tokens
-        if report is not None:
-            report(Progress(n_texts, n_tokens, share_read(texts)))
 
 
 def _numpy(values: Tensor) -> Floats:

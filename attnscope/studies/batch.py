@@ -25,7 +25,7 @@ from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.memory import physical_bytes
 from attnscope.studies.provenance import versions
 from attnscope.studies.texts import Progress, Report
-from attnscope.studies.workers import Executor, Lost, Where, Workers, carried_out
+from attnscope.studies.workers import Executor, Lost, Where, Workers, start_workers
 from attnscope.views.gallery import page
 from attnscope.views.style import Style
 
@@ -182,7 +182,7 @@ def _draw(
     """
     n_done = n_tokens = 0
     try:
-        with closing(carried_out(workers, setup, todo)) as outcomes:
+        with closing(start_workers(workers, setup, todo)) as outcomes:
             for outcome in outcomes:
                 done = Done(outcome.task, 0, 0.0, outcome.reason) if isinstance(outcome, Lost) else outcome.result
                 n_done, n_tokens = n_done + 1, n_tokens + done.n_tokens

@@ -167,7 +167,7 @@ class BatchFolder:
     def _take(self) -> None:
         """Takes the lock; waits for processes whose run is dead already, as they end by themselves."""
         until = time.monotonic() + _PATIENCE_S
-        while not _locked(self.handle):
+        while not _is_locked(self.handle):
             pid = self._last_pid()
             if pid is None or _lives(pid) or time.monotonic() > until:
                 held_by = f"process {pid}" if pid is not None else "another process"
@@ -235,7 +235,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _locked(handle: int) -> bool:
+def _is_locked(handle: int) -> bool:
     """Takes the lock on an open file, if nobody has it. It ends with the last process that has the file open."""
     try:
         if sys.platform == "win32":

@@ -82,7 +82,7 @@ class BlockSums:
         # Units of padding alone are none.
         units = [row * step + unit for row in well for unit in range(-(-len(batch[row]) // each))]
         found = {
-            kind: {part: _stacked(part, by_layer, self._tallies[kind])[units] for part in _SUMS}
+            kind: {part: _stack(part, by_layer, self._tallies[kind])[units] for part in _SUMS}
             for kind, by_layer in sums.items()
         }
         for row, chunk in zip(well, kept, strict=True):
@@ -155,7 +155,7 @@ class _OpenText:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def delay_interrupts() -> Iterator[None]:
     """Puts Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -181,7 +181,7 @@ def _empty(kind: str, by_layer: Mapping[int, "SumsOf"]) -> Tally:
     return Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
 
 
-def _stacked(part: str, by_layer: Mapping[int, "SumsOf"], tally: Tally) -> NDArray[np.float64]:
+def _stack(part: str, by_layer: Mapping[int, "SumsOf"], tally: Tally) -> NDArray[np.float64]:
     """One of _SUMS of a batch, (text, layer, head, measure); 0 where a layer has fewer heads."""
     arrays = [np.moveaxis(getattr(by_layer[layer], part), 0, -1) for layer in tally.layers]
     stacked = np.zeros((len(arrays[0]), len(arrays), tally.measures.shape[1], arrays[0].shape[2]))

@@ -11,7 +11,7 @@ from attnscope.models.model import Model
 from attnscope.records.findings import Findings
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.choice import Choice
-from attnscope.studies.texts import Report, scaled, texts_of
+from attnscope.studies.texts import Report, scale_report, texts_of
 
 FIRST_TEXTS = 32
 """Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
@@ -46,10 +46,11 @@ def with_effects(
     if not labelled:
         return found
     first = list(islice(distinct(texts_of(texts), Copies()), FIRST_TEXTS))
+    n_kinds = len(labelled)
     # Kind by kind: a layer and a head have a number of their own in each.
     ablations = [
         ablate(
-            model, first, AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind), scaled(report, n, len(labelled))
+            model, first, AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind), scale_report(report, n, n_kinds)
         )
         for n, (kind, pick) in enumerate(labelled.items())
     ]

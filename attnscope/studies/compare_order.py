@@ -15,6 +15,7 @@ from attnscope.studies.compare import CompareOptions, compare, compare_models, r
 from attnscope.studies.compare_texts import compare_heads, compare_texts
 from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.texts import Report
+from attnscope.studies.workers import Workers
 from attnscope.text import read_text, require_text
 
 
@@ -66,20 +67,26 @@ class CompareOrder:
         return found
 
 
-def study(spec: str, order: CompareOrder, loading: LoadOptions, report: Report | None) -> Comparison:
+def study(
+    spec: str, order: CompareOrder, loading: LoadOptions, report: Report | None, workers: Workers | None = None
+) -> Comparison:
     """Loads a model, or two, and compares what was asked for.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    comparison = _comparison(order, report)  # what can be refused is, before a model is loaded
+    comparison = _comparison(order, report, workers)  # what can be refused is, before a model is loaded
     return comparison(loading.load(spec), loading)
 
 
-def _comparison(order: CompareOrder, report: Report | None) -> Callable[[Model, LoadOptions], Comparison]:
+def _comparison(
+    order: CompareOrder, report: Report | None, workers: Workers | None
+) -> Callable[[Model, LoadOptions], Comparison]:
     """What is to be done with the loaded model; all that can be refused before is refused here."""
     measures, texts = order.measure_names, order.texts
     if order.other_text is not None or order.choice.pick is not None:
+        if workers is not None:
+            raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
         text = read_text(texts.text)
         if order.other_text is not None:
             other = order.other_text
@@ -94,8 +101,12 @@ def _comparison(order: CompareOrder, report: Report | None) -> Callable[[Model, 
     options = CompareOptions(measures, order.hide_special, order.choice)
     if order.other_model is not None:
         second = order.other_model
-        return lambda model, loading: compare_models(
-            model, replace(loading, adapter=None).load(second), corpus, options, report=report
-        )
+
+        def compare_two(model: Model, loading: LoadOptions) -> Comparison:
+            loading = replace(loading, adapter=None)
+            pair = None if workers is None else (workers, replace(workers, spec=second, loading=loading))
+            return compare_models(model, loading.load(second), corpus, options, report=report, workers=pair)
+
+        return compare_two
     roles = None if order.heads_record is None else Findings.load(order.heads_record)
-    return lambda model, _: compare(model, corpus, options, roles=roles, report=report)
+    return lambda model, _: compare(model, corpus, options, roles=roles, report=report, workers=workers)

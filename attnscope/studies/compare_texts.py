@@ -15,8 +15,9 @@ from attnscope.records import Heatmap, Tokens
 from attnscope.records.comparison import HeadPlace, MinimalPair, PairTable, PickedHeads, head_name
 from attnscope.records.maps import divided_by_rest
 from attnscope.studies.choice import Choice
-from attnscope.studies.compare import MEASURES, require_measures, require_one_kind, sums_of_rows
+from attnscope.studies.compare import MEASURES, require_measures, require_one_kind
 from attnscope.studies.heatmap import apply_changes, outline, run_model
+from attnscope.studies.pair_blocks import sums_of_rows
 from attnscope.studies.provenance import run_of
 from attnscope.studies.reading import Prompt, Reading, batch_of, read
 

@@ -15,11 +15,10 @@ from attnscope.studies.causal import with_effects
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.late import try_step, whole
-from attnscope.studies.picture_heads import picture_heads
 from attnscope.studies.relations_order import relations_of, require_relations
 from attnscope.studies.roles import thresholds_from
-from attnscope.studies.sound_heads import sound_heads
-from attnscope.studies.texts import Report, scaled
+from attnscope.studies.sense_heads import picture_heads, sound_heads
+from attnscope.studies.texts import Report, scale_report
 from attnscope.studies.workers import Workers
 
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
@@ -68,10 +67,10 @@ def study(
     _require_measures(order.measures)
     model = loading.load(spec)
     texts = corpus if corpus is not None else _probe(model)
-    found = heads(model, texts, options, scaled(report, 0, 2 if order.causal else 1), workers)
+    found = heads(model, texts, options, scale_report(report, 0, 2 if order.causal else 1), workers)
     # What comes now may fail: what has been measured is written all the same.
     if order.causal and whole(found):
-        found = try_step(found, "--causal", lambda known: with_effects(known, model, texts, scaled(report, 1, 2)))
+        found = try_step(found, "--causal", lambda known: with_effects(known, model, texts, scale_report(report, 1, 2)))
     if (annotated := order.relations) is not None:
         found = try_step(
             found, "--relations", lambda known: with_relations(known, relations_of(model, annotated, report))

@@ -248,7 +248,7 @@ def run_model(
     else:
         probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
     run_probe(model, reading, probe)
-    maps = [_filled(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads, model.info) for m in record.maps]
+    maps = [_fill(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads, model.info) for m in record.maps]
     return replace(record, maps=tuple(maps))
 
 
@@ -279,7 +279,7 @@ def _slices_of(attention: AttentionMap) -> tuple[slice, slice] | None:
     return slice(q, q + len(attention.queries)), slice(k, k + len(attention.keys))
 
 
-def _filled(
+def _fill(
     attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Sequence[int] | None, info: ModelInfo
 ) -> AttentionMap:
     """The map with its weights; without layers that have no attention, and with NaN for heads that a layer lacks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums
-from attnscope.corpus import Copies, blocks, distinct
-from attnscope.models.model import Model
+from attnscope.corpus import Block
+from attnscope.models.model import Model, ModelInfo
+from attnscope.studies import passes
 from attnscope.studies.ablation_reading import ReadBatch, Reader
-from attnscope.studies.ablation_sweep import BLOCK, HeadMeans, rerunnable
-from attnscope.studies.texts import Progress, Report, Texts, share_read
+from attnscope.studies.ablation_sweep import Going, HeadMeans, longest_first, require_rerunnable
+from attnscope.studies.passes import Pass
+from attnscope.studies.texts import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,24 +30,16 @@ DIRECTIONS = 16
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Importance:
-    """What was added up: |dL/dxi| of each head over texts, (head,) by place; and whether all texts were read."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Importance(passes.Found):
+    """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by place."""
 
     sums: Mapping[Place, RunningSums]
-    complete: bool = True
 
 
 def importance(
-    model: Model,
-    reader: Reader,
-    texts: Texts,
-    known: HeadMeans,
-    *,
-    has_loss: bool,
-    seed: int = 0,
-    report: Report | None = None,
-) -> Importance:
+    going: Going, known: HeadMeans, *, has_loss: bool, seed: int = 0, report: Report | None = None
+) -> Pass[Importance]:
     """How much the loss of a text changes with each head's gate, over texts: E |dL/dxi|.
 
     L is a text's loss, in nats a prediction. Each text has gates of its own, so that one backward pass over a batch
@@ -57,9 +51,7 @@ def importance(
     says how far hidden states move, not whether it matters: it is sensitivity, not Michel's importance.
 
     Args:
-        model: The model.
-        reader: Makes batches.
-        texts: The texts.
+        going: The model, its reader and the texts.
         known: The heads.
         has_loss: Whether there is a loss; else it is sensitivity.
         seed: Of the directions.
@@ -72,58 +64,79 @@ def importance(
         Michel et al. 2019, section 4.1 (equation 2). Sensitivity: ours; E |<u, v>| = sqrt(2 / (pi n)) |v| for a unit
         vector u of n dimensions, so that it is proportional to the root mean square of the change, at any length.
     """
-    from attnscope.core.probes import Gate
+    nothing = Importance(sums={place: RunningSums((n_heads,)) for place, n_heads in known.n_heads.items()})
+    given = {"n_heads": known.n_heads, "has_loss": has_loss, "seed": seed}
+    return going.run(SlopeMeasurer, given, nothing, report)
 
-    runs = rerunnable(model)
 
-    def slopes_of(read: ReadBatch) -> list[dict[Place, Floats]]:
-        if has_loss and not len(read.rows):
+class BlockSlopes:
+    """Derivatives over the texts of a block: (direction, text, head) by place, and what each text counts."""
+
+    def __init__(self, block: Block, n_heads: Mapping[Place, int]) -> None:
+        self.n_texts = self.n_tokens = 0
+        n = len(block.texts)
+        self.row_of = {text.index: row for row, text in enumerate(block.texts)}
+        self.slopes = {place: np.zeros((DIRECTIONS, n, heads)) for place, heads in n_heads.items()}
+        self.counts = np.zeros(n)
+
+
+class SlopeMeasurer:
+    """Works out |dL/dxi| on the texts of blocks; see `importance`."""
+
+    def __init__(
+        self, model: Model, reader: Reader, n_heads: Mapping[Place, int], *, has_loss: bool, seed: int
+    ) -> None:
+        self._info, self._runs, self._reader = model.info, require_rerunnable(model), reader
+        self._n_heads, self._has_loss, self._seed = n_heads, has_loss, seed
+
+    def begin(self, block: Block) -> BlockSlopes:
+        """Sums of nothing yet."""
+        return BlockSlopes(block, self._n_heads)
+
+    def steps(self, block: Block, sums: BlockSlopes) -> Iterator[None]:
+        """Adds a block, batch by batch."""
+        reader = self._reader
+        for read in longest_first(reader.batches(block)):
+            if self._has_loss and not len(read.rows):
+                continue
+            for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
+                rows = np.array([sums.row_of[int(text)] for text in part.texts])
+                for number, by_place in enumerate(found):
+                    for place, slopes in by_place.items():
+                        # A text's loss is the sum over its chunks; a direction is of one chunk's hidden states.
+                        np.add.at(sums.slopes[place][number], rows, slopes if self._has_loss else np.abs(slopes))
+                np.add.at(sums.counts, rows, _weights(part, self._has_loss))
+            sums.n_texts, sums.n_tokens = sums.n_texts + len(set(read.texts.tolist())), sums.n_tokens + read.n_tokens
+            yield
+
+    def finish(self, block: Block, sums: BlockSlopes, *, whole: bool) -> Importance:
+        """What the sums amount to; a text without predictions counts nothing, nor one that is not finite."""
+        finite = [np.isfinite(slopes).all((0, 2)) for slopes in sums.slopes.values()]
+        there = (sums.counts > 0) & np.logical_and.reduce(finite)
+        used = 1 if self._has_loss else DIRECTIONS
+        added = {place: RunningSums((n_heads,)) for place, n_heads in self._n_heads.items()}
+        for place, slopes in sums.slopes.items():
+            added[place].add(np.abs(slopes[:used, there]).mean(0) / sums.counts[there, None], 1.0)
+        return Importance(sums=added, n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
+
+    def _run_batch(self, read: ReadBatch) -> list[dict[Place, Floats]]:
+        from attnscope.core.probes import Gate
+
+        if self._has_loss and not len(read.rows):
             return []
-        factors = _gates(read, known, model.info.dtype, model.info.device)
-        outputs = runs.outputs(read.batch, Gate(factors), logits=has_loss)
-        targets = _losses(outputs, read) if has_loss else _along(outputs, read, seed)
+        factors = _gates(read, self._n_heads, self._info)
+        outputs = self._runs.outputs(read.batch, Gate(factors), logits=self._has_loss)
+        targets = _losses(outputs, read) if self._has_loss else _along(outputs, read, self._seed)
         return [_slopes(target, factors) for target in targets]
 
-    sums = {place: RunningSums((n_heads,)) for place, n_heads in known.n_heads.items()}
-    n_texts = n_tokens = 0
-    try:
-        for block in blocks(distinct(texts, Copies()), BLOCK):
-            row_of = {text.index: row for row, text in enumerate(block.texts)}
-            held = {
-                place: np.zeros((DIRECTIONS, len(block.texts), n_heads)) for place, n_heads in known.n_heads.items()
-            }
-            counts = np.zeros(len(block.texts))
-            for read in reader.batches(block)[::-1]:
-                if has_loss and not len(read.rows):
-                    continue
-                for part, found in reader.room.each(read, slopes_of, reader.halves, lambda part: part.size):
-                    rows = np.array([row_of[int(text)] for text in part.texts])
-                    for number, by_place in enumerate(found):
-                        for place, slopes in by_place.items():
-                            # A text's loss is the sum over its chunks; a direction is of one chunk's hidden states.
-                            np.add.at(held[place][number], rows, slopes if has_loss else np.abs(slopes))
-                    np.add.at(counts, rows, _weights(part, has_loss))
-                n_texts, n_tokens = n_texts + len(set(read.texts.tolist())), n_tokens + read.n_tokens
-                if report is not None:
-                    report(Progress(n_texts, n_tokens, share_read(texts)))
-            finite = [np.isfinite(slopes).all((0, 2)) for slopes in held.values()]
-            there = (counts > 0) & np.logical_and.reduce(finite)
-            used = 1 if has_loss else DIRECTIONS
-            for place, slopes in held.items():
-                values = np.abs(slopes[:used, there]).mean(0) / counts[there, None]
-                sums[place].add(values, 1.0)
-    except KeyboardInterrupt:
-        return Importance(sums, complete=False)
-    return Importance(sums)
 
-
-def _gates(read: ReadBatch, known: HeadMeans, dtype: str, device: str) -> dict[Place, Tensor]:
+def _gates(read: ReadBatch, n_heads: Mapping[Place, int], info: ModelInfo) -> dict[Place, Tensor]:
     import torch
 
-    precision = torch.promote_types(getattr(torch, dtype), torch.float32)
+    precision = torch.promote_types(getattr(torch, info.dtype), torch.float32)
     return {
-        place: torch.ones(len(read.texts), n_heads, dtype=precision, device=device, requires_grad=True)
-        for place, n_heads in known.n_heads.items()
+        place: torch.ones(len(read.texts), n, dtype=precision, device=info.device, requires_grad=True)
+        for place, n in n_heads.items()
     }
 
 

@@ -33,14 +33,14 @@ class LoadOptions:
         source = models.resolve(spec, allow_pickle=self.allow_pickle, trust_remote_code=self.trust_remote_code)
         return source if self.adapter is None else with_adapter(source, self.adapter)
 
-    def load_with_head(self, spec: str) -> models.Model:
-        """Loads a model with its head for masked words, which the native engine leaves out."""
-        source, loading = self.resolve(spec), self
+    def with_head(self, spec: str) -> LoadOptions:
+        """These options for a model with its head for masked words, which the native engine leaves out."""
+        source = self.resolve(spec)
         if self.engine == "auto" and source.folder is not None:
             named = read_config(source).get("architectures") or ()
             if any(str(name).endswith("ForMaskedLM") for name in named):
-                loading = replace(self, engine="hf")
-        return loading.load(source)
+                return replace(self, engine="hf")
+        return self
 
     def load(self, spec: str | models.Source) -> models.Model:
         """Loads a model with these options."""

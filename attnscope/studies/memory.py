@@ -52,7 +52,7 @@ def give_memory_back() -> None:
         glibc.malloc_trim(0)
 
 
-def sparing(probe: Probe, n_tokens: int) -> Probe:
+def spare_memory(probe: Probe, n_tokens: int) -> Probe:
     """A probe for the next batch whose memory does not depend on the batches before it.
 
     glibc's heap keeps gaps where arrays of other sizes were: a process that has seen many batches takes up to a tenth
@@ -70,12 +70,12 @@ def sparing(probe: Probe, n_tokens: int) -> Probe:
     if n_tokens < LONG:
         return probe
 
-    def observed(call: AttentionCall) -> Tensor:
+    def call_and_trim(call: AttentionCall) -> Tensor:
         output = probe(call)
         give_memory_back()
         return output
 
-    return observed
+    return call_and_trim
 
 
 class Room:
@@ -85,16 +85,10 @@ class Room:
 
     Attributes:
         tokens: The most tokens that are tried at once from now on, if there are several texts; None = any number.
-        note: What happened, for the record and the user; empty if everything fitted.
     """
 
     def __init__(self) -> None:
         self.tokens: int | None = None
-
-    @property
-    def note(self) -> str:
-        """See the class."""
-        return "" if self.tokens is None else halving_note(self.tokens)
 
     def each(
         self, batch: B, do: Callable[[B], R], halves: Callable[[B], Sequence[B]], size: Callable[[B], int]
@@ -116,7 +110,7 @@ class Room:
         n_tokens = size(batch)
         parts: Sequence[B] = ()
         if self.tokens is None or n_tokens <= self.tokens or not (parts := halves(batch)):
-            found = self._tried(batch, do)
+            found = self._try(batch, do)
             if found is not None:
                 yield batch, found[0]
                 return
@@ -132,7 +126,7 @@ class Room:
             yield from self.each(part, do, halves, size)
 
     @staticmethod
-    def _tried(batch: B, do: Callable[[B], R]) -> tuple[R] | None:
+    def _try(batch: B, do: Callable[[B], R]) -> tuple[R] | None:
         # By itself: as long as the exception is there, its frames hold the tensors that filled the memory.
         try:
             return (do(batch),)

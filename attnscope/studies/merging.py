@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings
-from attnscope.studies.roles import effective_texts, judged
+from attnscope.studies.roles import effective_texts, judge
 from attnscope.studies.tally import Tally, tallies_of
 
 _CONTROL = "control-"
@@ -23,7 +23,7 @@ def sums_of(trained: Mapping[str, Tally], control: Mapping[str, Tally]) -> dict[
     return arrays | {_CONTROL + name: array for tally in control.values() for name, array in tally.to_arrays().items()}
 
 
-def concluded(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
+def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
     """The findings that exact sums amount to.
 
     Args:
@@ -42,13 +42,13 @@ def concluded(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mappin
         run=run,
         corpus={**corpus, "effective_texts": max(map(effective_texts, trained.values()), default=0.0)},
         options=options,
-        heads=judged(list(trained.values()), thresholds),
+        heads=judge(list(trained.values()), thresholds),
         sums=sums,
-        control=judged(list(control.values()), thresholds),
+        control=judge(list(control.values()), thresholds),
     )
 
 
-def merged(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
+def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
     """The findings of several shards of one corpus, as one run over all of it would have found them.
 
     Bit for bit, in any order, where all were made with the same versions on the same kind of machine with the same
@@ -82,7 +82,7 @@ def merged(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
                     added[kind] = added[kind].merge(tally) if kind in added else tally
         except (KeyError, ValueError, OverflowError) as error:
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
-    whole = concluded(ordered[0].run, _joined([part.corpus for part in ordered]), parts[0].options, sums_of(*tallies))
+    whole = conclude(ordered[0].run, _join([part.corpus for part in ordered]), parts[0].options, sums_of(*tallies))
     return _with_effects(whole, ordered)
 
 
@@ -169,7 +169,7 @@ def _require_apart(parts: Sequence[Findings], names: Sequence[str]) -> None:
         )
 
 
-def _joined(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the whole was made on, from what its parts were made on, in the order of shards."""
     shards = sorted((shard for corpus in corpora for shard in corpus["shards"]), key=_shard)
     whole = len(shards) == _shard(shards[0])[1]

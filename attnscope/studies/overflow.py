@@ -81,7 +81,7 @@ class LeftOut:
         named = [(text.index, text.source, text.line, broken[text.index]) for text in texts if text.index in broken]
         return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
 
-    def and_of(self, other: LeftOut) -> LeftOut:
+    def merge(self, other: LeftOut) -> LeftOut:
         """Those of both, which have no text in common; in any order the same."""
         return LeftOut(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MOST_NAMED]))
 

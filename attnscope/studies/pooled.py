@@ -114,7 +114,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
     probe = Pooled(grids, *chosen_of(whole))
     run_probe(model, reading, probe)
     maps = [
-        _filled(m, grids[cast("Kind", m.kind)], probe.found.get(cast("Kind", m.kind), {}), probe.heads, model.info)
+        _fill(m, grids[cast("Kind", m.kind)], probe.found.get(cast("Kind", m.kind), {}), probe.heads, model.info)
         for m in whole.maps
     ]
     return PooledHeatmap(whole.text, tuple(maps), whole.run, pool, whole.picked)
@@ -140,7 +140,7 @@ def _grid(attention: AttentionMap, cells: int, pool: Pool) -> Grid:
     )
 
 
-def _filled(
+def _fill(
     attention: AttentionMap,
     grid: Grid,
     by_layer: dict[int, PooledAttention],

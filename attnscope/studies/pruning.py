@@ -22,7 +22,7 @@ from attnscope.output import require_writable
 from attnscope.records.ablation import Ablation
 from attnscope.records.storage import finite, plain
 from attnscope.studies.ablation import AblateOptions, ablate
-from attnscope.studies.ablation_sweep import rerunnable
+from attnscope.studies.ablation_sweep import require_rerunnable
 from attnscope.studies.choice import Choice
 from attnscope.studies.inputs import LoadOptions, TextsWanted
 
@@ -239,8 +239,8 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], held: Path, loa
     written = replace(loading, check=False).load(str(held.absolute()))
     batch = _batch(model)
     with torch.no_grad():
-        gated = rerunnable(model).outputs(batch, _without(heads))
-        plain_one = rerunnable(written).outputs(batch, attend)
+        gated = require_rerunnable(model).outputs(batch, _without(heads))
+        plain_one = require_rerunnable(written).outputs(batch, attend)
     difference = max(_difference(a, b) for a, b in _parts(gated, plain_one))
     allowed = 64 * torch.finfo(gated.hidden.dtype).eps * sum(model.info.n_layers) ** 0.5
     if not difference <= allowed:

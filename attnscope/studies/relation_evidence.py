@@ -298,7 +298,7 @@ class Halves:
     by: str
 
 
-def judged(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
+def judge(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
     """The relations with their evidence, the most frequent first; those without any measured link are left out."""
     kept = {name: tally for name, tally in tallies.items() if tally.n}
     measured = [_Measured(name, kept[name]) for name in sorted(kept, key=lambda name: (-kept[name].n, name))]

@@ -71,13 +71,13 @@ def _shown(text: AnnotatedText, links: list[PlacedLink]) -> _Shown:
     if text.target is None:
         first, stop = _window(text, links)
         places = {w: w - first for w in range(first, stop)}
-        words, spaced = _spelled(text.text, text.words[first:stop])
+        words, spaced = _spell(text.text, text.words[first:stop])
         before = text.text.count("\n", 0, text.words[first][0])
         return _Shown(words, spaced, places, places, before, first > 0, stop < len(text.words))
     n = len(text.target_words)
     if n + len(text.words) > 2 * MOST_WORDS:
         return _Shown((), (), {}, {})
-    sides = _spelled(text.target, text.target_words), _spelled(text.text, text.words)
+    sides = _spell(text.target, text.target_words), _spell(text.text, text.words)
     (target, spaced), (words, more) = sides
     return _Shown(
         (*target, BETWEEN, *words), (*spaced, True, True, *more[1:]), {w: w for w in range(n)},
@@ -85,7 +85,7 @@ def _shown(text: AnnotatedText, links: list[PlacedLink]) -> _Shown:
     )  # fmt: skip
 
 
-def _spelled(text: str, words: Sequence[Span]) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+def _spell(text: str, words: Sequence[Span]) -> tuple[tuple[str, ...], tuple[bool, ...]]:
     """Words, and whether a space stands before each."""
     spaced = [False, *(one[1] < following[0] for one, following in pairwise(words))]
     return tuple(" ".join(text[start:stop].split()) for start, stop in words), tuple(spaced)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed
 from attnscope.models.model import Batch, Model
 from attnscope.records import Tokens
-from attnscope.studies.memory import Room, give_memory_back, halves, sparing
+from attnscope.studies import passes
+from attnscope.studies.memory import Room, give_memory_back, halves, spare_memory
+from attnscope.studies.overflow import broken_rows
 from attnscope.studies.relation_evidence import Cell, CellSums, Tally
-from attnscope.studies.texts import padded
-from attnscope.studies.workers import WorkersModel
+from attnscope.studies.texts import pad_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +35,6 @@ class Piece:
     cells: tuple[Cell, ...]
 
 
-Batches = tuple[tuple[Piece, ...], ...]
-"""Pieces as the model is given them together."""
-
-
 @dataclass(frozen=True)
 class NotFinite:
     """A text on which attention is NaN or infinite: the first layer where it is."""
@@ -47,40 +44,45 @@ class NotFinite:
     layer: int
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What heads reach on some batches.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found(passes.Found):
+    """What heads reach on some blocks.
 
     Attributes:
-        tallies: By relation, without what could not be measured.
+        tallies: By relation.
+        n_copies: How many texts or chunks were there before.
         not_finite: Pieces of texts that are left out, as attention is NaN on them.
-        halved_to: As `Room.tokens`.
     """
 
     tallies: Mapping[str, Tally] = field(default_factory=dict)
+    n_copies: int = 0
     not_finite: tuple[NotFinite, ...] = ()
-    halved_to: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class RelationsWork:
-    """What workers begin with; a task has `batches`."""
+class LinkBlock:
+    """A block of texts whose links are in their places and dealt to halves.
 
-    model: WorkersModel
-    kind: str
+    Attributes:
+        known: All but what the heads do.
+        batches: Its parts, as the model is given them.
+    """
 
-    def begin(self) -> Callable[[Any], Found]:
-        """Loads the model; what it returns adds up what heads reach on a block."""
-        observer = Observer(self.model.load(), self.kind)
-        return lambda block: observer.sum_up(list(observer.steps(block.batches)))
-
-
-Step = list[tuple[Piece, NDArray[np.float64]]]
-"""Pieces with the hits and mass of heads in each of their cells, (cell, layer, head, 2)."""
+    known: Found
+    batches: tuple[tuple[Piece, ...], ...]
 
 
-class Observer:
-    """Looks at what the heads of a model do on batches of pieces.
+class BlockLinks:
+    """Pieces with the hits and mass of heads in each of their cells, (cell, layer, head, 2)."""
+
+    def __init__(self, n_texts: int) -> None:
+        self.n_texts, self.n_tokens = n_texts, 0
+        self.pieces: list[tuple[Piece, NDArray[np.float64]]] = []
+        self.not_finite: list[NotFinite] = []
+
+
+class LinkMeasurer:
+    """Looks at what the heads of a model do on blocks of pieces.
 
     Args:
         model: The model.
@@ -91,40 +93,39 @@ class Observer:
         from attnscope.core.tiles import Buffers
 
         self.model, self.kind = model, kind
-        self.room = Room()
+        self._room = Room()
         self._buffers = Buffers()
         self._dense = model.info.path == "eager"
-        self._n_heads: NDArray[np.int64] = np.zeros(0, np.int64)  # of each layer
 
-    def steps(self, batches: Batches) -> Iterator[Step]:
-        """What heads reach on each batch."""
-        for batch in batches:
-            whole: Sequence[Piece] = batch
-            step: Step = []
-            for _, found in self.room.each(whole, self._observed, halves, _padded_size):
-                step += found
+    def begin(self, block: LinkBlock) -> BlockLinks:
+        """Sums of nothing yet."""
+        return BlockLinks(block.known.n_texts)
+
+    def steps(self, block: LinkBlock, sums: BlockLinks) -> Iterator[None]:
+        """Adds what heads reach on each batch."""
+        groups: Sequence[Sequence[Piece]] = block.batches
+        for batch in groups:
+            for _, (found, not_finite) in self._room.each(batch, self._run_batch, halves, _padded_size):
+                sums.pieces += found
+                sums.not_finite += not_finite
                 give_memory_back()
-            yield step
+            sums.n_tokens += sum(len(part.placed.chunk) for part in batch)
+            yield
 
-    def sum_up(self, steps: Sequence[Step]) -> Found:
+    def finish(self, block: LinkBlock, sums: BlockLinks, *, whole: bool) -> Found:
         """What all of these amount to; pieces on which a number is NaN or infinite are left out as a whole."""
         cells: dict[str, list[CellSums]] = {}
-        wrong: list[NotFinite] = []
-        for piece, values in (one for step in steps for one in step):
-            there = np.arange(values.shape[2]) < self._n_heads[:, None]
-            layers = (~np.isfinite(values) & there[..., None]).any((0, 2, 3))
-            if layers.any():
-                wrong.append(NotFinite(piece.text.source, piece.text.line, int(layers.argmax())))
-                continue
+        for piece, values in sums.pieces:
             for cell, mine in zip(piece.cells, values, strict=True):
                 cells.setdefault(cell.relation, []).append((cell, mine))
         tallies = {relation: Tally() for relation in cells}
-        for relation, sums in cells.items():
-            tallies[relation].add(sums)
-        return Found(tallies, tuple(wrong), self.room.tokens)
+        for relation, sums_of in cells.items():
+            tallies[relation].add(sums_of)
+        found = Found(tallies=tallies, not_finite=tuple(sums.not_finite), halved_to=self._room.tokens)
+        return block.known.merge(found)
 
-    def _observed(self, pieces: Sequence[Piece]) -> Step:
-        """Hits and mass in the cells of each piece; NaN where a layer has fewer heads."""
+    def _run_batch(self, pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, NDArray[np.float64]]], list[NotFinite]]:
+        """Hits and mass in the cells of each piece, NaN where a layer has fewer heads; and pieces that are left out."""
         import torch
 
         from attnscope.core.probes import Weights
@@ -142,26 +143,38 @@ class Observer:
                 }
             else:
                 probe = Links(facts, self._buffers)
-                self.model.run(given, sparing(only(self.kind, probe), facts.units.shape[1]))
+                self.model.run(given, spare_memory(only(self.kind, probe), facts.units.shape[1]))
                 by_layer = _of(probe.sums, self.kind)
         layers = sorted(by_layer)
-        self._n_heads = np.array([by_layer[layer].hits.shape[1] for layer in layers])
-        found = np.full((n_cells, len(layers), int(self._n_heads.max()), 2), np.nan)
+        n_heads = max(by_layer[layer].hits.shape[1] for layer in layers)
+        found = np.full((n_cells, len(layers), n_heads, 2), np.nan)
+        finite: dict[int, NDArray[np.float64]] = {}
         for row, layer in enumerate(layers):
-            for column, part in enumerate((by_layer[layer].hits, by_layer[layer].mass)):
-                found[:, row, : part.shape[1], column] = part.cpu().numpy()
-        ends = np.cumsum([len(piece.cells) for piece in pieces])[:-1]
-        return list(zip(pieces, np.split(found, ends), strict=True))
+            part = torch.stack([by_layer[layer].hits, by_layer[layer].mass], -1).cpu().double().numpy()
+            found[:, row, : part.shape[1]] = finite[layer] = part
+        broken = broken_rows({self.kind: finite})
+        well: list[tuple[Piece, NDArray[np.float64]]] = []
+        not_finite: list[NotFinite] = []
+        first = 0
+        for piece in pieces:
+            cells = range(first, first + len(piece.cells))
+            wrong = [layer for cell in cells if cell in broken for layer in broken[cell][1:] if layer is not None]
+            if wrong:
+                not_finite.append(NotFinite(piece.text.source, piece.text.line, min(wrong)))
+            else:
+                well.append((piece, found[cells.start : cells.stop]))
+            first = cells.stop
+        return well, not_finite
 
 
 def only(kind: str, probe: Probe) -> Probe:
     """A probe that sees one kind of attention; all others are computed as they are."""
     from attnscope.core.attention import attend
 
-    def observed(call: AttentionCall) -> Tensor:
+    def attend_or_probe(call: AttentionCall) -> Tensor:
         return probe(call) if call.kind == kind else attend(call)
 
-    return observed
+    return attend_or_probe
 
 
 def _of(by_kind: Mapping[Any, Any], kind: str) -> Any:
@@ -177,11 +190,14 @@ def batch_of(given: Sequence[Placed], device: str) -> Batch:
     import torch
 
     def numbers(texts: Sequence[Tokens]) -> tuple[Tensor, Tensor | None]:
-        ids, real = padded([t.ids.astype(np.int64) for t in texts]), padded([np.ones(len(t), np.bool_) for t in texts])
+        ids, real = (
+            pad_rows([t.ids.astype(np.int64) for t in texts]),
+            pad_rows([np.ones(len(t), np.bool_) for t in texts]),
+        )
         return torch.from_numpy(ids).to(device), None if real.all() else torch.from_numpy(real).to(device)
 
     tokens = [one.chunk.tokens for one in given]
-    segments = torch.from_numpy(padded([t.segments.astype(np.int64) for t in tokens])).to(device)
+    segments = torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens])).to(device)
     targets = [one.target for one in given if one.target is not None]
     return Batch(*numbers(tokens), segments, *(numbers(targets) if targets else (None, None)))
 
@@ -192,7 +208,7 @@ def _facts(pieces: Sequence[Piece], device: str, n_cells: int) -> LinkFacts:
 
     from attnscope.core.relations import LinkFacts
 
-    units = padded([piece.placed.unit + 1 for piece in pieces]) - 1
+    units = pad_rows([piece.placed.unit + 1 for piece in pieces]) - 1
     row_text: list[int] = []
     looking: list[tuple[int, int]] = []
     own: list[tuple[int, int]] = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,6 +20,7 @@ from attnscope.models.model import Model, example_tokens
 from attnscope.records import Tokens
 from attnscope.records.relations import LEAST_MASS, Relation, Relations
 from attnscope.studies.memory import halving_note
+from attnscope.studies.passes import Driver, Pass, Task
 from attnscope.studies.provenance import run_of
 from attnscope.studies.relation_evidence import (
     FEWEST_LINKS,
@@ -29,12 +30,12 @@ from attnscope.studies.relation_evidence import (
     Cell,
     Lots,
     Tally,
-    judged,
+    judge,
     rules_of,
 )
-from attnscope.studies.relation_sums import Batches, Found, NotFinite, Observer, Piece, RelationsWork
-from attnscope.studies.texts import Progress, Report
-from attnscope.studies.workers import Lost, Workers, carried_out, lost
+from attnscope.studies.relation_sums import Found, LinkBlock, LinkMeasurer, Piece
+from attnscope.studies.texts import Report
+from attnscope.studies.workers import Workers
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
@@ -105,9 +106,9 @@ def relations(
     corpus = AnnotatedCorpus([texts]) if isinstance(texts, str) else texts
     _require_measurable(model, options)
     study = _Study(model, options)
-    complete = study.run(corpus, report, workers)
-    done = study.done
-    if complete and not study.lost and not any(tally.n for tally in done.tallies.values()):
+    going = study.run(corpus, report, workers)
+    done, complete = going.done, going.complete
+    if complete and not going.lost and not any(tally.n for tally in done.tallies.values()):
         raise AttnscopeError(*_nothing(done, options, model))
     described = {
         "sources": list(corpus.sources) if isinstance(corpus, AnnotatedCorpus) else ["texts"],
@@ -120,7 +121,7 @@ def relations(
         "sha256": corpus.sha256 if isinstance(corpus, AnnotatedCorpus) else "",
         "problems": [
             *(asdict(problem) for problem in (corpus.problems if isinstance(corpus, AnnotatedCorpus) else ())),
-            *study.lost,
+            *going.lost,
             *_not_finite(done, model),
         ],
         "complete": complete,
@@ -130,9 +131,10 @@ def relations(
         "fewest_links": FEWEST_LINKS, "fewest_texts": FEWEST_TEXTS,
         "least_mass": LEAST_MASS,
     }  # fmt: skip
-    found = judged(done.tallies)
+    found = judge(done.tallies)
     shown = study.examples(found) if options.n_examples else ()
-    notes = [*_notes(done, found), *study.notes, *study.halving_notes]
+    halving = [] if done.halved_to is None else [halving_note(done.halved_to)]
+    notes = [*_notes(done, found), *going.notes, *halving]
     return Relations(run_of(model.info, notes), described, chosen, study.kind, found, shown)
 
 
@@ -148,7 +150,7 @@ def _require_measurable(model: Model, options: RelationsOptions) -> None:
     chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
-def _nothing(done: _Done, options: RelationsOptions, model: Model) -> tuple[str, str]:
+def _nothing(done: Found, options: RelationsOptions, model: Model) -> tuple[str, str]:
     for problem in _not_finite(done, model):
         return f"no link can be measured: {problem['reason']}", "compute with another precision: --dtype float32"
     reasons = Counter[str]()
@@ -165,7 +167,7 @@ def _nothing(done: _Done, options: RelationsOptions, model: Model) -> tuple[str,
     return "there is no link in these texts", "give texts whose annotation has some"
 
 
-def _not_finite(done: _Done, model: Model) -> list[dict[str, Any]]:
+def _not_finite(done: Found, model: Model) -> list[dict[str, Any]]:
     """Texts that were left out as attention is NaN on them, as one entry among the problems of a corpus."""
     if not done.not_finite:
         return []
@@ -175,7 +177,7 @@ def _not_finite(done: _Done, model: Model) -> list[dict[str, Any]]:
     return [asdict(Problem(first.source, first.line, reason))]
 
 
-def _notes(done: _Done, found: Sequence[Relation]) -> list[str]:
+def _notes(done: Found, found: Sequence[Relation]) -> list[str]:
     said = []
     if done.n_copies:
         many = done.n_copies != 1
@@ -207,79 +209,29 @@ def _notes(done: _Done, found: Sequence[Relation]) -> list[str]:
     return said
 
 
-@dataclass(frozen=True)
-class _Done:
-    """What a study has added up: whole blocks only. Replaced as a whole, so that an interruption finds it whole."""
-
-    tallies: Mapping[str, Tally] = field(default_factory=dict)
-    n_texts: int = 0
-    n_tokens: int = 0
-    n_chunked: int = 0
-    n_copies: int = 0
-    not_finite: tuple[NotFinite, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """A block of texts whose links are in their places and dealt to halves: all but what the heads do.
-
-    Attributes:
-        number: Its number, from 0.
-        first: Its first text.
-        n_texts: How many texts it has.
-        n_chunked: How many of them came in several chunks.
-        n_copies: How many texts or chunks of them were there before.
-        tallies: What is known of it without the model, by relation.
-        batches: Its parts, as the model is given them.
-        share: How much of all texts had been read then.
-    """
-
-    number: int
-    first: AnnotatedText
-    n_texts: int
-    n_chunked: int
-    n_copies: int
-    tallies: Mapping[str, Tally]
-    batches: Batches
-    share: float | None
-
-    @property
-    def n_tokens(self) -> int:
-        """Its tokens."""
-        return sum(len(part.placed.chunk) for batch in self.batches for part in batch)
-
-
 class _Study:
-    """One model on annotated texts, block by block."""
+    """One model on annotated texts: puts links into their places, and deals them to halves."""
 
     def __init__(self, model: Model, options: RelationsOptions) -> None:
         self.model, self.options = model, options
-        self.done = _Done()
-        self.lost: list[dict[str, Any]] = []
-        self.notes: list[str] = []
         self.kind: str = model.info.kinds[0]
         self._start = _start(model)
-        self._halved_to: set[int] = set()
         self._lots: dict[str, Lots] = {}
         self._seen: set[bytes] = set()
         self._shown: dict[tuple[str, str], list[Piece]] = {}
 
-    def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> bool:
-        """Goes through all texts; False if it was interrupted."""
+    def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> Pass[Found]:
+        """Goes through all texts."""
         try:
             each = merged(texts)
             for first in each:
                 self.kind = self._kind_for(first)
-                cut = self._blocks(chain([first], each), texts)
-                if workers is not None:
-                    self._run_shared(cut, report, workers)
-                    return True
-                observer = Observer(self.model, self.kind)
-                for block in cut:
-                    self._add_block(block, observer, report)
+                make = partial(LinkMeasurer, kind=self.kind)
+                driver = Driver(make, (self.model,), (workers,) if workers else None, in_order=True)
+                return driver.run(self._tasks(chain([first], each), texts), Found(), report)
         except KeyboardInterrupt:
-            return False
-        return True
+            return Pass(Found(), complete=False)
+        return Pass(Found())
 
     def _kind_for(self, text: AnnotatedText) -> str:
         """The kind of attention that links like a text's are about."""
@@ -295,51 +247,18 @@ class _Study:
             raise AttnscopeError("texts with a target are not cut into chunks", "leave out --chunk and --stride")
         return "cross"
 
-    @property
-    def halving_notes(self) -> list[str]:
-        """What was done for want of memory."""
-        return [halving_note(min(self._halved_to))] if self._halved_to else []
-
-    def _run_shared(self, blocks: Iterator[_Block], report: Report | None, workers: Workers) -> None:
-        """Has workers look at the blocks; what they find is added in the order of the texts."""
-        found: dict[int, tuple[_Block, Found | None]] = {}
-        work = RelationsWork(workers.model(self.model), self.kind)
-        n_added, share = 0, 0.0
-        try:
-            with (
-                workers.open(self.model.info.device) as executor,
-                closing(carried_out(executor, work, blocks)) as outcomes,
-            ):
-                for outcome in outcomes:
-                    block = outcome.task
-                    if isinstance(outcome, Lost):
-                        self.lost.append(lost(block.first, block.n_texts, outcome.reason))
-                        found[block.number] = block, None
-                    else:
-                        found[block.number] = block, outcome.result
-                    while n_added in found:
-                        self._take(*found.pop(n_added))
-                        n_added += 1
-                    share = max(share, block.share or 0.0)
-                    if report is not None:
-                        report(Progress(self.done.n_texts, self.done.n_tokens, block.share and share))
-        except KeyboardInterrupt:
-            if found:
-                self.notes.append("Interrupted: these are whole blocks of texts, but not the first ones.")
-            for number in sorted(found):
-                self._take(*found[number])
-            raise
-
-    def _blocks(self, texts: Iterable[AnnotatedText], corpus: Iterable[AnnotatedText]) -> Iterator[_Block]:
+    def _tasks(self, texts: Iterable[AnnotatedText], corpus: Iterable[AnnotatedText]) -> Iterator[Task[LinkBlock]]:
         for number, held in enumerate(runs(texts, BLOCK, lambda text: len(text.text))):
-            yield self._block(held, number, _share(corpus))
+            share = _share(corpus)
+            block = self._block(held)
+            yield Task(number, block, held[0].source, held[0].line, block.known.n_texts, share)
 
-    def _block(self, texts: Sequence[AnnotatedText], number: int, share: float | None) -> _Block:
+    def _block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
         tallies: dict[str, Tally] = {}
         parts: dict[tuple[int, int], Piece] = {}
         n_chunked = n_copies = 0
         for place, text in enumerate(texts):
-            found, copies = self._placed(text, place, tallies)
+            found, copies = self._place(text, place, tallies)
             n_copies += copies + text.n_merged
             n_chunked += bool(found) and found[0].placed.chunk.n_chunks > 1
             for part in found:
@@ -347,38 +266,13 @@ class _Study:
         cut = batches((part.placed.chunk for part in parts.values()), TOKEN_BUDGET)
         # The longest first: what shorter ones need fits into what those have freed.
         made = tuple(tuple(parts[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
-        n_texts = sum(1 + text.n_merged for text in texts)
-        return _Block(number, texts[0], n_texts, n_chunked, n_copies, tallies, made, share)
+        known = Found(
+            tallies=tallies, n_texts=sum(1 + text.n_merged for text in texts), n_chunked=n_chunked, n_copies=n_copies,
+            n_tokens=sum(len(part.placed.chunk) for part in parts.values()),
+        )  # fmt: skip
+        return LinkBlock(known, made)
 
-    def _add_block(self, block: _Block, observer: Observer, report: Report | None) -> None:
-        steps = []
-        n_tokens = 0
-        for batch, step in zip(block.batches, observer.steps(block.batches), strict=True):
-            steps.append(step)
-            n_tokens += sum(len(part.placed.chunk) for part in batch)
-            if report is not None:
-                report(Progress(self.done.n_texts + block.n_texts, self.done.n_tokens + n_tokens, block.share))
-        self._take(block, observer.sum_up(steps))
-
-    def _take(self, block: _Block, found: Found | None) -> None:
-        """Adds a block, in one step: an interruption leaves either the old sums or the new ones. None = it is lost."""
-        if found is None:
-            return
-        self._halved_to.update(() if found.halved_to is None else (found.halved_to,))
-        done, tallies = self.done, dict(self.done.tallies)
-        for more in (block.tallies, found.tallies):
-            for name, tally in more.items():
-                tallies[name] = tallies[name].merge(tally) if name in tallies else tally
-        self.done = _Done(
-            tallies,
-            done.n_texts + block.n_texts,
-            done.n_tokens + block.n_tokens,
-            done.n_chunked + block.n_chunked,
-            done.n_copies + block.n_copies,
-            done.not_finite + found.not_finite,
-        )
-
-    def _placed(self, text: AnnotatedText, number: int, tallies: dict[str, Tally]) -> tuple[list[Piece], int]:
+    def _place(self, text: AnnotatedText, number: int, tallies: dict[str, Tally]) -> tuple[list[Piece], int]:
         """A text's chunks with its links in them, and how many chunks were there before; counts what is left out."""
         wanted = tuple(link for link in text.links if self.options.wants(link.relation))
         text = replace(text, links=wanted)

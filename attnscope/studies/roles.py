@@ -133,7 +133,7 @@ def thresholds_from(given: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def judged(tallies: Sequence[Tally], thresholds: Mapping[str, float]) -> tuple[Head, ...]:
+def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float]) -> tuple[Head, ...]:
     """Every head with its measures and roles, by kind, layer, head.
 
     Args:
@@ -261,7 +261,7 @@ class _Judged:
         columns = [self._column(f"{name}{ending}") for name in ("self_token", "same_token")]
         mass = sum((self._sums[..., column] for column in columns if column is not None), np.zeros(self.shape))
         counts = self.counts[..., test.column]
-        return _divided(mass, counts, np.nan)
+        return _divide(mass, counts, np.nan)
 
     def _limit(self, test: _Test, baseline: Floats) -> Floats:
         """What the value must be above: the threshold, and the baseline by a margin; NaN where that is no question."""
@@ -289,7 +289,7 @@ class _Judged:
             resting = None
         if resting is None:
             return np.ones(self.shape)
-        return _divided(self.counts[..., column], self.counts[..., resting], 0.0)
+        return _divide(self.counts[..., column], self.counts[..., resting], 0.0)
 
     def _active_share(self, test: _Test) -> Floats:
         """What share of the attention of a measure's own queries is off the resting keys, as counted.
@@ -299,7 +299,7 @@ class _Judged:
         whole = self._column(test.measure.removesuffix("_active"))
         if whole is None:
             return np.zeros(self.shape)
-        return _divided(self.counts[..., test.column], self.counts[..., whole], 0.0)
+        return _divide(self.counts[..., test.column], self.counts[..., whole], 0.0)
 
     def heads(self, q: Floats, accepted: float) -> list[Head]:
         """All heads of the tally, each with the best evidence for each of its roles.
@@ -380,6 +380,6 @@ def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> Runn
     return RunningSums.from_arrays({"limbs": limbs, "n_texts": arrays["n_texts"]})
 
 
-def _divided(a: Floats, b: Floats, undefined: float) -> Floats:
+def _divide(a: Floats, b: Floats, undefined: float) -> Floats:
     result: Floats = np.divide(a, b, out=np.full(a.shape, undefined), where=b > 0)
     return result

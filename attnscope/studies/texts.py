@@ -29,7 +29,7 @@ class Progress:
     share: float | None
 
 
-def scaled(report: Report | None, number: int, of: int) -> Report | None:
+def scale_report(report: Report | None, number: int, of: int) -> Report | None:
     """What reports the share of one of several equal parts as that of all of them."""
     if report is None or of == 1:
         return report
@@ -93,7 +93,7 @@ def special_ids(model: Model) -> frozenset[int]:
     return frozenset(example.ids[example.special].tolist())
 
 
-def padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Rows of different lengths as one array, filled up with zeros."""
     filled = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
     for place, row in enumerate(rows):

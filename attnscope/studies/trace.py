@@ -82,7 +82,7 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
         "notes": ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"],
     }
     inputs = _with_other_heads(inputs, kernel.outputs, wanted)
-    return _traced(
+    return _build(
         inputs, kernel, wanted, query, loops=engine == "reference", run=run, text=" ".join(example.TOKENS),
         kind="encoder", layer=0, queries=example.TOKENS, keys=example.TOKENS,
     )  # fmt: skip
@@ -124,7 +124,7 @@ def trace(
     inputs, kernel = _inputs_of(found), _kernel_of(found)
     _require_numbers(model, inputs, asked.kind, layer)
     run = run_of(model.info, (*asked.reading.notes, *found.notes))
-    return asked.traced(inputs, kernel, run, loops=loops)
+    return asked.build(inputs, kernel, run, loops=loops)
 
 
 def trace_plain(
@@ -143,7 +143,7 @@ def trace_plain(
     asked = _Asked.of(cast("Model", model), prompt, layer, heads, token, None)
     inputs = model.inputs(asked.reading.tokens, layer)
     run = run_of(model.info, asked.reading.notes) | {"engine": "reference"}
-    return asked.traced(inputs, _numpy_kernel(inputs), run, loops=True)
+    return asked.build(inputs, _numpy_kernel(inputs), run, loops=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +184,8 @@ class _Asked:
             )
         return cls(prompt, reading, kind, layer, chosen, queries, keys, query)
 
-    def traced(self, inputs: Inputs, kernel: _Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
-        return _traced(
+    def build(self, inputs: Inputs, kernel: _Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
+        return _build(
             _with_other_heads(inputs, kernel.outputs, self.heads), kernel, self.heads, self.query, loops=loops,
             run=run, text=self.prompt.text, kind=self.kind, layer=self.layer, queries=self.queries.labels,
             keys=self.keys.labels,
@@ -221,7 +221,7 @@ def _require_numbers(model: Model, inputs: Inputs, kind: str, layer: int) -> Non
 # Steps ------------------------------------------------------------------------------------------------------------
 
 
-def _traced(
+def _build(
     inputs: Inputs,
     kernel: _Kernel,
     heads: tuple[int, ...],
@@ -249,7 +249,7 @@ def _traced(
         queries=tuple(queries), keys=tuple(keys), query=query, inputs=given, steps=steps,
         bands=_bands(steps, inputs, heads, query),
         radians_per_token=np.zeros(0) if rotation is None else rotation.radians_per_token,
-        check=_checked(steps, kernel, inputs, heads, query),
+        check=_check(steps, kernel, inputs, heads, query),
     )  # fmt: skip
     if not record.check.outputs <= record.check.rounding:
         raise AttnscopeError(
@@ -300,7 +300,7 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
     return [v if query is None or line.name in whole else v[0] for line, v in zip(lines, found, strict=True)]
 
 
-def _checked(
+def _check(
     steps: tuple[Step, ...], kernel: _Kernel, inputs: Inputs, heads: tuple[int, ...], query: int | None
 ) -> Check:
     rows = slice(None) if query is None else query
@@ -401,7 +401,7 @@ def _inputs_of(found: Surroundings) -> Inputs:
     query, key = (call.query[0], call.key[0]) if found.unrotated is None else found.unrotated
     may = allowed(call)
     return Inputs(
-        Q=_joined(query), K=_joined(key), V=_joined(call.value[0]), n_heads=call.n_heads, n_kv_heads=call.n_kv_heads,
+        Q=_join(query), K=_join(key), V=_join(call.value[0]), n_heads=call.n_heads, n_kv_heads=call.n_kv_heads,
         scale=call.scale,
         may=None if may is None or bool(may.all()) else _whole(may, call).astype(np.bool_),
         bias=None if call.bias is None else _whole(call.bias, call), softcap=call.softcap,
@@ -442,7 +442,7 @@ def _float64(tensor: Any) -> Array:
     return array
 
 
-def _joined(heads: Any) -> Array:
+def _join(heads: Any) -> Array:
     """(head, token, width) -> (token, head * width)."""
     return _float64(heads.transpose(0, 1).flatten(1))
 

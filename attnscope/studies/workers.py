@@ -10,13 +10,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
-from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Model
 from attnscope.models.catalog import BUILT_IN, KNOWN, hashes, remember_hashes
@@ -247,28 +246,7 @@ class Lost(Generic[T]):
     reason: str
 
 
-class _Place(Protocol):
-    """Something that stands in a source on a line."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def line(self) -> int: ...
-
-
-def lost(first: _Place, n_texts: int, reason: str) -> dict[str, Any]:
-    """Texts that no worker survived, as an entry among the problems of a corpus.
-
-    Args:
-        first: The first of them.
-        n_texts: How many they are.
-        reason: How the last worker was lost.
-    """
-    return asdict(Problem(first.source, first.line, f"{n_texts} texts from here on were not studied: {reason}"))
-
-
-def carried_out(executor: Executor, work: Work, tasks: Iterable[T]) -> Generator[Done[T] | Lost[T]]:
+def start_workers(executor: Executor, work: Work, tasks: Iterable[T]) -> Generator[Done[T] | Lost[T]]:
     """Has workers do tasks, and gives what comes of each as soon as it is there, in any order.
 
     No more workers are started than there are tasks. A task whose worker is lost is done again, by whichever worker is
