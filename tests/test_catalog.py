@@ -41,13 +41,16 @@ def not_installed(monkeypatch):
     monkeypatch.setattr(catalog, "_installed_folder", lambda record: None)
 
 
-def put_into_cache(cache: Path, repo_id: str, *names: str) -> Path:
+COMMIT = ("c0ffee" * 7)[:40]
+
+
+def put_into_cache(cache: Path, repo_id: str, *names: str, ref: str = "main", commit: str = COMMIT) -> Path:
     """Writes files as huggingface_hub lays them out."""
     home = cache / f"models--{repo_id.replace('/', '--')}"
-    folder = home / "snapshots" / ("c0ffee" * 7)[:40]
+    folder = home / "snapshots" / commit
     folder.mkdir(parents=True)
-    (home / "refs").mkdir()
-    (home / "refs" / "main").write_text(folder.name)
+    (home / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+    (home / "refs" / ref).write_text(folder.name)
     for name in names:
         (folder / name).write_text("{}")
     return folder
@@ -126,6 +129,45 @@ def test_the_list_of_models_tells_what_is_not_here():
     assert [(e.name, e.state, e.folder) for e in list_models() if e.name not in BUILT_IN] == [
         ("minilm", "not here", None)
     ]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in MINILM.pinned_files])
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_configuration_and_tokenizer_are_pinned_as_the_weights_are(minilm_folder, tmp_path, monkeypatch, name, engine):
+    for path in minilm_folder.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).symlink_to(path)
+    (tmp_path / name).unlink()
+    content = (minilm_folder / name).read_bytes()
+    (tmp_path / name).write_bytes(content + b" " if name != "vocab.txt" else content.replace(b"\ncat\n", b"\ndog\n"))
+    monkeypatch.setattr(catalog, "_installed_folder", lambda record: tmp_path)
+    with pytest.raises(AttnscopeError, match=f"^{name} of minilm in .* has sha256 .* but must have") as caught:
+        models.load("minilm", engine=engine)
+    assert "pip install --force-reinstall" in caught.value.hint
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(cache):
+    old = put_into_cache(cache, "org/name", "config.json", "model.safetensors", ref="refs/pr/1", commit="a" * 40)
+    new = put_into_cache(cache, "org/name", "config.json", "model.safetensors")
+    assert resolve("org/name").folder == resolve(f"org/name@{COMMIT}").folder == new
+    for revision in ("refs/pr/1", "a" * 40):
+        source = resolve(f"org/name@{revision}")
+        assert (source.folder, source.repo_id) == (old, "org/name")
+        assert source.origin == f"Hugging Face Hub, org/name@{'a' * 40}"
+        assert find_config(f"org/name@{revision}").folder == old
+    refused("org/name@v2", "org/name is neither a folder nor in the Hub's cache", "HF_HUB_OFFLINE")
+
+
+@pytest.mark.parametrize("spec", ["org/name@", "org/name@..", "org/name@a/../../b", "org/name@/etc", "org/name@a@b"])
+@pytest.mark.usefixtures("cache")
+def test_a_revision_leads_nowhere_else(spec):
+    refused(spec, "there is no folder org/name@")
+
+
+def test_a_revision_is_what_is_downloaded(hub):
+    hub.files = ["config.json", "model.safetensors"]
+    assert resolve("org/name@v1.0").origin == f"Hugging Face Hub, org/name@{COMMIT}"
+    assert hub.revision == "v1.0"
 
 
 # Folders
@@ -272,7 +314,7 @@ def test_a_cached_model_needs_no_network(cache):
     folder = put_into_cache(cache, "org/name", "config.json", "model.safetensors")
     source = resolve("org/name")
     assert (source.folder, source.name, source.repo_id) == (folder, "org/name", "org/name")
-    assert source.origin == "Hugging Face Hub, org/name@c0ffeec0ffee"
+    assert source.origin == f"Hugging Face Hub, org/name@{COMMIT}"
 
 
 def test_half_a_model_in_the_cache_is_none(cache):
@@ -300,14 +342,16 @@ def hub(cache, monkeypatch):
     hub = SimpleNamespace(files=[], error=None, downloaded=None)
 
     class Api:
-        def model_info(self, repo_id, *, timeout):
+        def model_info(self, repo_id, *, revision, timeout):
             if hub.error:
                 raise hub.error
+            hub.revision = revision
             return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in hub.files])
 
-    def download(repo_id, *, allow_patterns):
+    def download(repo_id, *, allow_patterns, revision):
+        assert revision == hub.revision
         hub.downloaded = allow_patterns
-        return str(put_into_cache(cache, repo_id, *allow_patterns))
+        return str(put_into_cache(cache, repo_id, *allow_patterns, ref=revision))
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
@@ -357,6 +401,7 @@ def http_error(kind: str, status: int) -> Exception:
     [
         ("GatedRepoError", 403, "org/name is gated", "accept the terms at https://huggingface.co/org/name"),
         ("RepositoryNotFoundError", 404, "there is no model org/name", "hf auth login"),
+        ("RevisionNotFoundError", 404, "org/name has no such revision", "a branch, a tag"),
         ("HfHubHTTPError", 500, "the Hub refused org/name: first line", "later"),
     ],
 )

@@ -16,6 +16,7 @@ from attnscope.cli import app
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load, resolve
+from attnscope.models.hashing import file_sha256
 from attnscope.models.hf import adapters
 from attnscope.models.model import Batch
 from tests.test_hf_files import SIZES, llama, saved
@@ -74,7 +75,7 @@ def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned: Any) ->
     for shown in (load(str(lora)), load(str(base), adapter=lora), load(resolve(str(base)), adapter=str(lora))):
         torch.testing.assert_close(maps(shown, IDS), expected, rtol=0, atol=2e-5)
         assert (shown.info.name, shown.info.adapter) == ("base+lora", "lora")
-        assert shown.info.adapter_sha256 == attnscope.models.catalog.file_sha256(lora / "adapter_model.safetensors")
+        assert shown.info.adapter_sha256 == file_sha256(lora / "adapter_model.safetensors")
         assert shown.info.notes[0].startswith("Adapter lora (LORA, sha256 ")
         assert "adapter_sha256" in shown.info.as_json()
     held = attnscope.load(wrapped)

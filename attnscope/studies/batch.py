@@ -14,7 +14,8 @@ from pathlib import Path
 from attnscope import models
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
-from attnscope.models.catalog import hashes, verify
+from attnscope.models.catalog import verify
+from attnscope.models.hashing import hashes
 from attnscope.output import require_writable
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.studies.batch_folder import BatchFolder, folder_name

@@ -11,7 +11,7 @@ from pathlib import Path
 from attnscope import models
 from attnscope.corpus import tokens_of_ids
 from attnscope.errors import AttnscopeError, is_out_of_memory
-from attnscope.models import catalog
+from attnscope.models.hashing import remember_hashes
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.records.batches import DrawnText
@@ -40,7 +40,7 @@ class Setup:
         chat: As in `Prompt`.
         generate: As in `Prompt`.
         threads: How many threads it computes with.
-        hashes: Of the model's files; see `catalog.hashes`.
+        hashes: Of the model's files; see `hashing.hashes`.
     """
 
     source: models.Source
@@ -96,7 +96,7 @@ class _Drawer:
         import torch
 
         torch.set_num_threads(setup.threads)
-        catalog.remember_hashes(setup.hashes)
+        remember_hashes(setup.hashes)
         self._setup = setup
         self._model: Model = setup.loading.load(setup.source)
         self._chosen = setup.order.choice.within(self._model.info)

@@ -18,7 +18,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Model
-from attnscope.models.catalog import BUILT_IN, KNOWN, hashes, remember_hashes
+from attnscope.models.catalog import BUILT_IN, KNOWN
+from attnscope.models.hashing import hashes, remember_hashes
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.provenance import versions
 
@@ -168,7 +169,7 @@ class WorkersModel:
         threads: How many threads compute.
         sha256: What its weights must hash to.
         versions: Of all that numbers may depend on.
-        hashes: Of its files; see `catalog.hashes`.
+        hashes: Of its files; see `hashing.hashes`.
     """
 
     spec: str

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.catalog import Source, file_sha256, holds_gguf, verify, weight_files
+from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
+from attnscope.models.hashing import file_sha256
 from attnscope.models.hf.adapters import NONE, merge, require_peft
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
 from attnscope.models.hf.examples import accepts
