@@ -150,7 +150,7 @@ class Heatmap(MapsRecord[AttentionMap]):
                     "leave out --words",
                 )
             rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
-            means = attention.weights
+            means: NDArray[np.floating[Any]] = attention.weights
             if attention.has_weights:
                 summed = np.add.reduceat(means.astype(np.float64), [group[0] for group in columns], axis=3)
                 starts = [group[0] for group in rows]

@@ -19,7 +19,7 @@ import traceback
 from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.studies.workers import Doer, WorkerLostError
+from attnscope.studies.worker import Doer, WorkerLostError
 from attnscope.views.process import start_python
 
 _PATIENCE_S = 5

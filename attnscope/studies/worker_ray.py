@@ -10,7 +10,7 @@ import socket
 from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.studies.workers import Doer, WorkerLostError
+from attnscope.studies.worker import Doer, WorkerLostError
 
 _PATIENCE_S = 5
 

@@ -22,6 +22,7 @@ from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.hashing import hashes, remember_hashes
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.provenance import versions
+from attnscope.studies.worker import Failure, WorkerLostError
 
 TRIES = 3
 """So many workers may be lost over a task before it is given up."""
@@ -77,10 +78,6 @@ class Executor(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-class WorkerLostError(Exception):
-    """A worker died, or is out of reach; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -200,35 +197,6 @@ class WorkersModel:
                 "give a model that is the same on all machines",
             )
         return model
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong in a worker that lives on: a bug, or too little memory for one task."""
-
-    told: str
-    memory: bool
-
-
-class Doer:
-    """The worker's side: begins its work, then does tasks."""
-
-    def __init__(self) -> None:
-        self._do: Callable[[Any], Any] | None = None
-
-    def answer(self, message: Any) -> object:
-        """Nothing for the work, and for a task what came of it; or the AttnscopeError or Failure that came instead."""
-        try:
-            if self._do is None:
-                self._do = message.begin()
-                return None
-            return self._do(message)
-        except AttnscopeError as error:
-            return error
-        except MemoryError:
-            return Failure("not enough memory", True)
-        except Exception as error:
-            return Failure(f"{type(error).__name__}: {error}", False)
 
 
 @dataclass(frozen=True)

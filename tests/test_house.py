@@ -1,0 +1,69 @@
+"""The plan of the house, held by tests: no circle of imports, no file that is everything, records know no views."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import attnscope
+
+ROOT = Path(attnscope.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+MOST_LINES = 600
+MOST_PARAMETERS = 12
+EXEMPT = {"core/reference.py:multi_head"}
+"""The oracle of the project's own module has an argument for each of its tensors."""
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The modules of attnscope that a file imports anywhere in it: on use and for types alone too."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                inner = f"{node.module}.{name.name}"
+                yield inner if inner in MODULES else node.module
+
+
+def test_no_circle_of_imports() -> None:
+    left = {module: {*imports_of(path)} & {*MODULES} - {module} for module, path in MODULES.items()}
+    while left:
+        free = [module for module, needed in left.items() if not needed & {*left}]
+        assert free, f"a circle among {sorted(left)}"
+        for module in free:
+            del left[module]
+
+
+def test_records_know_no_views_and_views_know_records_alone() -> None:
+    for module, path in MODULES.items():
+        if module.startswith("attnscope.records"):
+            assert not [name for name in imports_of(path) if name.startswith(("attnscope.views", "attnscope.output"))]
+        if module.startswith("attnscope.views"):
+            known = ("attnscope.records", "attnscope.views", "attnscope.errors", "attnscope.version", "attnscope.text")
+            others = [n for n in imports_of(path) if n.startswith("attnscope") and not n.startswith(known)]
+            assert not others, (module, others)
+
+
+def test_no_file_tries_to_be_everything() -> None:
+    long = {str(path): n for path in FILES if (n := len(path.read_text("utf-8").splitlines())) > MOST_LINES}
+    assert not long
+
+
+def test_no_function_has_more_parameters_than_a_reader_holds() -> None:
+    found = []
+    for path in FILES:
+        where = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([name for name in names if name not in ("self", "cls")]) > MOST_PARAMETERS:
+                    found.append(f"{where}:{node.name}")
+    assert {name for name in found if not name.startswith("cli/")} == EXEMPT
