@@ -35,8 +35,8 @@ from attnscope.models.model import Model
 from attnscope.studies import ablation_sweep, worker_process
 from attnscope.studies.choice import Choice
 from attnscope.studies.passes import Task
-from attnscope.studies.worker_process import LocalExecutor, ProcessWorker
 from attnscope.studies.worker import Doer, WorkerLostError
+from attnscope.studies.worker_process import LocalExecutor, ProcessWorker
 from attnscope.studies.workers import TRIES, Done, Lost, start_workers, workers_from
 from tests.conftest import Run
 from tests.processes import LIMIT_S, started
