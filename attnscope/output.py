@@ -242,16 +242,15 @@ def write(
         drawing: What draws them; None = this process.
 
     Returns:
-        The files, in the order of the formats.
+        The files: figures first where they are what its kind is usually written as, else last.
     """
     kind = record.record_kind()
-    made: dict[str, list[Path]] = {
-        name: [record.save(out / kind.file(name))] for name in formats if name not in FIGURE_FORMATS
-    }
+    data = [record.save(out / kind.file(name)) for name in formats if name not in FIGURE_FORMATS]
     figures = [name for name in formats if name in FIGURE_FORMATS]
-    if figures and not record.is_empty:
-        made[figures[0]] = drawing(record, out, figures) if drawing else _draw(record, out, figures, options)
-    return [path for name in formats for path in made.get(name, ())]
+    if not figures or record.is_empty:
+        return data
+    drawn = drawing(record, out, figures) if drawing else _draw(record, out, figures, options)
+    return [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
 
 
 def _draw(record: Record, out: Path, figures: Sequence[str], options: Mapping[str, Any]) -> list[Path]:

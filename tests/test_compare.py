@@ -398,7 +398,7 @@ class TestRecords:
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(AttnscopeError, match="no comparison of heads"):
-            load(path)
+            Comparison.load(path)
         arrays = dict(np.load(record.save(path), allow_pickle=False))
         for name in record.arrays():
             cut = arrays | {name: arrays[name][:1]}
