@@ -89,7 +89,7 @@ class TestAllHeads:
     def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         together = compare(tiny, TEXTS, BOTH)
         monkeypatch.setattr("attnscope.studies.pair_blocks.TOKEN_BUDGET", 1)
-        monkeypatch.setattr(study, "WEIGHTS_AT_ONCE", 1)
+        monkeypatch.setattr("attnscope.studies.pair_blocks.WEIGHTS_AT_ONCE", 1)
         apart = compare(tiny, TEXTS, BOTH)
         for a, b in zip(together.tables, apart.tables, strict=True):
             np.testing.assert_allclose(a.mean, b.mean, atol=1e-12)
