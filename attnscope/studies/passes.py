@@ -234,11 +234,11 @@ class Driver(Generic[B, D]):
         measurer = self.make(*self.models)
         for task in tasks:
             sums = measurer.begin(task.block)
+            n_texts, n_tokens = going.done.n_texts, going.done.n_tokens
             try:
                 for _ in measurer.steps(task.block, sums):
                     if report is not None:
-                        done = going.done
-                        report(Progress(done.n_texts + sums.n_texts, done.n_tokens + sums.n_tokens, task.share))
+                        report(Progress(n_texts + sums.n_texts, n_tokens + sums.n_tokens, task.share))
             except BaseException as error:
                 # After a first whole block only such count: the first texts of the corpus, and not the longest of some.
                 first = isinstance(error, KeyboardInterrupt) and not going.done.n_texts
