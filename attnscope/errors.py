@@ -1,5 +1,8 @@
 """The exceptions that a user sees as one clean line."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class AttnscopeError(Exception):
     """Something that the user can mend: bad input, a missing file, a model that cannot be shown truly.
@@ -32,6 +35,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WANT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def catch_panics() -> Iterator[None]:
+    """Within it, a panic of a library in Rust is a RuntimeError: it is raised as what no `except Exception` meets."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # each library has one of its own, which none exports
+            raise
+        raise RuntimeError(first_line(error)) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from attnscope.records import Tokens
 
 Style = Literal["auto", "plain", "bytes", "sentencepiece"]
 """How a tokenizer writes pieces: as text (WordPiece), bytes in GPT-2's alphabet (`Ġthe`), or with `▁` for a space."""
+
+
+MOST_BYTES = 100_000_000
+"""Of one text; what is longer is no text but a stream without an end, or a corpus that is not split."""
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------
@@ -218,14 +222,15 @@ def read_text(text: str | None, file: Path | None = None) -> str:
 
     Raises:
         AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
-            NUL characters or nothing that can be seen.
+            NUL characters or nothing that can be seen, or is longer than MOST_BYTES.
     """
     if text is not None and file is not None:
         raise UsageError("both a text and a file are given", "give one of them")
     if file is not None and str(file) != "-":
         name = str(file)
         try:
-            raw = file.read_bytes()
+            with file.open("rb") as stream:
+                raw = _read_whole(stream, name)
         except OSError as error:
             raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
         result = _decode(raw, name)
@@ -233,8 +238,8 @@ def read_text(text: str | None, file: Path | None = None) -> str:
         name = "stdin"
         if sys.stdin is None:
             raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
-        stream = getattr(sys.stdin, "buffer", None)
-        result = _decode(stream.read(), name) if stream else sys.stdin.read()
+        bytes_of = getattr(sys.stdin, "buffer", None)
+        result = _decode(_read_whole(bytes_of, name), name) if bytes_of else sys.stdin.read()
     elif text is not None:
         name, result = "the text", text.replace("\r\n", "\n").replace("\r", "\n")
     else:
@@ -291,6 +296,18 @@ def require_text(text: str, name: str = "the text") -> None:
 def is_blank(text: str) -> bool:
     """Whether there is nothing to see: nothing but spaces, controls and invisible marks."""
     return all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text)
+
+
+def _read_whole(stream: BinaryIO, name: str) -> bytes:
+    raw = stream.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise AttnscopeError(*too_long(name))
+    return raw
+
+
+def too_long(name: str) -> tuple[str, str]:
+    """What is said of a text of more than MOST_BYTES, and what to do about it."""
+    return f"{name} is too long for one text: more than {MOST_BYTES:,} bytes", "split it into lines or paragraphs"
 
 
 def _decode(raw: bytes, name: str) -> str:

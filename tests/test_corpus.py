@@ -734,3 +734,14 @@ def test_copies_differ_in_case_and_whitespace_alone() -> None:
     assert copy_key("STRASSE") == copy_key("straße")
     assert len({copy_key(text) for text in ("the cat", "thecat", "the cat.", "")}) == 4
     assert copy_key("\ud800") == copy_key(" \ud800")
+
+
+@pytest.mark.parametrize(("split", "line"), [("line", ""), ("paragraph", "\n"), ("file", "\n")])
+def test_a_text_without_an_end_is_given_up(tmp_path, monkeypatch, split, line):
+    for module in ("text", "corpus.lines", "corpus.formats"):
+        monkeypatch.setattr(f"attnscope.{module}.MOST_BYTES", 1000)
+    (tmp_path / "endless.txt").write_text("whole\n\n" * (split != "file") + f"abcdefghi{line}" * 200)
+    (tmp_path / "after.txt").write_text("after")
+    corpus = Corpus([tmp_path / "endless.txt", tmp_path / "after.txt"], split=split)
+    assert [text.text for text in corpus] == ["whole"] * (split != "file") + ["after"]
+    assert [p.reason for p in corpus.problems] == [f"the {split} is too long for one text: more than 1,000 bytes"]

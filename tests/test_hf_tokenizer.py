@@ -7,7 +7,7 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
@@ -187,3 +187,24 @@ def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
     for refuse in (tokenizer.encode, lambda text: tokenizer.encode_target(text, 0)):
         with pytest.raises(AttnscopeError, match="no tokenizer"):
             refuse("the cat")
+
+
+def test_a_chat_template_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.models.hf.tokenizer.MOST_STEPS", 1000)
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(AttnscopeError, match="the chat template fails: it does not end within 1,000 steps"):
+        HuggingFaceTokenizer(byte_level(chat_template=loops)).chat("the c")
+    assert len(HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c"))
+
+
+def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    catastrophe = "a" * 40 + "b"
+    fast: Any = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")  # type: ignore[no-untyped-call]
+    for tokenizer in (FastTokenizer.open(tmp_path), HuggingFaceTokenizer(fast)):
+        with pytest.raises(AttnscopeError, match="the tokenizer cannot read this text: Onig: Regex search error"):
+            tokenizer.encode(catastrophe)
+    with pytest.raises(AttnscopeError, match="the tokenizer cannot read the target: Onig"):
+        HuggingFaceTokenizer(fast).encode_target(catastrophe, 0)

@@ -166,6 +166,28 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
+def test_absurd_recordings_are_refused_before_they_take_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = np.zeros(8000, np.int16)
+    wavfile.write(tmp_path / "fast.wav", 15_999_989, samples)
+    with pytest.raises(AttnscopeError, match="15,999,989 samples a second, more than 1,000,000"):
+        read_recording(tmp_path / "fast.wav")
+    with pytest.raises(AttnscopeError, match="samples a second, more than"):
+        read_recording((samples, 2**31 - 1))
+    wavfile.write(tmp_path / "slow.wav", 1, np.zeros(20_000, np.int16))
+    with pytest.raises(AttnscopeError, match="too long: more than 200 million samples"):
+        read_recording(tmp_path / "slow.wav").at(16000)
+    with (tmp_path / "large.wav").open("wb") as file:
+        file.truncate(2**40)  # sparse: it takes no room
+    with pytest.raises(AttnscopeError, match="too long"):
+        read_recording(tmp_path / "large.wav")
+    monkeypatch.setattr("attnscope.senses.recordings.MOST_SAMPLES", 7999)
+    wavfile.write(tmp_path / "long.wav", 16000, samples)
+    with pytest.raises(AttnscopeError, match="too long"):
+        read_recording(tmp_path / "long.wav")
+
+
 def test_from_the_command_line(run: Run, folder: Path, tmp_path: Path) -> None:
     name = str(folder)
     status, out, err = run("heatmap", "--audio", "speech.wav", "-m", name, TEXT, "-f", "png,npz", "-o", "a")

@@ -306,3 +306,13 @@ def test_text_needs_no_heavy_library():
     code = "import sys, attnscope.text; print(*sys.modules)"
     loaded = python("-c", code, check=True).stdout.split()
     assert not {"torch", "transformers", "tokenizers", "matplotlib"} & set(loaded)
+
+
+def test_a_file_without_an_end_is_given_up(monkeypatch):
+    monkeypatch.setattr("attnscope.text.MOST_BYTES", 10_000)
+    with pytest.raises(AttnscopeError, match="/dev/zero is too long for one text: more than 10,000 bytes"):
+        read_text(None, Path("/dev/zero"))
+    with open("/dev/zero", "rb") as endless:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
+        with pytest.raises(AttnscopeError, match="stdin is too long for one text"):
+            read_text("-")

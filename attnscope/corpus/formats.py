@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnscope.corpus.lines import UnreadableError
+from attnscope.text import MOST_BYTES, too_long
 
 Split = Literal["line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs."""
@@ -76,16 +77,31 @@ def _read_lines(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
 
 def _read_paragraphs(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
     held: list[str] = []
+    size = 0
     for number, line in enumerate(chain(lines, [""]), 1):
         if line and not line.isspace():
             held.append(line)
+            size = _add(line, size, "the paragraph", number)
         elif held:
             yield number - len(held), "\n".join(held)
-            held = []
+            held, size = [], 0
 
 
 def _read_file(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
-    yield 1, "\n".join(lines).rstrip("\n")
+    held: list[str] = []
+    size = 0
+    for number, line in enumerate(lines, 1):
+        held.append(line)
+        size = _add(line, size, "the file", number)
+    yield 1, "\n".join(held).rstrip("\n")
+
+
+def _add(line: str, size: int, what: str, number: int) -> int:
+    """The size of a text with one more line; UnreadableError where that is too much."""
+    size += len(line) + 1
+    if size > MOST_BYTES:
+        raise UnreadableError(too_long(what)[0], number)
+    return size
 
 
 SPLITTERS: dict[Split, Callable[[Iterator[str]], Iterator[tuple[int, str]]]] = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
+from attnscope.text import MOST_BYTES, too_long
 
 _CHUNK = 65536
 # Compressed bytes that are handed over at a time: where one of them is damaged, no more than their text is lost.
@@ -132,12 +133,13 @@ def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:
     """The lines of UTF-8 bytes, without their ends (LF, CR LF or CR).
 
     Raises:
-        UnreadableError: Bytes are no text, or `pieces` raised it. All whole lines before that point were given.
+        UnreadableError: Bytes are no text, a line is longer than MOST_BYTES, or `pieces` raised it. All whole lines
+            before that point were given.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     ends = io.IncrementalNewlineDecoder(None, translate=True)
     held: list[str] = []  # the parts of a line that is not whole yet
-    n_lines = n_bytes = 0
+    n_lines = n_bytes = n_held = 0
     begun = over = False
     while not over:
         wrong = ""
@@ -161,10 +163,13 @@ def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:
             text, wrong = text[:nul], "a NUL character: not plain text"
         first, *others = ends.decode(text, final=over or bool(wrong)).split("\n")
         held.append(first)
+        n_held += len(first)
+        if n_held > MOST_BYTES:
+            raise UnreadableError(too_long("the line")[0], n_lines + 1)
         for following in others:
             n_lines += 1
             yield "".join(held)
-            held = [following]
+            held, n_held = [following], len(following)
         if wrong:
             raise UnreadableError(wrong, n_lines + 1)
     if last := "".join(held):

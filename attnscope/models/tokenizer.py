@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, catch_panics, first_line
 from attnscope.records import Tokens
 from attnscope.text import Style, build_tokens, segments_of
 
@@ -65,15 +65,17 @@ class FastTokenizer:
             )
         settings = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
+        if not path.is_file():
+            path = folder / "vocab.txt"
         try:
-            if path.is_file():
-                backend = tokenizers.Tokenizer.from_file(str(path))
-                if _is_bert(folder, settings) and isinstance(backend.normalizer, normalizers.BertNormalizer):
-                    # transformers lets these settings win over tokenizer.json, where the two disagree.
-                    backend.normalizer = _bert_normalizer(settings)
-            else:
-                path = folder / "vocab.txt"
-                backend = _from_vocabulary(path, settings)
+            with catch_panics():
+                if path.suffix == ".txt":
+                    backend = _from_vocabulary(path, settings)
+                else:
+                    backend = tokenizers.Tokenizer.from_file(str(path))
+            if _is_bert(folder, settings) and isinstance(backend.normalizer, normalizers.BertNormalizer):
+                # transformers lets these settings win over tokenizer.json, where the two disagree.
+                backend.normalizer = _bert_normalizer(settings)
         except Exception as error:  # the library raises bare Exception on what it cannot parse
             raise AttnscopeError(
                 f"cannot read the tokenizer {path}: {first_line(error)}", "get the file again"
@@ -83,7 +85,18 @@ class FastTokenizer:
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
-        return tokens_of(self._backend.encode(text, pair), text, pair, self._style)
+        try:
+            with catch_panics():
+                encoding = self._backend.encode(text, pair)
+        except Exception as error:
+            raise unreadable(pair, error) from error
+        return tokens_of(encoding, text, pair, self._style)
+
+
+def unreadable(pair: str | None, error: Exception) -> AttnscopeError:
+    """What to raise where a tokenizer fails on a text, or on a pair of texts."""
+    what = "a pair of texts" if pair is not None else "this text"
+    return AttnscopeError(f"the tokenizer cannot read {what}: {first_line(error)}", "give another text")
 
 
 def tokens_of(

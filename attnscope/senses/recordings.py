@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
 
+MOST_BYTES = 1_000_000_000
+"""Of a file."""
+MOST_SAMPLES = 200_000_000
+"""Of all channels, and of one at the rate that a model hears: three and a half hours at 16,000 a second."""
+MOST_RATE = 1_000_000
+"""Samples a second; studios use up to 768,000. The filter that resamples grows with it."""
+
 _HINT = "give a WAV file; others can be converted: ffmpeg -i speech.mp3 speech.wav"
 
 
@@ -39,9 +46,15 @@ class Recording:
         return len(self.samples) / self.rate
 
     def at(self, rate: int) -> Recording:
-        """The same at another rate: by a polyphase filter."""
+        """The same at another rate: by a polyphase filter.
+
+        Raises:
+            AttnscopeError: It would have more than MOST_SAMPLES samples.
+        """
         if rate == self.rate:
             return self
+        if self.seconds * rate > MOST_SAMPLES:
+            raise _too_long(self.source)
         from scipy.signal import resample_poly
 
         common = math.gcd(rate, self.rate)
@@ -57,7 +70,8 @@ def read_recording(given: Any) -> Recording:
         given: A path, or a pair (samples, rate) with samples (sample,) or (sample, channel), floats from -1 to 1.
 
     Raises:
-        AttnscopeError: There is no such file; it is no WAV file, damaged, or holds no sound.
+        AttnscopeError: There is no such file; it is no WAV file, damaged, or holds no sound; or it is
+            over MOST_BYTES, MOST_SAMPLES or MOST_RATE.
     """
     if isinstance(given, Recording):
         return given
@@ -71,9 +85,13 @@ def read_recording(given: Any) -> Recording:
     if path.is_dir():
         raise AttnscopeError(f"{path} is a folder, not a recording", _HINT)
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise _too_long(path.name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of chunks beside the sound, which are passed over
             rate, samples = wavfile.read(path)
+    except AttnscopeError:
+        raise
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}", _HINT) from None
     except PermissionError as error:
@@ -87,6 +105,10 @@ def read_recording(given: Any) -> Recording:
 def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
     if samples.ndim not in (1, 2) or not samples.size or rate < 1:
         raise AttnscopeError(f"{name} holds no sound", _HINT)
+    if rate > MOST_RATE:
+        raise AttnscopeError(f"{name} says that it has {rate:,} samples a second, more than {MOST_RATE:,}", _HINT)
+    if samples.size > MOST_SAMPLES:
+        raise _too_long(name)
     if samples.dtype == np.uint8:
         values = (samples.astype(np.float64) - 128) / 128
     elif samples.dtype.kind == "i":
@@ -100,3 +122,10 @@ def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
     if not np.isfinite(values).all():
         raise AttnscopeError(f"{name} holds samples that are no numbers", "get the file again")
     return Recording(values.astype(np.float32), rate, name, notes)
+
+
+def _too_long(name: str) -> AttnscopeError:
+    return AttnscopeError(
+        f"{name} is too long: more than {MOST_SAMPLES // 1_000_000} million samples",
+        "cut it first: ffmpeg -i long.wav -t 30 short.wav",
+    )

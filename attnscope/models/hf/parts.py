@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
+from attnscope.errors import AttnscopeError, catch_panics, first_line, is_out_of_memory
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.tokenizer import WordlessTokenizer
 
@@ -122,7 +122,8 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
 def load_errors(what: str, folder: Path) -> Iterator[None]:
     """Within it, whatever transformers raises on files that it does not understand becomes one line."""
     try:
-        yield
+        with catch_panics():
+            yield
     except AttnscopeError:
         raise
     except Exception as error:

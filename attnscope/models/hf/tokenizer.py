@@ -3,16 +3,18 @@
 Imports no transformers: it is handed a tokenizer object, and knows what such objects can do.
 """
 
+import contextlib
 import itertools
+import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.tokenizer import style_of, tokens_of
+from attnscope.errors import AttnscopeError, catch_panics, first_line
+from attnscope.models.tokenizer import style_of, tokens_of, unreadable
 from attnscope.records import Tokens
 from attnscope.text import Style, build_tokens
 
@@ -77,7 +79,8 @@ class HuggingFaceTokenizer:
     def _chat(self, text: str) -> Tokens:
         messages = [{"role": "user", "content": text}]
         try:
-            written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            with _limit_steps():
+                written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and raise what they like
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
         return self._encode(written, None, add_special_tokens=False)
@@ -90,7 +93,8 @@ class HuggingFaceTokenizer:
             start: Number of the token that a decoder starts with.
         """
         try:
-            ids = list(self._backend(text_target=text)["input_ids"])
+            with catch_panics():
+                ids = list(self._backend(text_target=text)["input_ids"])
         except Exception as error:
             raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
         if ids and ids[0] == start:  # Whisper's says it itself
@@ -172,10 +176,10 @@ class HuggingFaceTokenizer:
 
     def _call(self, text: str, pair: str | None, add_special_tokens: bool, **more: Any) -> Any:
         try:
-            return self._backend(text, pair, add_special_tokens=add_special_tokens, verbose=False, **more)
+            with catch_panics():
+                return self._backend(text, pair, add_special_tokens=add_special_tokens, verbose=False, **more)
         except Exception as error:
-            what = "a pair of texts" if pair is not None else "this text"
-            raise AttnscopeError(f"the tokenizer cannot read {what}: {first_line(error)}") from error
+            raise unreadable(pair, error) from error
 
     def _slow_segments(self, text: str, pair: str, ids: list[int], special: list[bool]) -> list[int]:
         """Which text each token of a pair belongs to; special ones go with the text before them."""
@@ -217,6 +221,32 @@ class HuggingFaceTokenizer:
             for number, kind, segment in zip(tokens.ids, types, tokens.segments, strict=True)
             if kind not in (0, 1) and kind != segment
         }
+
+
+MOST_STEPS = 1_000_000
+"""Lines of Python that a chat template may run, as Jinja compiles it: it is a program, and may never end."""
+
+
+@contextlib.contextmanager
+def _limit_steps() -> Iterator[None]:
+    """Within it, this thread runs MOST_STEPS lines of Python at most.
+
+    Raises:
+        RuntimeError: It would run more.
+    """
+    left = itertools.count(MOST_STEPS, -1)
+
+    def step(_: Any, event: str, __: Any) -> Any:
+        if event == "line" and next(left) <= 0:
+            raise RuntimeError(f"it does not end within {MOST_STEPS:,} steps")
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 class NumbersTokenizer:
