@@ -428,5 +428,4 @@ def test_memory_does_not_grow_with_the_number_of_texts(tiny, tmp_path: Path, mon
         return found
 
     peak(4)
-    # From the third block on there are merged sums beside those of a block.
-    assert peak(32) < peak(12) + 20_000
+    assert peak(32) < peak(8) + 20_000
