@@ -49,6 +49,7 @@ class Output:
         json: Whether one JSON document is printed instead of tables.
         quiet: Whether notes are left out.
         drawn: Whether maps are drawn in the terminal.
+        replace: Whether files in the folder that a record there says are of other maps may be lost.
         options: How it is shown: some of those that its kind has a use for.
     """
 
@@ -58,6 +59,7 @@ class Output:
     json: bool = False
     quiet: bool = False
     drawn: bool = False
+    replace: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -89,14 +91,19 @@ class Output:
             drawing: What draws its figures; None = this process.
 
         Raises:
-            AttnscopeError: A file cannot be written; or part of what was asked for could not be studied, which is said
-                when everything else is done.
+            AttnscopeError: A file cannot be written, or would replace one of other maps; or part of what was asked
+                for could not be studied, which is said when everything else is done.
             KeyboardInterrupt: The study was interrupted; all that it found is printed and written.
         """
         record, out = settle(record, self.out or folder, self.kind.stem)
+        guarded = self.out if self.kind.glance else None
+        before: Mapping[Path, bytes] = {}
+        if guarded is not None and not self.replace:
+            _require_same_maps(record, guarded, self.formats, self.options.get("query"))
+            before = _digests(guarded, self.formats)
         paths = [] if out is None else write(record, out, self.formats, self.options, drawing)
         run: Mapping[str, Any] = getattr(record, "run", {})
-        say([*run.get("notes", ()), *(_note_others(self.out, paths) if self.kind.glance else ())], self.quiet)
+        say([*run.get("notes", ()), *_note_others(guarded, paths, before)], self.quiet)
         self.show(record, paths)
         fail_if_not_whole(getattr(record, "corpus", {}), run)
 
@@ -146,6 +153,7 @@ def plan(
     json: bool = False,
     quiet: bool = False,
     has_folder: bool = False,
+    replace: bool = False,
     **options: Any,
 ) -> Output:
     """Checks what is to become of a record, before it is made.
@@ -157,6 +165,7 @@ def plan(
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
         has_folder: Whether its files have a folder of their own where none is named.
+        replace: Whether files in the folder that are of other maps may be lost.
         options: How it is shown, as `records.kinds.Kind.options` says; None = not said.
 
     Raises:
@@ -181,7 +190,7 @@ def plan(
     found.require_options(given)
     if "scale" in found.options:
         load_named("attnscope.views.style:Style")(given.get("scale", "fixed"), given.get("cmap", "Blues"))
-    return Output(found, out, files, json, quiet, TEXT in named, given)
+    return Output(found, out, files, json, quiet, TEXT in named, replace, given)
 
 
 def show(
@@ -223,7 +232,7 @@ def show(
         kind.view("query")(record, given["query"])
     if out is not None:
         require_writable(out)
-    wanted = Output(kind, out, files, json, quiet, TEXT in named, given)
+    wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given)
     paths = [] if out is None else write(record, out, files, given)
     say(getattr(record, "run", {}).get("notes", ()), quiet)
     wanted.show(record, paths)
@@ -309,16 +318,88 @@ def require_writable(folder: Path) -> None:
                 part.rmdir()
 
 
-def _note_others(folder: Path | None, written: Sequence[Path]) -> list[str]:
-    """A note where a folder that was named holds figures like those written into it that are of another run."""
+def _require_same_maps(record: Record, folder: Path, formats: Sequence[str], query: str | None) -> None:
+    """Refuses to write files over those of another run, where a record in the folder says that they are.
+
+    Colours may change: what they replace can be drawn again from that record. Where no record tells, a note does.
+
+    Raises:
+        AttnscopeError: It is of another text, model, or choice of heads.
+    """
+    from attnscope.records.reading import described_by
+
+    names = {kind.file(ending) for kind in KINDS.values() if kind.glance for ending in kind.lossless}
+    there = [path for name in sorted(names) if (path := folder / name).is_file()]
+    if not there:
+        return
+    kind, stems = record.record_kind(), load_named("attnscope.views.figures:stems")(record, query)
+    written = [kind.file(name) for name in formats if name in kind.data]
+    written += [f"{stem}.{name}" for stem in stems for name in formats if name in kind.figures]
+    if not any((folder / name).is_file() for name in written):
+        return
+    now = _traits(record.describe())
+    for path in there:
+        before = _traits(described_by(path))
+        differ = [f"{name} {was}, now {now[name]}" for name, was in before.items() if was != now.get(name, was)]
+        if differ:
+            raise AttnscopeError(
+                f"{path} is of other maps: {'; '.join(differ)}",
+                "choose another folder with --out, or give up what is there with --replace",
+            )
+
+
+def _traits(described: Mapping[str, Any]) -> dict[str, str]:
+    """What maps are of, in short, by name; empty for what is no record of maps."""
+    maps = described.get("maps")
+    if not isinstance(maps, list) or not all(isinstance(one, Mapping) for one in maps):
+        return {}
+    told: dict[str, Any] = {name: described.get(name) for name in ("text", "model", "sha256", "picture", "sound")}
+    told |= {"heads": described.get("picked") or [[one.get("layers"), one.get("heads")] for one in maps]}
+    told |= {"changes": described.get("changes"), "pooling": described.get("pool")}
+    told |= {"part": [one.get("part") or one.get("query_cell") for one in maps]}
+    return {name: _brief(value) for name, value in told.items()}
+
+
+def _brief(value: object) -> str:
+    """A value in a line that is not too long, but no two alike."""
+    from hashlib import sha256
+    from json import dumps
+
+    told = dumps(value, ensure_ascii=False)
+    return told if len(told) <= _BRIEF else f"{told[:_BRIEF]}… (#{sha256(told.encode()).hexdigest()[:6]})"
+
+
+_BRIEF = 60
+
+
+def _digests(folder: Path, formats: Sequence[str]) -> dict[Path, bytes]:
+    """Hashes of the files in a folder, of these formats."""
+    from hashlib import sha256
+
+    if not folder.is_dir():
+        return {}
+    endings = {f".{name}" for name in formats}
+    there = [path for path in folder.iterdir() if path.suffix in endings and path.is_file()]
+    return {path: sha256(path.read_bytes()).digest() for path in there}
+
+
+def _note_others(folder: Path | None, written: Sequence[Path], before: Mapping[Path, bytes]) -> list[str]:
+    """Notes where a folder that was named held figures, or still holds some, that are not those that were written."""
     if folder is None or not written:
         return []
+    now = _digests(folder, [path.suffix[1:] for path in written])
     endings, own = {path.suffix for path in written}, {path.name for path in written}
     others = sorted(path.name for path in folder.iterdir() if path.suffix in endings and path.name not in own)
-    if not others:
-        return []
-    count = "a file" if len(others) == 1 else f"{len(others)} files"
-    return [f"{folder} also holds {count} that this run did not write, such as {others[0]}"]
+    changed = sorted(path.name for path in written if path in before and before[path] != now.get(path))
+    notes = []
+    for names, what, rest in (
+        (changed, "held", "that showed something else before, such as"),
+        (others, "also holds", "that this run did not write, such as"),
+    ):
+        if names:
+            count = "a file" if len(names) == 1 else f"{len(names)} files"
+            notes.append(f"{folder} {what} {count} {rest} {names[0]}")
+    return notes
 
 
 # Studies that were interrupted, or failed in part

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -137,6 +138,45 @@ def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert:
         assert study._common(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
     (tiny_bert / "vocab.txt").write_text((tiny_bert / "vocab.txt").read_text() + "more\n")
     assert study._common(source, HOW) != base
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"layers": None, "pick": ((0, 1), (1, 2))}, "--layers 0, now not given; --pick not given, now L0H1,L1H2"),
+        ({"words": True}, "--words off, now on"),
+        ({"query": "mat", "style": study.Style("head")}, "--scale fixed, now head; --query cat, now mat"),
+        ({"formats": ("png",), "force": True}, "--format png,svg,pdf,npz,json, now png"),
+    ],
+)
+def test_figures_of_other_options_are_not_deleted_without_being_told_to(
+    change: dict[str, Any], differs: str, corpus: Path, copied: Path, nobody: None
+) -> None:
+    before = files(copied)
+    with pytest.raises(AttnscopeError, match=rf"holds figures of other options: {re.escape(differs)} \(") as refused:
+        batch("own", Corpus([corpus]), copied, replace(HOW, **change))
+    assert "--replace" in (refused.value.hint or "") and files(copied) == before
+
+
+def test_figures_of_another_model_or_an_earlier_version_are_not_deleted_either(
+    corpus: Path, copied: Path, nobody: None, tiny_bert: Path
+) -> None:
+    with pytest.raises(AttnscopeError, match="--model own, now .*; weights not given, now [0-9a-f]{12} "):
+        batch(str(tiny_bert), Corpus([corpus]), copied, HOW)
+    entry = copied / folder_name(0, TEXTS[0]) / "entry.json"
+    told = json.loads(entry.read_text("utf-8"))
+    del told["asked"]
+    entry.write_text(json.dumps(told), "utf-8")
+    assert batch("own", Corpus([corpus]), copied, HOW).n_fresh == 0
+    with pytest.raises(AttnscopeError, match="an earlier version of attnscope drew them"):
+        batch("own", Corpus([corpus]), copied, replace(HOW, words=True))
+
+
+def test_figures_of_other_options_are_replaced_where_it_is_said(corpus: Path, tmp_path: Path) -> None:
+    batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, layers=None, pick=((0, 1),)))
+    assert batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, replace=True)).n_fresh == len(TEXTS)
+    assert not list(tmp_path.rglob("L00H01.png")) and len(list(tmp_path.rglob("L00.png"))) == len(TEXTS)
+    assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == 0
 
 
 def test_a_text_that_fails_is_listed_and_the_others_are_drawn(tmp_path: Path, tiny_bert: Path) -> None:

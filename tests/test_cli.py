@@ -416,6 +416,39 @@ def test_a_folder_that_holds_files_of_another_run_is_said(attnscope: Run, tmp_pa
     )
 
 
+def test_figures_of_another_run_that_no_record_tells_of_are_said(attnscope: Run, tmp_path: Path) -> None:
+    attnscope("heatmap", "x", "--pick", "L0H0", "-o", "out", "-q")
+    assert attnscope("heatmap", "x", "--pick", "L0H0", "-o", "out").err == ""
+    again = attnscope("heatmap", "x", "--pick", "L0H0", "-o", "out", "--cmap", "Greys")
+    assert again.err == "note: out held a file that showed something else before, such as L00H00.png\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (("heatmap", "y", "--pick", "L0H0", "-f", "npz"), 'text "x", now "y"'),
+        (("heatmap", "x", "--pick", "L1H1", "-f", "npz"), "heads [[0, 0]], now [[1, 1]]"),
+        (("heatmap", "x", "--pick", "L0H0", "--hide-special"), 'changes [], now ["hide_special"]'),
+    ],
+)
+def test_maps_of_another_run_are_not_replaced_without_being_told_to(
+    attnscope: Run, tmp_path: Path, other: tuple[str, ...], differs: str
+) -> None:
+    attnscope("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz,png")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    refused = attnscope(*other, "-o", "out")
+    require_one_line(refused, differs, "--replace")
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert attnscope(*other, "-o", "out", "--replace").status == 0
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} != before
+
+
+def test_the_same_maps_are_drawn_twice_into_one_folder(attnscope: Run, tmp_path: Path) -> None:
+    attnscope("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz,png")
+    for more in (("--cmap", "Greys"), ("--query", "x"), ("-f", "svg"), ("--pick", "L0H0,L1H1")):
+        assert attnscope("heatmap", "x", "--pick", "L0H0", "-o", "out", *more).status == 0, more
+
+
 # Models that cannot be shown
 
 

@@ -166,6 +166,17 @@ def test_an_empty_scale_is_none(run: Run, command_line: str) -> None:
     assert (status, out) == (2, "") and err.startswith("error: there is no scale ''\nhint: choose one of fixed")
 
 
+@pytest.mark.parametrize("command_line", ["heatmap", "rollout", "trace", "split -L 0", "heads", "ablate", "prune"])
+def test_a_second_text_is_answered_with_where_several_go(run: Run, tmp_path: Path, command_line: str) -> None:
+    status, out, err = run(*command_line.split(), "the cat", "the dog", "a bird")
+    told, hint = err.splitlines()
+    assert (status, out, told) == (2, "", "error: one TEXT is read, not 3") and not [*tmp_path.iterdir()]
+    several = (
+        "`attnscope page TEXT TEXT`" if command_line.split()[0] in ("heatmap", "rollout", "trace", "split") else ""
+    )
+    assert hint.startswith("hint: quote a text of several words; several ") and (several or "--file") in hint
+
+
 # All commands ---------------------------------------------------------------------------------------------------
 
 _READS = "it is read for something else"
@@ -213,7 +224,7 @@ DIFFER = {
 
 
 def told(name: str, parameter: Any) -> tuple[str, tuple[object, ...]]:
-    """How an option is called, and all that a user is told of it: its names, type, limits, default and help."""
+    """How an option is called, and all that a user is told of it: names, type, limits, default, help and its panel."""
     callbacks: dict[str, Any] = {
         getattr(info.callback, "__name__", ""): info.callback for info in cli.app.registered_commands
     }
@@ -221,8 +232,17 @@ def told(name: str, parameter: Any) -> tuple[str, tuple[object, ...]]:
     kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     is_argument = parameter.param_type_name == "argument"
     called = parameter.name.upper() if is_argument else max(parameter.opts, key=len)
+    panel = getattr(parameter, "rich_help_panel", None)
     limits = parameter.min, parameter.max, parameter.nargs, parameter.required
-    return called, (*parameter.opts, *parameter.secondary_opts, str(kind), *limits, parameter.default, parameter.help)
+    return called, (
+        *parameter.opts,
+        *parameter.secondary_opts,
+        str(kind),
+        *limits,
+        parameter.default,
+        parameter.help,
+        panel,
+    )
 
 
 def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
@@ -231,7 +251,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
     for name, one in commands.items():
         for parameter in one.params:
             called, what = told(name, parameter)
-            assert what[-1] or parameter.hidden, f"{name} {called} has no help"
+            assert what[-2] or parameter.hidden, f"{name} {called} has no help"
             found[called][name] = what
     assert len(commands) == 16 and len(found) > 80  # else this test sees none of them
     differ = {
@@ -241,6 +261,44 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
         if what != Counter(by_command.values()).most_common(1)[0][0]
     }
     assert differ == set(DIFFER)
+
+
+def test_options_stand_in_panels_and_only_those_of_one_command_in_none() -> None:
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]  # it is a group
+    panels: dict[str, set[str | None]] = defaultdict(set)
+    for one in commands.values():
+        for parameter in one.params:
+            if parameter.param_type_name == "option":
+                panels[max(parameter.opts, key=len)].add(parameter.rich_help_panel)
+    assert {panel for held in panels.values() for panel in held} == {
+        None, "Model", "Text", "Heads", "Drawing", "Output", "Running",
+    }  # fmt: skip
+    for name, panel in (("--model", "Model"), ("--file", "Text"), ("--pick", "Heads"), ("--cmap", "Drawing")):
+        assert panels[name] == {panel}, name
+    assert panels["--out"] == panels["--quiet"] == panels["--replace"] == {"Output"}
+    assert panels["--workers"] == {"Running"} and panels["--force"] == {None}
+    assert max(sum(p.rich_help_panel is None for p in one.params) for one in commands.values()) < 20
+
+
+def test_every_command_is_quiet_when_asked() -> None:
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]  # it is a group
+    assert [name for name, one in commands.items() if not any("--quiet" in p.opts for p in one.params)] == []
+
+
+def test_prune_takes_pickles_where_they_are_allowed() -> None:
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]  # it is a group
+    assert any("--allow-pickle" in p.opts for p in commands["prune"].params)
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("heatmap -m mini", "minilm"), ("info ow", "own"), ("heads --threshold indu", "induction="), ("mod", "models")],
+)
+def test_the_shell_completes_commands_models_and_roles(line: str, offered: str) -> None:
+    words = ["attnscope", *line.split()]
+    told = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = CliRunner().invoke(cli.app, [], prog_name="attnscope", env=told)
+    assert offered in done.output.split(), done.output
 
 
 def test_commands_are_short_and_start_without_studies() -> None:

@@ -115,6 +115,19 @@ def test_half_precision_and_shards_stay(tmp_path: Path) -> None:
     assert not after["model.layers.1.self_attn.q_proj.weight"][8:12].any()
 
 
+def test_pickles_are_read_only_where_they_are_allowed_and_written_as_safetensors(tmp_path: Path) -> None:
+    source, expected = _pruned(tmp_path, "bert", ((0, 1),))
+    torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    out = tmp_path / "again"
+    with pytest.raises(AttnscopeError, match="only as a pickle"):
+        prune(str(source), PruneOrder(((0, 1),), out))
+    prune(str(source), PruneOrder(((0, 1),), out), LoadOptions(allow_pickle=True))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, expected))
+    assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in expected.iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [("albert", "share their weights"), ("olmo2", "no weights of its own for its queries")]
 )

@@ -31,7 +31,6 @@ app = typer.Typer(
     help="What each attention head of a transformer does on your text: exact heatmaps as files.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

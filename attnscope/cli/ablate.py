@@ -18,6 +18,7 @@ def ablate(
     target: Annotated[
         str | None,
         "What an encoder-decoder is to write.  [default: its own answer to each text]",
+        "Text",
     ] = None,
     model: groups.Model = "minilm",
     which: groups.Heads,

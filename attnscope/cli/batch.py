@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @groups.command(
-    omit=("text", "file", "pair", "target", "out"),
+    omit=("text", "more", "file", "pair", "target", "out"),
     query="Also show what this token attends to, in the texts that have it.",
     formats=groups.Changed("Several of png, svg, pdf, npz, json.", default="png"),
     scale=groups.Changed(default="fixed"),
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def batch(
     *,
     files: Annotated[list[str], "Files or patterns: txt, jsonl, csv, also .gz and .zst; `-` reads stdin."],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in."), "Output"],
     texts: groups.Texts,
     reading: groups.Reading,
     model: groups.Model = "minilm",
@@ -33,6 +33,7 @@ def batch(
     drawing: groups.Drawing,
     running: groups.Running,
     force: Annotated[bool, "Draw again what is done already."] = False,
+    replace: groups.Replace = False,
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
@@ -54,7 +55,7 @@ def batch(
         choice.layers, choice.heads, choice.pick, formats, drawing.style(),
         tokens.query, tokens.words, tokens.hide_special, reading.chat, reading.generate, running.workers,
         1 if running.threads is None else running.threads, force, loading.options(),
-        running.executor, running.ray_address,  # type: ignore[arg-type]  # Workers refuse others
+        running.executor, running.ray_address, replace,  # type: ignore[arg-type]  # Workers refuse others
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
         result = draw(model, texts.wanted(files).corpus(), out, how, report)

@@ -11,22 +11,30 @@ from attnscope.cli import groups, options
 from attnscope.errors import UsageError
 
 
-@groups.command(pick="Put single heads side by side instead, such as L3H1,L5H11.")
+@groups.command(omit=("more",), pick="Put single heads side by side instead, such as L3H1,L5H11.")
 def compare(
     *,
     texts: groups.Texts,
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar=" ")] = None,
     other_text: Annotated[
         str | None, typer.Option("--with", help="A second text that differs in little: which heads change most?")
     ] = None,
     other_model: Annotated[
-        str | None, typer.Option("--with-model", help="A second model or checkpoint with the same tokens.")
+        str | None,
+        typer.Option(
+            "--with-model",
+            help="A second model or checkpoint with the same tokens.",
+            autocompletion=options.complete_models,
+        ),
+        "Model",
     ] = None,
-    query: Annotated[str | None, "With --with: rank heads at this token, a word, or a place such as @3."] = None,
+    query: Annotated[
+        str | None, "With --with: rank heads at this token, a word, or a place such as @3.", "Drawing"
+    ] = None,
     measures: Annotated[
         str, typer.Option("--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or both.")
     ] = "hellinger",
-    hide_special: Annotated[bool, "Show what is left without special tokens, rows renormalised."] = False,
+    hide_special: Annotated[bool, "Show what is left without special tokens, rows renormalised.", "Drawing"] = False,
     heads_record: Annotated[Path | None, "A heads.npz of the same model: colours the map by role too."] = None,
     model: groups.Model = "minilm",
     which: groups.Heads,

@@ -8,7 +8,6 @@ from attnscope.cli import groups
 
 
 @groups.command(
-    omit=("quiet",),
     out="A folder for cost.json and figures.  [default with --plot: attnscope-out]",
     formats="Files: several of json, png, svg, pdf.  [default: json,png]",
 )

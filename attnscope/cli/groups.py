@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 
 import typer
+from typer.models import OptionInfo
 
 from attnscope.cli import options
 
@@ -42,7 +43,8 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
 
     A parameter whose type is a group becomes the group's fields, in their order and place; the function gets the
     group. A parameter of its own may be annotated with its help alone, `Annotated[int, "How many."]`: that is an
-    option, or an argument where it has no default; a bool is a flag without a `--no-` form.
+    option, or an argument where it has no default; a bool is a flag without a `--no-` form. Options of a group stand
+    in the help under its `PANEL`; those of a parameter that belongs to none under what its annotation says third.
 
     Args:
         omit: Options of groups that the command does not have; their fields keep their defaults.
@@ -64,7 +66,12 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
             known |= {field.name for field in dataclasses.fields(group)}
             kept = [field for field in dataclasses.fields(group) if field.name not in omit]
             groups[own.name] = group, [field.name for field in kept]
-            parameters += [_parameter(field.name, field.type, field.default, changed.get(field.name)) for field in kept]
+            parameters += [
+                _parameter(
+                    field.name, field.type, field.default, changed.get(field.name), getattr(group, "PANEL", None)
+                )
+                for field in kept
+            ]
         unknown = {*omit, *changed} - known
         if unknown:
             raise TypeError(f"{function.__name__} has no group with {', '.join(sorted(unknown))}")
@@ -82,10 +89,12 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
     return expand
 
 
-def _parameter(name: str, annotation: Any, default: Any, change: str | Changed | None = None) -> inspect.Parameter:
+def _parameter(
+    name: str, annotation: Any, default: Any, change: str | Changed | None = None, panel: str | None = None
+) -> inspect.Parameter:
     """A parameter as typer takes it."""
     if get_origin(annotation) is Annotated:
-        kind, (about, *_) = get_args(annotation)[0], get_args(annotation)[1:]
+        kind, about, *named = get_args(annotation)
         if isinstance(about, str) and default is inspect.Parameter.empty:
             about = typer.Argument(help=about)
         elif isinstance(about, str):
@@ -94,6 +103,9 @@ def _parameter(name: str, annotation: Any, default: Any, change: str | Changed |
             change = Changed(change) if isinstance(change, str) else change
             about, default = copy(about), default if change.default is ... else change.default
             about.help = change.help or about.help
+        if isinstance(about, OptionInfo):
+            about = copy(about)
+            about.rich_help_panel = named[0] if named else panel
         annotation = Annotated[kind, about]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -101,13 +113,22 @@ def _parameter(name: str, annotation: Any, default: Any, change: str | Changed |
 # Which model, and how it runs -----------------------------------------------------------------------------------
 
 Model = Annotated[
-    str, typer.Option("-m", "--model", help="A known name (see `attnscope models`), a folder, or a Hub id.")
+    str,
+    typer.Option(
+        "-m",
+        "--model",
+        help="A known name (see `attnscope models`), a folder, or a Hub id.",
+        autocompletion=options.complete_models,
+    ),
+    "Model",
 ]
 
 
 @dataclass(frozen=True)
 class Loading:
     """How a model is loaded."""
+
+    PANEL: ClassVar[str] = "Model"
 
     adapter: Annotated[
         Path | None, "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft)."
@@ -141,6 +162,8 @@ class Loading:
 class Running:
     """Which workers share the texts."""
 
+    PANEL: ClassVar[str] = "Running"
+
     executor: Annotated[
         str, "Where workers live: local, on this machine; ray, on those of a Ray cluster (extra [ray])."
     ] = "local"
@@ -172,11 +195,17 @@ class Running:
 class OneText:
     """A text as it is given, or in a file."""
 
+    PANEL: ClassVar[str] = "Text"
+
     text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
     file: Annotated[Path | None, "Read the text from a file (UTF-8)."] = None
+    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar=" ")] = None
 
     def __post_init__(self) -> None:
         options.refuse_file_names(self.text)
+        options.refuse_more_texts(
+            self.more, "several are shown by `attnscope page TEXT TEXT`, or drawn from a file by `attnscope batch`"
+        )
 
     @property
     def given(self) -> bool:
@@ -194,15 +223,19 @@ class OneText:
 class Texts:
     """A text, or the files that hold texts."""
 
+    PANEL: ClassVar[str] = "Text"
+
     text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
     file: Annotated[
         list[str] | None, "Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."
     ] = None
     split: Annotated[str, "How a text file is split into texts: line, paragraph or file."] = "line"
     field: Annotated[str, "The field of jsonl, csv or parquet that holds the text."] = "text"
+    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar=" ")] = None
 
     def __post_init__(self) -> None:
         options.refuse_file_names(self.text)
+        options.refuse_more_texts(self.more, "several come from a file: --file texts.txt, one in each line")
 
     def wanted(self, files: Sequence[str] = ()) -> "TextsWanted":
         """The texts that are asked for; a command that takes files as arguments hands them over."""
@@ -214,6 +247,8 @@ class Texts:
 @dataclass(frozen=True)
 class Reading:
     """How a model is to read a text."""
+
+    PANEL: ClassVar[str] = "Text"
 
     pair: Annotated[str | None, "A second text, for models that read pairs."] = None
     target: Annotated[str | None, "What an encoder-decoder is to write.  [default: its own greedy output]"] = None
@@ -233,19 +268,24 @@ Image = Annotated[
     Path | None,
     "A photo, for vision transformers: attention is laid over it. --query is then CLS, REG0, a patch as ROW,COLUMN, "
     "or mean (over all patches).",
+    "Text",
 ]
 
 
 # Which heads and tokens, how drawn, and where to ----------------------------------------------------------------
 
-Kind = Annotated[str | None, "Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]"]
+Kind = Annotated[
+    str | None, "Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]", "Heads"
+]
 
-Layer = Annotated[int | None, typer.Option("-L", "--layer", min=0, help="The layer, counted from 0.")]
+Layer = Annotated[int | None, typer.Option("-L", "--layer", min=0, help="The layer, counted from 0."), "Heads"]
 
 
 @dataclass(frozen=True)
 class Heads:
     """Which heads."""
+
+    PANEL: ClassVar[str] = "Heads"
 
     layers: Annotated[str | None, typer.Option("-L", "--layers", help="Layers, such as 0,3-5.  [default: all]")] = None
     heads: Annotated[
@@ -265,6 +305,8 @@ class Heads:
 class Tokens:
     """How tokens are shown."""
 
+    PANEL: ClassVar[str] = "Drawing"
+
     query: Annotated[str | None, "Also show what this token attends to: a token, a word, or a place such as @3."] = None
     words: Annotated[bool, "Merge word pieces: sum over keys, mean over queries."] = False
     hide_special: Annotated[bool, "Leave special tokens out and renormalise each row."] = False
@@ -273,6 +315,8 @@ class Tokens:
 @dataclass(frozen=True)
 class Drawing:
     """How figures are coloured."""
+
+    PANEL: ClassVar[str] = "Drawing"
 
     scale: Annotated[
         str | None,
@@ -291,6 +335,8 @@ class Drawing:
 class Where:
     """Where files are written, and which."""
 
+    PANEL: ClassVar[str] = "Output"
+
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for the record and figures.")] = None
     formats: Annotated[
         str | None,
@@ -301,17 +347,21 @@ class Where:
         ),
     ] = None
 
-    def plan(self, kind: str, printing: "Printing", *, has_folder: bool = False, **shown: str | None) -> "Output":
-        """What is to become of a record of a kind, checked before it is made."""
+    def plan(self, kind: str, printing: "Printing", **how: Any) -> "Output":
+        """What is to become of a record of a kind, checked before it is made: as `output.plan` is told."""
         from attnscope.output import plan
 
-        given: dict[str, Any] = {"has_folder": has_folder, **vars(printing), **shown}
-        return plan(kind, self.out, self.formats, **given)
+        return plan(kind, self.out, self.formats, **vars(printing), **how)
+
+
+Replace = Annotated[bool, "Give up figures in the folder that are of another model or of other options.", "Output"]
 
 
 @dataclass(frozen=True)
 class Printing:
     """What is said on stdout and stderr."""
+
+    PANEL: ClassVar[str] = "Output"
 
     json: Annotated[bool, "Print one JSON document instead of paths."] = False
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")] = False

@@ -16,15 +16,22 @@ def heads(
     image: Annotated[
         list[str] | None,
         "Photos or patterns, for vision transformers: what heads do in pictures; may be given several times.",
+        "Text",
     ] = None,
     audio: Annotated[
         list[str] | None,
         "WAV files or patterns, for models such as Whisper: when heads listen; TEXT is the transcript of one.",
+        "Text",
     ] = None,
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
     model: groups.Model = "minilm",
     thresholds: Annotated[
-        list[str] | None, typer.Option("--threshold", help="Threshold that a role must reach, such as induction=0.3.")
+        list[str] | None,
+        typer.Option(
+            "--threshold",
+            help="Threshold that a role must reach, such as induction=0.3.",
+            autocompletion=options.complete_roles,
+        ),
     ] = None,
     measures: Annotated[str | None, "Also print these measures, such as entropy_nats,positional."] = None,
     chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
@@ -77,11 +84,11 @@ def heads(
     return output.deliver(found)
 
 
-@groups.command(omit=("out", "quiet"))
+@groups.command(omit=("out",))
 def merge(
     *,
     parts: Annotated[list[Path], "Records of shards (heads.npz), or the folders that hold them."],
-    out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole."), "Output"],
     where: groups.Where,
     printing: groups.Printing,
 ) -> None:
@@ -91,6 +98,6 @@ def merge(
     from attnscope.records.findings import Findings
     from attnscope.studies.merging import merge_findings
 
-    output = plan("heads", out, where.formats, json=printing.json)
+    output = plan("heads", out, where.formats, **vars(printing))
     paths = [file_of(part) for part in parts]
     output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))

@@ -25,6 +25,7 @@ def heatmap(
         Path | None,
         "A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
         "itself writes); or wav2vec 2.0 and other encoders over time.",
+        "Text",
     ] = None,
     reading: groups.Reading,
     model: groups.Model = "minilm",
@@ -34,11 +35,15 @@ def heatmap(
         int | None,
         "Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
         "[default: 256 for more than 400 tokens]",
+        "Drawing",
     ] = None,
-    pool: Annotated[str, "What a pooled cell shows: mean (mass per query) or max (largest weight)."] = "mean",
-    rows: Annotated[str | None, "Only these queries, exactly, such as 1000:1064."] = None,
-    cols: Annotated[str | None, "Only these keys, exactly, such as 0:64."] = None,
+    pool: Annotated[
+        str, "What a pooled cell shows: mean (mass per query) or max (largest weight).", "Drawing"
+    ] = "mean",
+    rows: Annotated[str | None, "Only these queries, exactly, such as 1000:1064.", "Drawing"] = None,
+    cols: Annotated[str | None, "Only these keys, exactly, such as 0:64.", "Drawing"] = None,
     where: groups.Where,
+    replace: groups.Replace = False,
     drawing: groups.Drawing,
     loading: groups.Loading,
     printing: groups.Printing,
@@ -58,7 +63,8 @@ def heatmap(
     from attnscope.studies.choice import Cut
     from attnscope.studies.heatmap_order import MapOrder, home_of, study
 
-    output = where.plan("heatmap", printing, has_folder=True, query=tokens.query, **vars(drawing))
+    shown = {"query": tokens.query, **vars(drawing)}
+    output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
     cut = Cut(options.span_from("--rows", rows), options.span_from("--cols", cols))
     order = MapOrder(which.choice(), **vars(tokens), cut=cut, pooled=pooled, pool=pool)
     given, load = _given(one, reading, image, audio), loading.options()

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import groups
+from attnscope.cli import groups, options
 
 
-@groups.command(omit=("quiet",))
+@groups.command()
 def models(printing: groups.Printing) -> None:
     """List the models that can be named, and whether they are on this machine."""
     from attnscope.models.catalog import list_models
@@ -29,13 +29,16 @@ def models(printing: groups.Printing) -> None:
     for entry in entries:
         table.add_row(entry.name, entry.state, entry.what)
     open_console().print(table)
-    print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
+    if not printing.quiet:
+        print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
 
-@groups.command(omit=("device", "dtype", "device_map", "no_check", "quiet"))
+@groups.command(omit=("device", "dtype", "device_map", "no_check"))
 def info(
     *,
-    model: Annotated[str, typer.Argument(help="A known name, a folder, or a Hub id.")] = "minilm",
+    model: Annotated[
+        str, typer.Argument(help="A known name, a folder, or a Hub id.", autocompletion=options.complete_models)
+    ] = "minilm",
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:

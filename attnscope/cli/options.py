@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,30 @@ def refuse_file_names(*texts: str | None) -> None:
         if text is not None and text != "-":
             name = shlex.quote(text)
             refuse_file_name(text, f"did you mean --file {name}? a text like this one is piped: echo {name} | … -")
+
+
+def refuse_more_texts(more: Sequence[str] | None, hint: str) -> None:
+    """Refuses texts after the one that is read.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if more:
+        raise UsageError(f"one TEXT is read, not {len(more) + 1}", f"quote a text of several words; {hint}")
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """For the shell: names of models that begin so."""
+    from attnscope.models.catalog import list_models
+
+    return [entry.name for entry in list_models() if entry.name.startswith(incomplete)]
+
+
+def complete_roles(incomplete: str) -> list[str]:
+    """For the shell: roles that begin so, each ready for its threshold."""
+    from attnscope.studies.roles import RULES
+
+    return [f"{role}=" for role in RULES if role.startswith(incomplete)]
 
 
 def span_from(option: str, given: str | None) -> tuple[int, int | None] | None:

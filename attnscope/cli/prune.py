@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 @groups.command(
-    omit=("layers", "heads", "formats", "adapter", "engine", "allow_pickle"),
+    omit=("layers", "heads", "formats", "adapter", "engine"),
     text="A text to measure the change on; `-` reads stdin.",
     pick="The heads to prune, such as L3H1,L5H11.",
     out="The folder to write; a new one.",
@@ -21,7 +21,7 @@ def prune(
     model: groups.Model = "minilm",
     texts: groups.Texts,
     target: Annotated[
-        str | None, "What an encoder-decoder is to write.  [default: its own answer to each text]"
+        str | None, "What an encoder-decoder is to write.  [default: its own answer to each text]", "Text"
     ] = None,
     where: groups.Where,
     loading: groups.Loading,

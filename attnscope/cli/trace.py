@@ -20,12 +20,19 @@ def trace(
     target: Annotated[
         str | None,
         "What an encoder-decoder is to write.  [default: its own greedy output]",
+        "Text",
     ] = None,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
-    heads: Annotated[str | None, typer.Option("-H", "--heads", help="Heads of that layer, such as 1,8-10.")] = None,
-    token: Annotated[str | None, "Follow this query: a token, a word, or a place such as @3.  [default: all]"] = None,
-    kind: Annotated[str | None, "Of an encoder-decoder: encoder, decoder or cross.  [default: the first]"] = None,
+    heads: Annotated[
+        str | None, typer.Option("-H", "--heads", help="Heads of that layer, such as 1,8-10."), "Heads"
+    ] = None,
+    token: Annotated[
+        str | None, "Follow this query: a token, a word, or a place such as @3.  [default: all]", "Drawing"
+    ] = None,
+    kind: Annotated[
+        str | None, "Of an encoder-decoder: encoder, decoder or cross.  [default: the first]", "Heads"
+    ] = None,
     where: groups.Where,
     loading: groups.Loading,
     printing: groups.Printing,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 BATCH_SCHEMA = "attnscope.batch/1"
@@ -26,6 +26,7 @@ class DrawnText:
         run: What made the files: sha256, engine, dtype, device, versions. Plain JSON values.
         notes: What a reader of the figures must know, one sentence each.
         fingerprint: Hash of all that the files depend on, hex.
+        asked: The model and the options that they were drawn with, by option; empty in a folder of an earlier version.
     """
 
     index: int
@@ -39,6 +40,7 @@ class DrawnText:
     run: Mapping[str, Any]
     notes: tuple[str, ...]
     fingerprint: str
+    asked: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """One line of the manifest, as plain JSON values; files with their folder, `/` between."""
@@ -67,6 +69,7 @@ class DrawnText:
             "run": dict(self.run),
             "notes": list(self.notes),
             "files": dict(self.files),
+            "asked": dict(self.asked),
         }
         return json.dumps(kept, ensure_ascii=False) + "\n"
 
@@ -84,6 +87,7 @@ class DrawnText:
             index, source, line, folder, str(kept["text"]), tuple(map(str, kept["tokens"])),
             {str(name): int(size) for name, size in kept["files"].items()}, str(kept["model"]), dict(kept["run"]),
             tuple(map(str, kept["notes"])), str(kept["fingerprint"]),
+            {str(name): str(value) for name, value in kept.get("asked", {}).items()},
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from attnscope.models.catalog import verify
 from attnscope.models.hashing import hashes
 from attnscope.output import require_writable
 from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.records.head_maps import spans
 from attnscope.studies.batch_folder import BatchFolder, folder_name
 from attnscope.studies.batch_worker import Done, Setup, Task
 from attnscope.studies.choice import Choice
@@ -52,6 +53,7 @@ class BatchOptions:
         workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
         threads: How many threads each of them computes with. By one thread results cannot depend on the workers.
         force: Whether what is done already is drawn again.
+        replace: Whether figures of another model or other options, where they are in the folder, may be lost.
         loading: How the model is loaded.
         executor: "local": workers are processes of this machine; "ray": actors of a Ray cluster, on whose machines the
             folder and the model must be the same.
@@ -74,6 +76,7 @@ class BatchOptions:
     loading: LoadOptions = LoadOptions()
     executor: Where = "local"
     ray_address: str | None = None
+    replace: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         # What makes no sense is refused at once.
@@ -111,7 +114,7 @@ def batch(
 
     Raises:
         AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written or
-            that another run is writing into.
+            that another run is writing into, or that holds figures of another model or other options.
     """
     options, out = options or BatchOptions(), Path(out)
     options.order()  # what makes no sense is refused at once
@@ -137,11 +140,14 @@ def batch(
         options.generate,
         options.threads,
         hashes(),
+        _asked(source, options),
     )
     with BatchFolder(out) as folder:
         folder.sweep()
         kept = {} if options.force else {t.index: d for t in tasks if (d := _done(folder, t)) is not None}
         todo = [task for task in tasks if task.index not in kept]
+        if not options.replace:
+            folder.require_same([task.folder.name for task in todo], setup.asked)
         folder.log("plan", model=source.name, n_texts=len(tasks), n_done=len(kept))
         failed: dict[int, str] = {}
         broke: Exception | None = None
@@ -222,10 +228,38 @@ def _done(folder: BatchFolder, task: Task) -> DrawnText | None:
 def _common(source: models.Source, options: BatchOptions) -> bytes:
     """All that files depend on besides the text, hashed: the model, the options, the versions."""
     # Who draws, and how often, makes no difference to what is drawn.
-    plain = replace(options, workers=None, threads=1, force=False, executor="local", ray_address=None)
+    plain = replace(options, workers=None, threads=1, force=False, executor="local", ray_address=None, replace=False)
     libraries = {**dict(versions()), **{name: version(name) for name in ("matplotlib", "pillow")}}
     told = [source.name, _model_files(source), repr(plain), libraries]
     return hashlib.sha256(json.dumps(told).encode("utf-8", "backslashreplace")).digest()
+
+
+def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
+    """The model and the options that figures depend on, as a user gives them."""
+    choice, loading = options.order().choice, options.loading
+    given = {
+        "--model": source.name,
+        "weights": verify(source)[:12] if source.folder is not None else None,
+        "--layers": choice.layers and spans(choice.layers),
+        "--heads": choice.heads and spans(choice.heads),
+        "--pick": choice.pick and ",".join(f"L{layer}H{head}" for layer, head in choice.pick),
+        "--format": ",".join(options.formats),
+        "--scale": options.style.scale,
+        "--cmap": options.style.cmap,
+        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _SHOWN},
+        **{f"--{f.name.replace('_', '-')}": getattr(loading, f.name) for f in fields(loading) if f.name in _RUN},
+    }
+    return {name: _told(value) for name, value in given.items()}
+
+
+_SHOWN = ("query", "words", "hide_special", "chat", "generate")
+_RUN = ("engine", "device", "dtype", "device_map", "adapter")
+
+
+def _told(value: object) -> str:
+    if value is None:
+        return "not given"
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 def _model_files(source: models.Source) -> dict[str, str]:

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -120,16 +120,46 @@ class BatchFolder:
 
     def done(self, name: str, fingerprint: str, *, index: int, source: str, line: int) -> DrawnText | None:
         """The text in a folder, if it is done as the fingerprint says, and all its files are there."""
+        drawn = self.entry(name, index=index, source=source, line=line)
+        if drawn is None or drawn.fingerprint != fingerprint:
+            return None
+        try:
+            whole = all((self.path / name / file).stat().st_size == size for file, size in drawn.files.items())
+        except (OSError, ValueError):
+            return None
+        return drawn if whole else None
+
+    def entry(self, name: str, *, index: int = 0, source: str = "", line: int = 0) -> DrawnText | None:
+        """What a folder of a text says was drawn there; None where there is no whole entry."""
         folder = self.path / name
         if folder.is_symlink():
             return None
         try:
             entry = (folder / ENTRY).read_text("utf-8")
-            drawn = DrawnText.from_entry(entry, index=index, source=source, line=line, folder=name)
-            whole = all((folder / file).stat().st_size == size for file, size in drawn.files.items())
+            return DrawnText.from_entry(entry, index=index, source=source, line=line, folder=name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return drawn if whole and drawn.fingerprint == fingerprint else None
+
+    def require_same(self, names: Iterable[str], asked: Mapping[str, str]) -> None:
+        """Refuses to draw into folders whose figures were drawn with other options: those would be lost.
+
+        Figures of the same options that are damaged, or of other versions of libraries, are no loss.
+
+        Raises:
+            AttnscopeError: Some were; says what differs.
+        """
+        for name in names:
+            if (drawn := self.entry(name)) is None:
+                continue
+            before = {option: drawn.asked[option] for option in asked if option in drawn.asked}
+            differ = [f"{option} {was}, now {asked[option]}" for option, was in before.items() if was != asked[option]]
+            if drawn.asked and not differ:
+                continue
+            told = "; ".join(differ) or "an earlier version of attnscope drew them, and did not say with which"
+            raise AttnscopeError(
+                f"{self.path} holds figures of other options: {told}",
+                "choose another folder with --out, or give up those figures with --replace",
+            )
 
     def sweep(self) -> None:
         """Removes what killed runs have left half-written."""

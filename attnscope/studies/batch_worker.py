@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class Setup:
         generate: As in `Prompt`.
         threads: How many threads it computes with.
         hashes: Of the model's files; see `hashing.hashes`.
+        asked: See `DrawnText`.
     """
 
     source: models.Source
@@ -52,6 +53,7 @@ class Setup:
     generate: int
     threads: int
     hashes: dict[tuple[Path, int, int], str]
+    asked: Mapping[str, str]
 
     def begin(self) -> Callable[[Task], Done]:
         """Loads the model; what it returns draws a text."""
@@ -141,6 +143,7 @@ class _Drawer:
             run={name: record.run[name] for name in ("sha256", "engine", "dtype", "device", "versions")},
             notes=tuple(notes),
             fingerprint=task.fingerprint,
+            asked=self._setup.asked,
         )
         write_whole(task.folder / ENTRY, drawn.entry().encode("utf-8", "backslashreplace"))
         return len(drawn.tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,7 +126,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> P
         raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
     if source.adapter is not None:
         raise AttnscopeError(f"{source.name} has an adapter, which lies beside its weights", "merge it, with peft")
-    files = weight_files(source.folder)
+    files = weight_files(source.folder, allow_pickle=loading.allow_pickle)
     model = loading.load(source)
     options = AblateOptions(modes=("zero",), choice=Choice(pick=order.pick), kind=order.kind, target=order.target)
     texts = [EXAMPLE] if order.texts is None else order.texts.corpus()
@@ -139,7 +140,8 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> P
     held = order.out.parent / f".{secrets.token_hex(8)}.part"
     try:
         _copy(source.folder, held)
-        _write_weights(files, held, slices)
+        with tempfile.TemporaryDirectory(dir=held) as aside:
+            _write_weights(_without_pickles(files, Path(aside)), held, slices)
         sha256, difference = _compare(model, heads, held, loading)
         pruned = Pruned(order.out, effect, _numbers(slices), difference, sha256)
         (held / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
@@ -164,9 +166,33 @@ def _copy(folder: Path, held: Path) -> None:
     """Everything but weights: configuration, tokenizer, what belongs to them."""
 
     def weights(_: str, names: list[str]) -> list[str]:
-        return [name for name in names if Path(name).suffix in _OTHER_WEIGHTS or name in ("__pycache__", ".git")]
+        return [name for name in names if _is_left_out(name)]
 
     shutil.copytree(folder, held, ignore=weights)
+
+
+def _is_left_out(name: str) -> bool:
+    is_index = name.endswith(".bin.index.json")  # of pickles, which are not written
+    return is_index or Path(name).suffix in _OTHER_WEIGHTS or name in ("__pycache__", ".git")
+
+
+def _without_pickles(files: Sequence[Path], aside: Path) -> Sequence[Path]:
+    """The files as they are, or one of safetensors in the folder `aside` with what pickles hold."""
+    if all(path.suffix == ".safetensors" for path in files):
+        return files
+    import torch
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        tensors |= torch.load(path, map_location="cpu", weights_only=True)
+    # What is tied shares its memory, which safetensors do not.
+    save_file({n: t.clone().contiguous() for n, t in tensors.items()}, aside / _WHOLE, metadata={"format": "pt"})
+    shutil.copymode(files[0], aside / _WHOLE)
+    return [aside / _WHOLE]
+
+
+_WHOLE = "model.safetensors"
 
 
 def _write_weights(files: Sequence[Path], held: Path, slices: Sequence[Slice]) -> None:

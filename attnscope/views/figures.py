@@ -44,6 +44,11 @@ def glance(record: Heatmap | PooledHeatmap) -> bytes:
     return first_png(_module(record).pages(record))
 
 
+def stems(record: Heatmap | PooledHeatmap, query: str | None = None) -> list[str]:
+    """How the files of its figures are called, without their endings."""
+    return [sheet.stem for sheet in _module(record).sheets_of(record, query)]
+
+
 def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
     """Refuses a query that no token is meant by.
 
