@@ -501,7 +501,7 @@ def say(notes: Iterable[str], quiet: bool) -> None:
 
 
 def print_paths(paths: Iterable[str | Path]) -> None:
-    """Prints the files that were written, one a line: as they are for programs, and as is safe on a terminal."""
+    """Prints the files that were written, one per line: as they are for programs, and as is safe on a terminal."""
     for path in paths:
         print(safe(str(path)) if sys.stdout is not None and sys.stdout.isatty() else path)
 
@@ -519,7 +519,7 @@ def print_json(document: str | Mapping[str, Any]) -> None:
 
 
 def print_document(document: Callable[[], Mapping[str, Any]], paths: Sequence[Path], json: bool) -> None:
-    """Prints files, one a line; or with `json` the document of what is no record, with the files in it."""
+    """Prints files, one per line; or with `json` the document of what is no record, with the files in it."""
     if json:
         print_json({**document(), "files": [str(path) for path in paths]})
     else:

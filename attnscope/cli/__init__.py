@@ -118,7 +118,12 @@ def _fail_usage(error: Any) -> NoReturn:
     if not message.strip():  # the help was shown, as there were no arguments at all
         sys.exit(2)
     command = getattr(error.ctx, "command_path", "attnscope")
-    _fail(message.rstrip("."), f"see {command} --help", status=2)
+    hint = f"see {command} --help"
+    takes = {parameter.name for parameter in error.ctx.command.params} if getattr(error, "ctx", None) else set()
+    if "text" in takes and message.startswith("Got unexpected extra argument"):
+        several = "several come from a file: --file" if "split" in takes else "for several: attnscope page, or batch"
+        hint = f"quote a text of several words; {several}"
+    _fail(message.rstrip("."), hint, status=2)
 
 
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:

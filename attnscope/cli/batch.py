@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @groups.command(
-    omit=("text", "more", "file", "pair", "target", "out"),
+    omit=("text", "file", "pair", "target", "out"),
     query="Also show what this token attends to, in the texts that have it.",
     formats=groups.Changed("Several of png, svg, pdf, npz, json.", default="png"),
     scale=groups.Changed(default="fixed"),

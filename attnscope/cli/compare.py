@@ -11,11 +11,11 @@ from attnscope.cli import groups, options
 from attnscope.errors import UsageError
 
 
-@groups.command(omit=("more",), pick="Put single heads side by side instead, such as L3H1,L5H11.")
+@groups.command(pick="Put single heads side by side instead, such as L3H1,L5H11.")
 def compare(
     *,
     texts: groups.Texts,
-    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar=" ")] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     other_text: Annotated[
         str | None, typer.Option("--with", help="A second text that differs in little: which heads change most?")
     ] = None,

@@ -199,13 +199,9 @@ class OneText:
 
     text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
     file: Annotated[Path | None, "Read the text from a file (UTF-8)."] = None
-    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar=" ")] = None
 
     def __post_init__(self) -> None:
         options.refuse_file_names(self.text)
-        options.refuse_more_texts(
-            self.more, "several are shown by `attnscope page TEXT TEXT`, or drawn from a file by `attnscope batch`"
-        )
 
     @property
     def given(self) -> bool:
@@ -231,11 +227,9 @@ class Texts:
     ] = None
     split: Annotated[str, "How a text file is split into texts: line, paragraph or file."] = "line"
     field: Annotated[str, "The field of jsonl, csv or parquet that holds the text."] = "text"
-    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar=" ")] = None
 
     def __post_init__(self) -> None:
         options.refuse_file_names(self.text)
-        options.refuse_more_texts(self.more, "several come from a file: --file texts.txt, one in each line")
 
     def wanted(self, files: Sequence[str] = ()) -> "TextsWanted":
         """The texts that are asked for; a command that takes files as arguments hands them over."""

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -72,16 +72,6 @@ def refuse_file_names(*texts: str | None) -> None:
         if text is not None and text != "-":
             name = shlex.quote(text)
             refuse_file_name(text, f"did you mean --file {name}? a text like this one is piped: echo {name} | … -")
-
-
-def refuse_more_texts(more: Sequence[str] | None, hint: str) -> None:
-    """Refuses texts after the one that is read.
-
-    Raises:
-        UsageError: There are some.
-    """
-    if more:
-        raise UsageError(f"one TEXT is read, not {len(more) + 1}", f"quote a text of several words; {hint}")
 
 
 def complete_models(incomplete: str) -> list[str]:

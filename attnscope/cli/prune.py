@@ -59,4 +59,4 @@ def show(pruned: "Pruned") -> None:
 
     show_effect(pruned.effect, open_console())
     zeroed = ", ".join(f"{n:,} of {role}" for role, n in pruned.zeroed.items())
-    print(f"zero now: {zeroed}; largest difference of its outputs from the gated model's: {pruned.difference:.1g}")
+    print(f"set to zero: {zeroed}; largest difference of its outputs from the gated model's: {pruned.difference:.1g}")

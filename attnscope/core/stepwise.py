@@ -203,19 +203,19 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
             f"scores = np.where(may[{own}{more}], scores, -np.inf)", scores,
         )  # fmt: skip
     lines.add(
-        "exponentials", "Softmax, above", "exp(score - the row's largest): the same result, and nothing overflows",
+        "exponentials", "Softmax: exponentials", "exp(score - the row's largest): the same result, and nothing overflows",
         "exps = np.exp(scores - scores.max(-1, keepdims=True))", scores,
     )  # fmt: skip
     if inputs.sinks is None:
         code = "weights = exps / exps.sum(-1, keepdims=True)"
-        lines.add("weights", "Softmax, below: the weights", "exp / Σ exp; each row sums to 1", code, scores)
+        lines.add("weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, scores)
     else:
         lines.add(
-            "sink", "The sink's share, above", "exp(sink - the row's largest): takes weight, gives no value",
+            "sink", "Softmax: the sink's exponential", "exp(sink - the row's largest): takes weight, gives no value",
             f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))", (*queries, "sink"),
         )  # fmt: skip
         lines.add(
-            "weights", "Softmax, below: the weights", "exp / (Σ exp + sink); each row sums to less than 1",
+            "weights", "Softmax: the weights", "exp / (Σ exp + sink); each row sums to less than 1",
             "weights = exps / (exps.sum(-1, keepdims=True) + sink)", scores,
         )  # fmt: skip
     if query is not None:

@@ -74,8 +74,8 @@ class Rollout(Record):
         """
         if found := self.tokens.find(query):
             return found
-        labels = " ".join(dict.fromkeys(self.tokens.labels))
-        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
+        labels = self.tokens.numbered()
+        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels}")
 
     @property
     def usual_scale(self) -> str:

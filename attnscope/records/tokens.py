@@ -61,11 +61,34 @@ class Tokens:
         """Places of the tokens that a user means by `wanted`.
 
         `@9` is the token at place 9. Anything else is a whole word (all its pieces), else a label as it is, else a
-        label without the mark of a word piece or a space; then the same without regard to case.
+        label without the mark of a word piece or a space; then the same without regard to case. What none of these is
+        may be a list of them, such as `it,cat` or `@3,@7`.
 
         Returns:
-            The places, in order; empty if there is none.
+            The places, in order; empty if there is none, or none for one of a list.
         """
+        if (found := self._find_one(wanted)) or "," not in wanted:
+            return found
+        parts = [self._find_one(part.strip()) for part in wanted.split(",")]
+        return tuple(sorted({place for places in parts for place in places})) if all(parts) else ()
+
+    def numbered(self) -> str:
+        """Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""
+        return "  ".join(f"@{place} {label}" for place, label in enumerate(self.labels))
+
+    def repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
+        """Of what `wanted` names, by its label, the tokens that stand in several places and are not told apart."""
+        parts = [wanted] if self._find_one(wanted) else [part.strip() for part in wanted.split(",")]
+        groups = self.word_groups()
+        found = {}
+        for part in parts:
+            places = set(self._find_one(part))
+            words = tuple(group[0] for group in groups if places & {*group})
+            if len(words) > 1:
+                found[part] = words
+        return found
+
+    def _find_one(self, wanted: str) -> tuple[int, ...]:
         if wanted.startswith("@") and wanted[1:].isdecimal():
             place = int(wanted[1:])
             return (place,) if place < len(self) else ()

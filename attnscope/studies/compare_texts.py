@@ -177,8 +177,8 @@ def _queries(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int6
             f"{query!r} is in one of the texts alone: there is nothing to compare its row with",
             "choose a token that stands in both",
         )
-    labels = " ".join(dict.fromkeys(tokens[0].labels))
-    raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
+    labels = tokens[0].numbered()
+    raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels}")
 
 
 def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:

@@ -470,7 +470,7 @@ def _query_of(token: str | int | None, queries: Tokens) -> int | None:
     places = queries.find(token)
     if not places:
         raise AttnscopeError(
-            f"no token is {token!r}", f"the tokens are: {' '.join(queries.labels)[:300]}; or give a place, such as @3"
+            f"no token is {token!r}", f"the tokens are: {queries.numbered()}"
         )  # fmt: skip
     return places[0]
 

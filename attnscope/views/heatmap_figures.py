@@ -63,8 +63,8 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
         for place in attention.queries.find(query) if query is not None else ():
             sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", heads, number, place))
     if query is not None and not any(sheet.form == "bars" for sheet in sheets):
-        labels = " ".join(dict.fromkeys(label for m in record.maps for label in m.queries.labels))
-        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels[:300]}; or give a place, such as @3")
+        labels = "; ".join(dict.fromkeys(m.queries.numbered() for m in record.maps))
+        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels}")
     return sheets
 
 

@@ -35,7 +35,7 @@ const KEYS = [
   ["1 … 6", "Grid, Matrix, Links, Text, Compare, Head count"],
   ["arrows", "the next head, cell or token; with Shift ten at once"],
   ["Enter, Space", "choose what is focused"],
-  ["[  ]", "the head before, the head after"],
+  ["[  ]", "previous head, next head"],
   ["{  }", "the layer before, the layer after"],
   ["+  −  0", "zoom in, zoom out, all of it"],
   ["h", "hide special tokens"],
@@ -108,8 +108,8 @@ class App {
     );
     this.help = el(
       "dialog",
-      { class: "help", "aria-label": "Keys" },
-      el("h2", {}, "Keys"),
+      { class: "help", "aria-label": "Keyboard shortcuts" },
+      el("h2", {}, "Keyboard shortcuts"),
       el(
         "dl",
         {},
@@ -120,7 +120,7 @@ class App {
     );
     const helper = el(
       "button",
-      { type: "button", class: "icon", title: "keys (?)", "aria-label": "Keys", onclick: () => this.help.showModal() },
+      { type: "button", class: "icon", title: "keyboard shortcuts (?)", "aria-label": "Keyboard shortcuts", onclick: () => this.help.showModal() },
       "?",
     );
     this.tabs = el(
@@ -163,13 +163,13 @@ class App {
       { class: "steps" },
       el(
         "button",
-        { type: "button", "aria-label": "Head before", title: "head before ([)", onclick: () => this.step(-1) },
+        { type: "button", "aria-label": "Previous head", title: "previous head ([)", onclick: () => this.step(-1) },
         "‹",
       ),
       (this.stepName = select("Head", [], (value) => this.open(value), "")),
       el(
         "button",
-        { type: "button", "aria-label": "Head after", title: "head after (])", onclick: () => this.step(1) },
+        { type: "button", "aria-label": "Next head", title: "next head (])", onclick: () => this.step(1) },
         "›",
       ),
     );
