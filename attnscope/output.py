@@ -103,7 +103,8 @@ class Output:
             before = _digests(guarded, self.formats)
         paths = [] if out is None else write(record, out, self.formats, self.options, drawing)
         run: Mapping[str, Any] = getattr(record, "run", {})
-        say([*run.get("notes", ()), *_note_others(guarded, paths, before)], self.quiet)
+        notes = [*run.get("notes", ()), *_note_repeated(record, self.options.get("query"))]
+        say([*notes, *_note_others(guarded, paths, before)], self.quiet)
         self.show(record, paths)
         fail_if_not_whole(getattr(record, "corpus", {}), run)
 
@@ -234,7 +235,7 @@ def show(
         require_writable(out)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given)
     paths = [] if out is None else write(record, out, files, given)
-    say(getattr(record, "run", {}).get("notes", ()), quiet)
+    say([*getattr(record, "run", {}).get("notes", ()), *_note_repeated(record, given.get("query"))], quiet)
     wanted.show(record, paths)
 
 
@@ -381,6 +382,18 @@ def _digests(folder: Path, formats: Sequence[str]) -> dict[Path, bytes]:
     endings = {f".{name}" for name in formats}
     there = [path for path in folder.iterdir() if path.suffix in endings and path.is_file()]
     return {path: sha256(path.read_bytes()).digest() for path in there}
+
+
+def _note_repeated(record: Record, query: str | None) -> list[str]:
+    """Notes where a query names tokens of several places, which are all shown."""
+    if query is None or getattr(record, "picture", None) is not None:
+        return []
+    sides = [one.queries for one in getattr(record, "maps", ())] or [getattr(record, "tokens", None)]
+    repeated = {name: at for tokens in sides if tokens is not None for name, at in tokens.repeated(query).items()}
+    return [
+        f"{name!r} stands at {', '.join(f'@{place}' for place in at)}: all are shown; --query @{at[0]} shows one"
+        for name, at in repeated.items()
+    ]
 
 
 def _note_others(folder: Path | None, written: Sequence[Path], before: Mapping[Path, bytes]) -> list[str]:

@@ -81,7 +81,13 @@ def test_a_query_adds_bars_for_each_token_that_it_names() -> None:
     assert stems(record, "@1")[-1] == "query-001"
     with pytest.raises(AttnscopeError, match="no token is 'was'") as caught:
         sheets_of(record, "was")
-    assert caught.value.hint == "the tokens are: it is; or give a place, such as @3"
+    assert caught.value.hint == "the tokens are: @0 it  @1 is  @2 it"
+    assert stems(record, "is,@0")[3:] == ["query-000", "query-001"] and stems(record, " it , is ")[3:] == [
+        "query-000", "query-001", "query-002",
+    ]  # fmt: skip
+    for wrong in ("it,was", "it,", ","):
+        with pytest.raises(AttnscopeError, match=f"no token is '{wrong}'"):
+            sheets_of(record, wrong)
     with pytest.raises(AttnscopeError, match="no token is ''"):
         sheets_of(record, "")
 

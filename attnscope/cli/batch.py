@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @groups.command(
     omit=("text", "file", "pair", "target", "out"),
-    query="Also show what this token attends to, in the texts that have it.",
+    query="Also show what these tokens attend to, in the texts that have them.",
     formats=groups.Changed("Several of png, svg, pdf, npz, json.", default="png"),
     scale=groups.Changed(default="fixed"),
     workers="Workers that draw, each with its own model.  [default: one a core, as memory allows]",

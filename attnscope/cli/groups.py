@@ -301,7 +301,9 @@ class Tokens:
 
     PANEL: ClassVar[str] = "Drawing"
 
-    query: Annotated[str | None, "Also show what this token attends to: a token, a word, or a place such as @3."] = None
+    query: Annotated[
+        str | None, "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7."
+    ] = None
     words: Annotated[bool, "Merge word pieces: sum over keys, mean over queries."] = False
     hide_special: Annotated[bool, "Leave special tokens out and renormalise each row."] = False
 

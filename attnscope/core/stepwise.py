@@ -203,7 +203,8 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
             f"scores = np.where(may[{own}{more}], scores, -np.inf)", scores,
         )  # fmt: skip
     lines.add(
-        "exponentials", "Softmax: exponentials", "exp(score - the row's largest): the same result, and nothing overflows",
+        "exponentials", "Softmax: exponentials",
+        "exp(score - the row's largest): the same result, and nothing overflows",
         "exps = np.exp(scores - scores.max(-1, keepdims=True))", scores,
     )  # fmt: skip
     if inputs.sinks is None:

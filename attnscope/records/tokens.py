@@ -67,9 +67,9 @@ class Tokens:
         Returns:
             The places, in order; empty if there is none, or none for one of a list.
         """
-        if (found := self._find_one(wanted)) or "," not in wanted:
+        if (found := self.find_one(wanted)) or "," not in wanted:
             return found
-        parts = [self._find_one(part.strip()) for part in wanted.split(",")]
+        parts = [self.find_one(part.strip()) for part in wanted.split(",")]
         return tuple(sorted({place for places in parts for place in places})) if all(parts) else ()
 
     def numbered(self) -> str:
@@ -78,17 +78,18 @@ class Tokens:
 
     def repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
         """Of what `wanted` names, by its label, the tokens that stand in several places and are not told apart."""
-        parts = [wanted] if self._find_one(wanted) else [part.strip() for part in wanted.split(",")]
+        parts = [wanted] if self.find_one(wanted) else [part.strip() for part in wanted.split(",")]
         groups = self.word_groups()
         found = {}
         for part in parts:
-            places = set(self._find_one(part))
+            places = set(self.find_one(part))
             words = tuple(group[0] for group in groups if places & {*group})
             if len(words) > 1:
                 found[part] = words
         return found
 
-    def _find_one(self, wanted: str) -> tuple[int, ...]:
+    def find_one(self, wanted: str) -> tuple[int, ...]:
+        """As `find`, but for lists."""
         if wanted.startswith("@") and wanted[1:].isdecimal():
             place = int(wanted[1:])
             return (place,) if place < len(self) else ()

@@ -467,7 +467,7 @@ def _tokens_of(model: Model, kind: str, reading: Reading) -> tuple[Tokens, Token
 def _query_of(token: str | int | None, queries: Tokens) -> int | None:
     if token is None or isinstance(token, int):
         return _place(token, queries.labels)
-    places = queries.find(token)
+    places = queries.find_one(token)
     if not places:
         raise AttnscopeError(
             f"no token is {token!r}", f"the tokens are: {queries.numbered()}"

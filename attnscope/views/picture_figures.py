@@ -61,7 +61,7 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
         query = "CLS" if "CLS" in tokens.labels else MEAN
     if query.casefold() == MEAN:
         return -1, "mean over patches"
-    found = tokens.find(query.replace(" ", ""))
+    found = tokens.find_one(query.replace(" ", ""))
     if not found:
         special = [label for label, flag in zip(tokens.labels, tokens.special, strict=True) if flag]
         named = "".join(f"{label}, " for label in special)
