@@ -310,4 +310,7 @@ def test_commands_are_short_and_start_without_studies() -> None:
     modules = [ast.parse(path.read_text("utf-8")) for path in Path(cli.__file__).parent.glob("*.py")]
     imported = {node.module for tree in modules for node in tree.body if isinstance(node, ast.ImportFrom)}
     ours = {str(name) for name in imported if str(name).startswith("attnscope")}
-    assert all(name.startswith(("attnscope.cli", "attnscope.errors")) or name == "attnscope" for name in ours), ours
+    assert all(
+        name.startswith(("attnscope.cli", "attnscope.errors", "attnscope.version")) or name == "attnscope"
+        for name in ours
+    ), ours
