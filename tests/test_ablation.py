@@ -402,3 +402,12 @@ def test_an_interruption_keeps_whole_blocks(gpt2: HuggingFaceModel, monkeypatch:
     assert found.corpus["complete"] is False
     assert found.corpus["n_texts"] == 2
     assert [h.effects["zero_l2"].value for h in found.heads] == [h.effects["zero_l2"].value for h in usual.heads]
+
+
+def test_inference_mode_keeps_no_gradients(gpt2: HuggingFaceModel) -> None:
+    options = AblateOptions(modes=(), importance=True)
+    with torch.inference_mode(), pytest.raises(AttnscopeError, match=r"torch\.inference_mode\(\) keeps none") as caught:
+        ablate(gpt2, TEXTS, options)
+    assert "no_grad" in caught.value.hint
+    with torch.no_grad():
+        assert ablate(gpt2, TEXTS, options).heads

@@ -377,6 +377,11 @@ def test_hostile_text_shows_as_itself() -> None:
     assert seen.text.count(shown) == 8  # title, heading, source, text, note; of the failed: source, reason, text
 
 
+def test_the_page_has_a_policy_that_lets_no_script_run() -> None:
+    (told,) = hostile()
+    assert "http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'sha256-" in page(told)
+
+
 def test_the_links_of_the_page_lead_to_files(undisturbed: Path) -> None:
     links = Seen((undisturbed / "index.html").read_text("utf-8")).links
     assert len(links) > 5 * 5

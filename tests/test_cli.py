@@ -661,3 +661,19 @@ def test_weird_texts(attnscope: Run, text: str) -> None:
     assert result.out.splitlines()[-1] == "out/weights.npz"
     assert "\x1b" not in result.out
     assert load("out/weights.npz").text == text
+
+
+@pytest.mark.parametrize("name", ["truncated", "zero", "huge header", "other shape", "absurd sizes"])
+def test_info_compares_weights_with_the_configuration(attnscope: Run, tiny_bert: Path, name: str) -> None:
+    path, config = tiny_bert / "model.safetensors", tiny_bert / "config.json"
+    whole, described = path.read_bytes(), json.loads(config.read_text("utf-8"))
+    damaged = {
+        "truncated": whole[:-100],
+        "zero": bytes(len(whole)),
+        "huge header": b"\xff" * 7 + b"\x7f" + whole[8:],
+    }
+    path.write_bytes(damaged.get(name, whole))
+    changed = {"other shape": {"intermediate_size": 7}, "absurd sizes": {"vocab_size": 10**19}}
+    config.write_text(json.dumps(described | changed.get(name, {})), "utf-8")
+    said = "damaged or cut short" if name in damaged else "but config.json makes it"
+    require_one_line(attnscope("info", tiny_bert, "--engine", "native"), said)

@@ -193,3 +193,12 @@ def test_slices_are_named_as_the_model_names_them() -> None:
         assert found[f"{attention}.weight", 1, role] == places
         assert found[f"{attention}.bias", 0, role] == places
     assert found["transformer.h.1.attn.c_proj.weight", 0, "output"] == tuple(range(10, 15))
+
+
+def test_a_folder_that_cannot_be_copied_is_one_line(tmp_path: Path) -> None:
+    folder, out = save_tiny(tmp_path / "model", "bert"), tmp_path / "pruned"
+    (folder / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(AttnscopeError, match=r"^cannot write .*pruned: \[Errno 2\] No such file") as caught:
+        prune(str(folder), PruneOrder(((0, 0),), out))
+    assert "\n" not in caught.value.message
+    assert not out.exists() and not list(tmp_path.glob(".*.part"))

@@ -5,7 +5,7 @@ Loads no torch and no engine before a model is loaded.
 
 import os
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from attnscope.models.catalog import (
     weight_files,
     with_adapter,
 )
-from attnscope.models.layouts import native_info, supports
+from attnscope.models.layouts import Encoder, native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ def describe(
 ) -> tuple[ModelInfo, Tokenizer]:
     """What is known of a model, and its tokenizer.
 
-    A model for the native engine is hashed but not loaded; any other is loaded and compared with eager attention.
+    Of a model for the native engine the weights are hashed, and their names, shapes and file lengths compared with its
+    configuration, but they are not loaded; any other is loaded and compared with eager attention.
     """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if native and source.folder is None:
@@ -152,8 +153,14 @@ def describe(
 
         return own_info(source.name), OwnTokenizer()
     tokenizer = open_tokenizer(source) if native else None
-    if tokenizer is not None:
-        return native_info(source, read_config(source), sha256=verify(source)), tokenizer
+    if tokenizer is not None and source.folder is not None:
+        info = native_info(source, read_config(source), sha256=verify(source))
+        from attnscope.models.checkpoint import Checkpoint
+
+        with ExitStack() as stack:
+            encoder = Encoder.of(read_config(source))
+            Checkpoint(weight_files(source.folder), encoder.layout, stack, "np").plan(encoder)
+        return info, tokenizer
     model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     return model.info, model.tokenizer
 

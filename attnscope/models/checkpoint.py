@@ -50,11 +50,11 @@ class Checkpoint:
         start = self._prefix + self._layout.layer.format(number)
         return any(name.startswith(start) for name in self._holders)
 
-    def raw(self, encoder: Encoder) -> Iterator[tuple[str, str, Any]]:
-        """Yields every tensor that the encoder needs, once all are known to be there: our name, the file's, the tensor.
+    def plan(self, encoder: Encoder) -> dict[str, str]:
+        """The names in the file of all tensors that the encoder needs, by ours; reads none of them.
 
         Raises:
-            AttnscopeError: A tensor is missing, of another shape, or damaged.
+            AttnscopeError: A tensor is missing, or of another shape.
         """
         plan = {ours: (self._find(theirs), shape) for ours, (theirs, shape) in encoder.tensors().items()}
         missing = [name for name, _ in plan.values() if name not in self._holders]
@@ -63,13 +63,22 @@ class Checkpoint:
                 f"{self.where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
             )
-        for ours, (name, shape) in plan.items():
+        for name, shape in plan.values():
             found = tuple(self._holders[name].get_slice(name).get_shape())
             if found != shape:
                 raise AttnscopeError(
                     f"{self.where}: {name} has shape {found}, but config.json makes it {shape}",
                     "weights and config.json belong to different models",
                 )
+        return {ours: name for ours, (name, _) in plan.items()}
+
+    def raw(self, encoder: Encoder) -> Iterator[tuple[str, str, Any]]:
+        """Yields every tensor that the encoder needs, once all are known to be there: our name, the file's, the tensor.
+
+        Raises:
+            AttnscopeError: A tensor is missing, of another shape, or damaged.
+        """
+        for ours, name in self.plan(encoder).items():
             try:
                 tensor = self._holders[name].get_tensor(name)
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:

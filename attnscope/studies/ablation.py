@@ -31,7 +31,7 @@ from attnscope.studies.ablation_sweep import (
     require_rerunnable,
 )
 from attnscope.studies.choice import Choice
-from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer
+from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer, require_gradients
 from attnscope.studies.late import failure
 from attnscope.studies.memory import halving_note
 from attnscope.studies.passes import Pass, merge_halving
@@ -158,6 +158,8 @@ class _Study:
         self._chosen = options.choice.within(model.info)
         self._report = report
         wants_importance = options.importance or options.curve
+        if wants_importance:
+            require_gradients()
         passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
         self._n_passes = sum(map(bool, passes))
         self._pass = 0

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums
 from attnscope.corpus import Block
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, ModelInfo
 from attnscope.studies import passes
 from attnscope.studies.ablation_reading import ReadBatch, Reader
@@ -35,6 +36,21 @@ class Importance(passes.Found):
     """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by place."""
 
     sums: Mapping[Place, RunningSums]
+
+
+def require_gradients() -> None:
+    """Refuses to begin where torch keeps no gradients.
+
+    Raises:
+        AttnscopeError: `torch.inference_mode` is on.
+    """
+    import torch
+
+    if torch.is_inference_mode_enabled():
+        raise AttnscopeError(
+            "importance is a gradient, and torch.inference_mode() keeps none",
+            "call it outside of that, or within torch.no_grad()",
+        )
 
 
 def importance(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.catalog import weight_files
 from attnscope.models.model import Batch, Model
 from attnscope.output import require_writable
@@ -147,8 +147,10 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> P
         (held / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
         held.replace(order.out)
     except OSError as error:
+        # Of a folder that is copied there may be several; each is (from, to, why).
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
         raise AttnscopeError(
-            f"cannot write {order.out}: {error.strerror or error}", "choose another folder with --out, or make room"
+            f"cannot write {order.out}: {one_line(str(why))}", "choose another folder with --out, or make room"
         ) from None
     finally:
         shutil.rmtree(held, ignore_errors=True)

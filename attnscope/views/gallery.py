@@ -7,6 +7,7 @@ from html import escape
 from urllib.parse import quote
 
 from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.views.page.document import policy_hash
 
 _MOST_CHARACTERS = 400
 _SHOWN_IN_IMG = (".png", ".svg")
@@ -31,6 +32,11 @@ img { display: block; height: 100%; object-fit: contain; object-position: top; w
 li { margin-bottom: .4rem; overflow-wrap: anywhere; }
 """
 
+_POLICY = (
+    f"default-src 'none'; style-src {policy_hash(_CSS)}; img-src 'self' file:; form-action 'none'; base-uri 'none'"
+)
+"""As of the page, but for the figures beside it: of a page that is opened from disk 'self' may be nothing."""
+
 
 def page(batch: Batch) -> str:
     """The whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
@@ -40,6 +46,7 @@ def page(batch: Batch) -> str:
     told += ["not finished: the same command draws the rest"] if not batch.complete else []
     parts = [
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
+        f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">',
         '<meta name=viewport content="width=device-width, initial-scale=1">',
         f"<title>{_to_html(batch.model)}: what each head attends to</title>\n<style>{_CSS}</style>",
         f"<h1>{_to_html(batch.model)}: what each head attends to</h1>",

@@ -247,7 +247,8 @@ def style() -> str:
     return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", _INDENT.sub("", sheet))
 
 
-def _hash(text: str) -> str:
+def policy_hash(text: str) -> str:
+    """What a Content-Security-Policy calls an inline script or style by."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
@@ -255,7 +256,7 @@ def _html(manifest: Mapping[str, Any], blocks: Sequence[str]) -> str:
     # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     policy = (
-        f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(style())}; "
+        f"default-src 'none'; script-src {policy_hash(script())}; style-src {policy_hash(style())}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
     )
     return "".join((
