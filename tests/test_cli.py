@@ -400,7 +400,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
 
         raise AttnscopeError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}", "make room there")
 
-    monkeypatch.setattr("attnscope.records.maps.write_whole", full)
+    monkeypatch.setattr("attnscope.records.record.write_whole", full)
     require_one_line(attnscope("heatmap", "x", "-f", "npz", "-o", "out"), "No space left on device")
     assert files(tmp_path) == []
 
@@ -455,7 +455,6 @@ def test_all_places_of_a_repeated_token_are_shown_and_said(attnscope: Run, forma
     given = ("heatmap", "cat dog cat", "--pick", "L0H0", "-o", "out", "-f", f"{format_},npz", "--query")
     told = attnscope(*given, "cat,dog")
     assert told.err == "note: 'cat' stands at @1, @3: all are shown; --query @1 shows one\n"
-    assert ()
     shown = attnscope("show", "out/weights.npz", "--query", "cat,dog")
     assert shown.err == told.err and shown.out.count("attends to") == 3
     require_one_line(attnscope("show", "out/weights.npz", "--query", "bird"), "no token is 'bird'")

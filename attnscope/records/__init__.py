@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from attnscope.records import reading
 from attnscope.records.head_maps import spans
 from attnscope.records.kinds import KINDS, kind_of_schema
 from attnscope.records.maps import AttentionMap, Heatmap
-from attnscope.records.reading import read_arrays, reading, schema_of
 from attnscope.records.record import Record
 from attnscope.records.storage import write_whole
 from attnscope.records.tokens import Tokens
@@ -23,8 +23,8 @@ def load(path: str | Path) -> Record:
         AttnscopeError: The file is not there, damaged, or no record.
     """
     path = file_of(Path(path))
-    with reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
-        schema = schema_of(path) or read_arrays(path)[1]["schema"]
+    with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
+        schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]
         kind: type[Record] = kind_of_schema(schema).record_class()
     return kind.load(path)
 
