@@ -126,7 +126,7 @@ def found_on(
     shares = chance.beta(means.clip(1e-9) * size, (1 - means) * size, (n_texts, *means.shape))[:, None]
     tally.measures.add(N_QUERIES * shares, float(N_QUERIES))
     tally.uniform.add(np.zeros_like(shares), float(N_QUERIES))
-    given = [len(roles_of(head) & set(TESTED)) for head in judge([tally], thresholds_from([]))]
+    given = [len(roles_of(head) & set(TESTED)) for head in judge([tally], thresholds_from([]), tally.n_texts)]
     return sum(given[:n_null]), sum(given[n_null:])
 
 

@@ -37,14 +37,15 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
         ValueError: The sums are damaged.
     """
     thresholds = {name: float(role["threshold"]) for name, role in options["roles"].items()}
+    n_texts = int(corpus["n_texts"])
     trained, control = _tallies(sums)
     return Findings(
         run=run,
         corpus={**corpus, "effective_texts": max(map(effective_texts, trained.values()), default=0.0)},
         options=options,
-        heads=judge(list(trained.values()), thresholds),
+        heads=judge(list(trained.values()), thresholds, n_texts),
         sums=sums,
-        control=judge(list(control.values()), thresholds),
+        control=judge(list(control.values()), thresholds, n_texts),
     )
 
 

@@ -23,7 +23,8 @@ LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
 
 FEWEST_TEXTS = 10
-"""With fewer effective texts a role is tentative: it has passed the same test, but so few may not be like others."""
+"""With fewer effective texts, or fewer texts, a role is tentative: it has passed the same test, but so few may not be
+like others."""
 
 LEAST_TEXTS = 3
 """With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
@@ -133,14 +134,15 @@ def thresholds_from(given: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float]) -> tuple[Head, ...]:
+def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: int) -> tuple[Head, ...]:
     """Every head with its measures and roles, by kind, layer, head.
 
     Args:
         tallies: The sums over texts, one for each kind of attention.
         thresholds: What a role's measure must reach, by role.
+        n_texts: How many texts there are: blocks and chunks of one text say how steady a head is in that text alone.
     """
-    held = [_Judged(tally, thresholds) for tally in tallies]
+    held = [_Judged(tally, thresholds, n_texts) for tally in tallies]
     p_values = np.concatenate([one.role_p.ravel() for one in held]) if held else np.zeros(0)
     q_values = benjamini_hochberg(p_values)
     n_tests = (~np.isnan(p_values)).sum()
@@ -206,8 +208,8 @@ class _Judged:
         role_p: Those of a role's tests together.
     """
 
-    def __init__(self, tally: Tally, thresholds: Mapping[str, float]) -> None:
-        self.tally, self.thresholds = tally, thresholds
+    def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
+        self.tally, self.thresholds, self.n_texts = tally, thresholds, n_texts
         self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
         self.uniform = tally.uniform.ratio()
         self.low, self.high = interval_of(tally.measures, tally.names)
@@ -352,7 +354,7 @@ class _Judged:
             threshold=self.thresholds[test.role],
             p=p,
             q=q,
-            tentative=effective < FEWEST_TEXTS,
+            tentative=min(effective, self.n_texts) < FEWEST_TEXTS,
             active_share=float(self._active_share(test)[at]) if test.is_active else None,
             effective_texts=effective,
         )

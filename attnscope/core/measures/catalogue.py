@@ -30,12 +30,15 @@ text's length."""
 
 
 def unit_queries(n_queries: int) -> int:
-    """How many queries of a text of so many are one unit of evidence: UNIT_QUERIES, or a MOST_UNITS-th of the text.
+    """How many queries of a text of so many are a unit of evidence: about UNIT_QUERIES, or a MOST_UNITS-th of the text.
+
+    Blocks of one text are equally long, but for rounding: a short one at its end would weigh as if it were a text.
 
     Queries far apart in a text depend on each other little: blocks of them that are long enough are nearly independent,
     while the queries of one are not (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
     """
-    return max(UNIT_QUERIES, -(-n_queries // MOST_UNITS))
+    units = min(MOST_UNITS, round(n_queries / UNIT_QUERIES))
+    return -(-n_queries // units) if units > 1 else max(UNIT_QUERIES, n_queries)
 
 
 @dataclass(frozen=True)
