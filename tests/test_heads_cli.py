@@ -322,8 +322,9 @@ def test_a_model_of_two_parts_writes_again_what_it_reads(run: Run, tmp_path: Pat
 
 _SLOWLY = """
 import sys, time
-import attnscope.studies.heads as study
-study.BLOCK = 4
+import attnscope.studies.heads
+import attnscope.studies.passes as study
+attnscope.studies.heads.BLOCK = 4
 blocks = study.blocks
 def slowly(*arguments, **more):
     for block in blocks(*arguments, **more):

@@ -140,7 +140,7 @@ def test_what_is_asked_of_a_record_is_checked_before_it_is_made(name: str, tmp_p
     assert plan(name, tmp_path).formats == kind.usual
     assert not plan(name).out
     for option in {*OPTIONS} - {*kind.options}:
-        with pytest.raises(UsageError, match=f"no {option}"):
+        with pytest.raises(UsageError, match=f"no --{option}"):
             plan(name, tmp_path, None, **{option: "x"})
 
 
@@ -152,7 +152,7 @@ def test_a_record_draws_itself_with_the_options_of_its_kind(made: Path, tmp_path
         if kind_of(name).draw:
             assert record.draw(tmp_path / name, ["svg"])
         if "scale" not in kind_of(name).options:
-            with pytest.raises(UsageError, match="no scale"):
+            with pytest.raises(UsageError, match="no --scale"):
                 record.draw(tmp_path / name, (), scale="head")
 
 

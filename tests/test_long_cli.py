@@ -48,7 +48,7 @@ def test_a_long_text_is_pooled_of_itself_and_drawn_again(attnscope: Run, tmp_pat
     document = json.loads(out)
     assert document["schema"] == "attnscope.pooled/1" and len(document["links"]) == 30
     status, out, err = attnscope("show", "a", "--query", "one")
-    assert status == 2 and "pooled maps have no --query" in err
+    assert status == 2 and "has no --query" in err
 
 
 def test_short_texts_are_pooled_where_that_is_asked_for(attnscope: Run) -> None:
@@ -64,7 +64,7 @@ def test_short_texts_are_pooled_where_that_is_asked_for(attnscope: Run) -> None:
 
 def test_long_texts_stay_whole_where_that_is_asked_for(attnscope: Run) -> None:
     for asked in (["--pooled", "0"], ["--hide-special"], ["--rows", "400:404", "--cols", ":8"]):
-        status, _, _ = attnscope("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", *asked)
+        status, _, _ = attnscope("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", "--replace", *asked)
         assert status == 0, asked
     record = load_record("whole/weights.npz")
     assert record.weights.shape[2:] == (4, 8)

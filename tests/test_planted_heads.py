@@ -54,7 +54,7 @@ def tally_of_texts(sums: Sequence[SumsOf]) -> Tally:
 def judge(weights: Sequence[Tensor], facts: Sequence[TextFacts], **options: Any) -> Head:
     """The one head whose weights on some texts these are, (query, key) each."""
     sums = [measures_of_weights(a[None, None], text, **options) for a, text in zip(weights, facts, strict=True)]
-    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]))
+    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]), len(sums))
     return head
 
 
@@ -120,7 +120,7 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
         hidden.append(may)
     sums = [measures_of_weights(rows[None, None], text_of(range(len(rows))), allowed=may)
             for rows, may in zip(weights, hidden, strict=True)]  # fmt: skip
-    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]))
+    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]), len(sums))
     # Of the queries that may see it all look at it; but those are four.
     assert head.measures["first_token"].value == 1
     assert head.measures["sink"].value == (window is None)

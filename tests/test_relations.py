@@ -363,7 +363,7 @@ def test_a_record_comes_back_as_it_was(own: Any, tmp_path: Path) -> None:
     for name, content in (("b.npz", b"junk"), ("c.npz", (tmp_path / "a.npz").read_bytes()[:500])):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(AttnscopeError, match="no record of relations"):
-            load(tmp_path / name)
+            Relations.load(tmp_path / name)
     with pytest.raises(AttnscopeError, match="saved as"):
         found.save(tmp_path / "a.txt")
 

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.html")}
     manifest = (tmp_path / "out/manifest.jsonl").read_bytes()
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
-        batch("own", corpus, tmp_path / "out", impossible)
+        batch("own", corpus, tmp_path / "out", replace(impossible, replace=True))
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.html")} == before
     assert (tmp_path / "out/manifest.jsonl").read_bytes() == manifest
 

@@ -80,7 +80,7 @@ class Kind:
         """
         for name in given:
             if name not in self.options:
-                raise UsageError(f"a {self.what} has no {name}", f"leave out --{name}")
+                raise UsageError(f"a {self.what} has no --{name}", "leave it out")
 
     def view(self, which: str) -> Any:
         """What shows or draws it: the function that a field such as `show` names."""
