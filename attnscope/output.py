@@ -202,8 +202,8 @@ def show(
     Args:
         record: The record.
         out: The folder for files; None = none.
-        formats: Formats of files, and "text"; None = "text" without a folder, else png, or of what is not drawn
-            whatever it can be loaded from.
+        formats: Formats of files, and "text"; None = "text" without a folder, else png, or of what is not drawn its
+            usual data.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
         options: How it is shown: None = not said.
