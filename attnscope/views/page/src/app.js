@@ -52,6 +52,8 @@ class App {
     onChange(() => this.show());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
     addEventListener("keydown", (event) => this.key(event));
+    addEventListener("keydown", () => (this.byKeys = true), true);
+    addEventListener("pointerdown", () => (this.byKeys = false), true);
     breathe().then(() => this.show());
   }
 
@@ -231,14 +233,19 @@ class App {
     }
     this.stage.setAttribute("aria-labelledby", `tab-${state.v}`);
     const view = this.view;
-    if (view.root.parentElement !== this.stage) {
+    const turned = view.root.parentElement !== this.stage;
+    if (turned) {
       delete view.root.dataset.shown; // it says so itself when it stands
       fill(this.stage, view.root);
     }
     const railed = WITH_HEADS.includes(state.v);
     this.aside.hidden = !railed;
     this.controls.classList.toggle("idle", state.v === "headcount");
-    view.show();
+    const shown = Promise.resolve(view.show());
+    if (turned && this.byKeys) {
+      this.focus(view);
+      shown.then(() => this.focus(view));
+    }
     if (railed) breathe().then(() => view === this.view && this.showRail(view));
     const told = [
       run.model,
@@ -263,6 +270,11 @@ class App {
         `attnscope ${manifest.version} · weights within ${(manifest.step / 2 + 0.00005).toFixed(4)}`,
       ),
     );
+  }
+
+  /** Who goes on by keys goes on in the view that came, where what had the focus went with the other one. */
+  focus(view) {
+    if (view === this.view && document.activeElement === document.body) view.focus();
   }
 
   showKinds() {

@@ -1,7 +1,7 @@
 // Compare: two maps side by side, and what one has more than the other.
 import { breathe, digits, manifest, matrix, nameOf } from "./data.js";
 import { el, fill, say, select } from "./dom.js";
-import { Heat, addressOfView, drawHeat, drawScale, guttersOf, seenOf, viewAt } from "./heat.js";
+import { Heat, Legend, addressOfView, drawHeat, drawScale, endOf, guttersOf, seenOf, viewAt } from "./heat.js";
 import { topOf } from "./heads.js";
 import { cursorOf, stepped, tokensAt } from "./matrix.js";
 import { mapOf, state, update } from "./state.js";
@@ -33,10 +33,20 @@ function joined(a, b, pairs) {
   return {
     length: pairs.length,
     labels: pairs.map(([i, j]) => (a.labels[i] === b.labels[j] ? a.labels[i] : `${a.labels[i]} / ${b.labels[j]}`)),
+    halves: pairs.map(([i, j]) => (a.labels[i] === b.labels[j] ? null : [a.labels[i], b.labels[j]])),
     special: pairs.map(([i]) => a.special[i]),
     written: pairs.map(([i]) => a.written[i]),
     pairs,
   };
+}
+
+/** So much of a text as tells it from another: cut where they begin to differ, not behind it. */
+function telling(text, other, most) {
+  const [letters, others] = [Array.from(text), Array.from(other)];
+  if (letters.length <= most) return text;
+  const apart = letters.findIndex((letter, at) => letter !== others[at]);
+  const from = Math.max(0, Math.min((apart < 0 ? 0 : apart) - Math.floor(most / 3), letters.length - most));
+  return `${from ? "\u2026" : ""}${letters.slice(from, from + most).join("")}${from + most < letters.length ? "\u2026" : ""}`;
 }
 
 /** A − B where both have tokens. */
@@ -95,9 +105,11 @@ export class CompareView {
           update({ z: addressOfView(view) });
         },
       });
-      const caption = el("figcaption", {});
+      const name = el("b", {});
+      const legend = new Legend(null);
+      const caption = el("figcaption", {}, name, legend.root);
       heat.gutters = (width, height) => this.gutters(width, height);
-      return { which, heat, caption, root: el("figure", {}, caption, heat.root) };
+      return { which, heat, name, legend, root: el("figure", {}, caption, heat.root) };
     });
     this.notes = el("div", { class: "faint note" });
     this.root = el(
@@ -122,12 +134,13 @@ export class CompareView {
   offered() {
     const map = mapOf();
     const layers = [...new Set(map.heads.map(([layer]) => layer))];
+    const mine = manifest.texts[state.t].title;
     return [
       ["mean", nameOf("mean")],
       ...layers.map((layer) => [`mean${layer}`, nameOf(`mean${layer}`)]),
       ...map.full.map((layer) => [`full${layer}`, nameOf(`full${layer}`)]),
       ...manifest.texts.flatMap(({ title }, number) =>
-        number === state.t ? [] : [[`text${number}`, `text ${number + 1}: ${title.slice(0, 40)}`]],
+        number === state.t ? [] : [[`text${number}`, `text ${number + 1}: ${telling(title, mine, 40)}`]],
       ),
       ...map.heads.map((pair) => [pair.join("."), nameOf(pair.join("."))]),
     ];
@@ -169,24 +182,11 @@ export class CompareView {
       b: { low: 0, high: top, table: colours.one, colours },
       d: { low: -most, high: most, table: colours.two, colours },
     };
-    const other = state.b.startsWith("text")
-      ? `${nameOf(state.h)}, text ${Number(state.b.slice(4)) + 1}`
-      : nameOf(state.b);
-    this.names = {
-      a: nameOf(state.h) + (state.b.startsWith("text") ? `, text ${state.t + 1}` : ""),
-      b: other,
-      d: "difference, first − second",
-    };
-    for (const { which, heat, caption } of this.panels) {
-      fill(
-        caption,
-        el("b", {}, this.names[which]),
-        el(
-          "span",
-          { class: "faint" },
-          ` ${which === "d" ? `−${digits(most).replace(/\.?0+$/, "")} to +${digits(most).replace(/\.?0+$/, "")}` : `0 to ${digits(top).replace(/\.?0+$/, "")}`}`,
-        ),
-      );
+    this.names = { ...this.named(), d: "difference, first − second" };
+    for (const { which, heat, name, legend } of this.panels) {
+      fill(name, this.names[which]);
+      name.title = this.names[which];
+      legend.show(this.looks[which]);
       heat.view = viewAt(state.z);
       heat.set(this[which], this.looks[which]);
       await breathe();
@@ -221,6 +221,27 @@ export class CompareView {
     );
     this.root.dataset.shown = [state.t, state.m, state.h, state.b].join();
     this.point(this.over || this.kept());
+  }
+
+  /** What the two maps are called. */
+  named() {
+    const other = /^text(\d+)$/.exec(state.b);
+    if (!other) return { a: nameOf(state.h), b: nameOf(state.b) };
+    const numbers = [state.t, Number(other[1])];
+    const [a, b] = numbers.map((text, at) => {
+      const [mine, theirs] = [text, numbers[1 - at]].map((number) => manifest.texts[number].title);
+      return `${nameOf(state.h)}, text ${text + 1}: ${telling(mine, theirs, 26)}`;
+    });
+    return { a, b };
+  }
+
+  focus() {
+    this.panels[0].heat.focus();
+  }
+
+  name() {
+    const other = /^text(\d+)$/.exec(state.b);
+    return `compare ${nameOf(state.h)} ${other ? `text ${Number(other[1]) + 1}` : nameOf(state.b)}`;
   }
 
   /** A cell of one panel as it stands in all three. */
@@ -289,7 +310,6 @@ export class CompareView {
     return {
       width: x - 24,
       height,
-      name: `compare ${this.names.a} ${this.names.b}`,
       draw: (pen) => {
         for (const part of parts) {
           const look = this.looks[part.which];
@@ -297,8 +317,8 @@ export class CompareView {
           within.text(this.names[part.which], 0, 10, { size: 12, weight: 600, colour: look.colours.ink });
           drawHeat(within, this[part.which], { ...part.place, top: part.place.top + 24 }, look, 4);
           drawScale(within, look, part.place.left, part.height + 30, Math.min(160, part.place.width), [
-            digits(look.low).replace(/\.?0+$/, "") || "0",
-            digits(look.high).replace(/\.?0+$/, ""),
+            endOf(look.low),
+            endOf(look.high),
           ]);
         }
       },

@@ -1,9 +1,20 @@
 // Grid: all layers and heads at once.
 import { digits, manifest, matrix, nameOf, rolesOf } from "./data.js";
 import { el, fill, select } from "./dom.js";
-import { HeadGrid, paintThumb, topOf } from "./heads.js";
+import { HeadGrid, largestOf, paintThumb, topOf } from "./heads.js";
+import { Legend, drawScale, endOf } from "./heat.js";
 import { widthOf } from "./pen.js";
 import { addressOf, mapOf, state, update } from "./state.js";
+
+const SIZES = [0, 24, 40, 64, 96, 132, 200];
+
+/** How wide a cell is: as asked for, else so that all columns have room, and all rows if that leaves cells to see. */
+function sizeOf(columns, rows, width, height) {
+  if (state.size) return state.size;
+  const gap = width < 500 ? 2 : 6;
+  const [across, down] = [Math.floor(width / columns) - gap, Math.floor(height / rows) - gap];
+  return Math.max(18, Math.min(132, across, Math.max(44, down)));
+}
 
 /** The heads in the order of the grid. */
 function ordered() {
@@ -20,6 +31,11 @@ function ordered() {
     places.sort((a, b) => key(a)[0] - key(b)[0] || key(a)[1] - key(b)[1] || a - b);
   }
   return places.map((index) => heads[index]);
+}
+
+/** What stands at the upper end of the scale of all heads. */
+function scaleEnd(high) {
+  return state.scale === "head" ? "each head's largest" : endOf(high);
 }
 
 function hasRole(spec, role) {
@@ -39,13 +55,16 @@ export class GridView {
     );
     const sorts = [["layer", "layer"], ["focus", "sharpness"], ...(manifest.roles ? [["role", "role"]] : [])];
     this.sort = select("Order by", sorts, (value) => update({ sort: value }));
+    this.size = select("Cells", [], (value) => update({ size: Number(value) }));
+    this.legend = new Legend();
     this.roles = el("div", { class: "roles", role: "group", "aria-label": "Show one role" });
     this.read = el("div", { class: "read", id: "readout" });
     this.host = el("div", { class: "gridhost" }, this.heads.root);
     this.root = el(
       "div",
       { class: "view grid" },
-      el("div", { class: "toolbar" }, this.read, this.sort),
+      el("div", { class: "toolbar" }, this.read, el("span", { class: "fields" }, this.sort, this.size)),
+      this.legend.root,
       this.roles,
       this.host,
     );
@@ -57,16 +76,41 @@ export class GridView {
     const order = ordered();
     const byLayer = state.sort === "layer";
     const columns = byLayer ? new Set(order.map(([, head]) => head)).size : 12;
+    const rows = byLayer ? new Set(order.map(([layer]) => layer)).size : 1;
     const room = this.host.clientWidth - (byLayer ? 34 : 4);
     if (room < 50) return;
-    const size = Math.max(byLayer ? 18 : 44, Math.min(132, Math.floor(room / columns) - (room < 500 ? 2 : 6)));
+    const size = sizeOf(columns, rows, room, innerHeight - this.host.offsetTop - 60);
     const dimmed = new Set(
       state.role ? order.map((pair) => pair.join(".")).filter((spec) => !hasRole(spec, state.role)) : [],
     );
     this.heads.show(order, byLayer, size, state.h, this.app.palette, dimmed);
     this.sort.show(state.sort);
+    this.size.offer(this.sizes());
+    this.size.show(state.size);
     this.showRoles(map);
     this.tell(null);
+    return this.showScale();
+  }
+
+  /** The sizes to choose from; one that only an address asks for is among them. */
+  sizes() {
+    const offered = SIZES.includes(state.size) ? SIZES : [...SIZES, state.size].sort((a, b) => a - b);
+    return offered.map((size) => [size, size ? `${size} px` : "to fit"]);
+  }
+
+  async showScale() {
+    const table = this.app.palette.one;
+    const { t, m, hide, words, scale } = state;
+    const high = scale === "figure" ? await largestOf(t, m, hide, words) : 1;
+    if (scale === state.scale) this.legend.show({ low: 0, high, table }, scaleEnd(high));
+  }
+
+  focus() {
+    this.heads.focus(state.h);
+  }
+
+  name() {
+    return "grid";
   }
 
   showRoles(map) {
@@ -203,11 +247,17 @@ export class GridView {
       return y + 12;
     };
     const nothing = { rect() {}, text() {} };
+    const below = told.length ? legend(nothing) + 4 : low - 6;
+    const high = state.scale === "figure" ? await largestOf(state.t, state.m, state.hide, state.words) : 1;
+    const scale = { low: 0, high, table: colours.one, colours };
     return {
       width: wide,
-      height: told.length ? legend(nothing) : low - 14,
-      draw: (pen) => (draw(pen), legend(pen)),
-      name: "grid",
+      height: below + 26,
+      draw: (pen) => {
+        draw(pen);
+        legend(pen);
+        drawScale(pen, scale, left, below, 180, ["0", scaleEnd(high)]);
+      },
     };
   }
 

@@ -367,6 +367,14 @@ export class HeadCountView {
     );
   }
 
+  focus() {
+    this.root.querySelector("[aria-current], [role=radio][tabindex='0']")?.focus();
+  }
+
+  name() {
+    return `head count ${state.n}`;
+  }
+
   async figure() {
     const { heads } = this.now;
     const colours = this.app.palette;
@@ -407,7 +415,6 @@ export class HeadCountView {
       width: Math.max(heads.length * (wide + 24) - 24, 380),
       height: top + TOKENS.length * cell + 6,
       draw,
-      name: `head count ${state.n}`,
     };
   }
 

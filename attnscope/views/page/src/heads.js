@@ -200,6 +200,11 @@ export class HeadGrid {
     this.root.dataset.painted = String([...this.cells.values()].filter((cell) => cell.done).length);
   }
 
+  /** Gives the focus to a head, else to the first. */
+  focus(spec) {
+    (this.cells.get(spec) || this.cells.get(this.order?.[0]))?.button.focus();
+  }
+
   key(event) {
     const at = this.order.indexOf(document.activeElement?.dataset?.spec);
     if (at < 0) return;

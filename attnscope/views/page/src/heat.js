@@ -1,10 +1,11 @@
 // A map as a heatmap with its tokens: zoomed, panned, pointed at; on the screen and in files.
 import { inkOn, stepOf } from "./colour.js";
 import { digits } from "./data.js";
-import { canvas, el } from "./dom.js";
+import { canvas, el, fill } from "./dom.js";
 import { CanvasPen, fitted, widthOf } from "./pen.js";
+import { state, update } from "./state.js";
 
-const MOST_CELL = 46;
+const MOST_CELL = 120;
 const LABEL_PX = 12;
 const NUMBERS_FROM = 34; // cells of so many pixels have their numbers written into them
 
@@ -49,20 +50,41 @@ export function paintPooled(shown, look, factor, pixels, width, height) {
   }
 }
 
-/** How much room labels need beside a map and above it. */
+/** How much room labels need beside a map and above it: those that two texts do not share up to two fifths of it. */
 export function guttersOf(shown, width, height) {
-  const longest = (axis) =>
-    (axis.longest ??= axis.labels
-      .slice(0, 600)
-      .reduce((most, label) => Math.max(most, label.length < 40 ? widthOf(label, LABEL_PX) : 200), 0));
-  return {
-    left: Math.ceil(Math.min(longest(shown.rows), Math.max(44, width * 0.18), 130)) + 12,
-    top: Math.ceil(Math.min(longest(shown.columns), Math.max(44, height * 0.18), 110)) + 10,
+  const longest = (labels, weight) =>
+    labels.reduce((most, label) => Math.max(most, label.length < 40 ? widthOf(label, LABEL_PX, weight) : 200), 0);
+  const room = (axis, length, most) => {
+    axis.longest ??= longest(axis.labels.slice(0, 600), 400);
+    axis.longestPair ??= longest(axis.labels.filter((_, at) => axis.halves?.[at]).slice(0, 600), 600);
+    const usual = Math.min(axis.longest, Math.max(44, length * 0.18), most);
+    return Math.ceil(Math.max(usual, Math.min(axis.longestPair, length * 0.4)));
   };
+  return { left: room(shown.rows, width, 130) + 12, top: room(shown.columns, height, 110) + 10 };
+}
+
+/** The numbers of the labels that are written where one in `apart` has room; those that two texts do not share first. */
+function labelled(axis, first, last, apart) {
+  const numbers = [];
+  let taken = -Infinity;
+  for (let at = first; at < last; at++)
+    if (axis.halves?.[at] && at - taken >= apart) numbers.push((taken = at));
+  const free = (at) => numbers.every((other) => Math.abs(other - at) >= apart);
+  const usual = [];
+  for (let at = Math.ceil(first / apart) * apart; at < last; at += apart) if (free(at)) usual.push(at);
+  return [...numbers, ...usual];
+}
+
+/** A label cut to a width; of a pair of tokens each half alike. */
+function labelOf(axis, at, size, width, weight) {
+  const halves = axis.halves?.[at];
+  if (!halves || widthOf(axis.labels[at], size, weight) <= width) return fitted(axis.labels[at], size, width, weight);
+  const each = (width - widthOf(" / ", size, weight)) / 2;
+  return halves.map((half) => fitted(half, size, each, weight)).join(" / ");
 }
 
 function labelColour(axis, number, colours) {
-  return axis.special[number] ? colours.special : axis.written[number] ? colours.written : colours.ink;
+  return axis.halves?.[number] ? colours.mark : axis.special[number] ? colours.special : axis.written[number] ? colours.written : colours.ink;
 }
 
 /**
@@ -106,20 +128,25 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
   pen.frame(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1, colours.line);
   const size = Math.max(8, Math.min(LABEL_PX, cell * 0.86));
   const apart = Math.max(1, Math.ceil((size + 1) / cell));
-  for (let row = Math.ceil(first.row / apart) * apart; row < last.row; row += apart) {
+  const weightOf = (axis, number) => (axis.halves?.[number] ? 600 : 400);
+  for (const row of labelled(rows, first.row, last.row, apart)) {
     const at = top + (row + 0.5) * cell - y;
     if (at < top || at > top + height) continue;
-    pen.text(fitted(rows.labels[row], size, left - 10), left - 6, at, {
+    const weight = weightOf(rows, row);
+    pen.text(labelOf(rows, row, size, left - 10, weight), left - 6, at, {
       size,
       align: "right",
+      weight,
       colour: labelColour(rows, row, colours),
     });
   }
-  for (let column = Math.ceil(first.column / apart) * apart; column < last.column; column += apart) {
+  for (const column of labelled(columns, first.column, last.column, apart)) {
     const at = left + (column + 0.5) * cell - x;
     if (at < left || at > left + width) continue;
-    pen.text(fitted(columns.labels[column], size, top - 9), at, top - 6, {
+    const weight = weightOf(columns, column);
+    pen.text(labelOf(columns, column, size, top - 9, weight), at, top - 6, {
       size,
+      weight,
       turn: -Math.PI / 2,
       colour: labelColour(columns, column, colours),
     });
@@ -139,7 +166,7 @@ function writeNumbers(pen, shown, { left, top, cell, x, y }, look, first, last) 
         Math.abs(value) >= 0.995 ? said : (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2).slice(1),
         left + (column + 0.5) * cell - x,
         top + (row + 0.5) * cell - y,
-        { size: 11, align: "center", colour },
+        { size: Math.max(11, Math.min(16, cell * 0.24)), align: "center", colour },
       );
     }
   }
@@ -183,6 +210,50 @@ export function drawScale(pen, look, x, y, width, [low, high]) {
   pen.frame(x - 0.5, y - 0.5, width + 1, 9, look.colours.line);
   pen.text(low, x, y + 18, { size: 11, colour: look.colours.faint });
   pen.text(high, x + width, y + 18, { size: 11, align: "right", colour: look.colours.faint });
+}
+
+/** A weight at the end of a scale: without zeros that say nothing. */
+export function endOf(value) {
+  return digits(value).replace(/\.?0+$/, "") || "0";
+}
+
+const BLANK = 0.2; // no cell reaches so much of the scale: the map looks all but empty
+
+/** What colours mean, above what they colour; where hardly any is to be seen, it offers the head's own scale. */
+export class Legend {
+  constructor(unit = "weight") {
+    this.unit = el("span", { class: "faint" }, unit);
+    this.ends = [el("span", {}), el("span", {})];
+    this.bar = el("i", { "aria-hidden": "true" });
+    this.offer = el("span", { class: "offer" });
+    this.root = el("span", { class: "scale" }, this.unit, this.ends[0], this.bar, this.ends[1], this.offer);
+  }
+
+  /**
+   * @param look {low, high, table}
+   * @param high what stands at its upper end, if that is not one number
+   * @param largest the largest weight that is coloured by it; undefined = nothing is offered
+   * @param own what the darkest colour means on the head's own scale
+   */
+  show({ low, high: most, table }, high = endOf(most), largest = most, own = largest) {
+    fill(this.ends[0], endOf(low));
+    fill(this.ends[1], low < 0 ? `+${high}` : high);
+    const steps = Array.from({ length: 17 }, (_, at) => table.css[Math.round((at * 255) / 16)]);
+    this.bar.style.background = `linear-gradient(to right, ${steps.join(", ")})`;
+    fill(
+      this.offer,
+      state.scale !== "head" && largest < BLANK * most
+        ? [
+            el("span", {}, `none is above ${digits(largest)}`),
+            el(
+              "button",
+              { type: "button", onclick: () => update({ scale: "head" }) },
+              `show on its own scale, 0 to ${endOf(own)}`,
+            ),
+          ]
+        : null,
+    );
+  }
 }
 
 /** A heatmap on the screen. */
@@ -277,9 +348,9 @@ export class Heat {
       pen.text(said, px, py, { size: LABEL_PX, weight: 600, align, turn, colour: colours.mark });
     };
     if (cursor.row >= 0 && cy + cell > top && cy < top + this.at.height)
-      tag(fitted(rows.labels[cursor.row], LABEL_PX, left - 10, 600), left - 6, cy + cell / 2, "right", 0);
+      tag(labelOf(rows, cursor.row, LABEL_PX, left - 10, 600), left - 6, cy + cell / 2, "right", 0);
     if (cursor.column >= 0 && cx + cell > left && cx < left + this.at.width)
-      tag(fitted(columns.labels[cursor.column], LABEL_PX, top - 9, 600), cx + cell / 2, top - 6, "left", -Math.PI / 2);
+      tag(labelOf(columns, cursor.column, LABEL_PX, top - 9, 600), cx + cell / 2, top - 6, "left", -Math.PI / 2);
   }
 
   /** Brings a cell into sight. */
@@ -290,6 +361,10 @@ export class Heat {
     if (column >= 0) x = Math.min(Math.max(x, (column + 1) * cell - width), column * cell);
     if (row >= 0) y = Math.min(Math.max(y, (row + 1) * cell - height), row * cell);
     if (x !== this.at.x || y !== this.at.y) this.move({ cell, x, y });
+  }
+
+  focus() {
+    this.over.focus({ preventScroll: true });
   }
 
   move(view) {

@@ -1,6 +1,6 @@
 // Links: the text twice, and lines between tokens; several heads at once.
 import { digits, matrix, nameOf } from "./data.js";
-import { canvas, el, fill, say } from "./dom.js";
+import { canvas, el, fill, say, select } from "./dom.js";
 import { CanvasPen, fitted, widthOf } from "./pen.js";
 import { axesOf, state, update } from "./state.js";
 
@@ -39,24 +39,33 @@ export class LinksView {
       oninput: () => update({ min: Number(this.slider.value) }),
     });
     this.least = el("span", {});
+    this.add = select("Add a head", [], (spec) => spec && this.toggle(spec), "");
     this.more = [
       el("label", { class: "range" }, el("span", {}, "weights from ", this.least), this.slider),
       el(
         "p",
         { class: "faint" },
-        "Choose heads above to add them or take them away. Point at a token for its own links; click to keep them.",
+        "Choose heads in the small grid, or from the list beside their names, to add them; again, to take them away. Point at a token for its own links; click to keep them.",
       ),
     ];
     this.root = el(
       "div",
       { class: "view links" },
-      el("div", { class: "toolbar" }, this.legend, this.read),
+      el("div", { class: "toolbar" }, this.legend, this.add, this.read),
       this.scroller,
     );
     this.heads = [];
     this.over = null;
     this.listen();
     new ResizeObserver(() => this.root.isConnected && this.draw()).observe(this.scroller);
+  }
+
+  focus() {
+    this.picture.focus({ preventScroll: true });
+  }
+
+  name() {
+    return `links ${specs().map(nameOf).join(" ")}`;
   }
 
   chosen() {
@@ -72,6 +81,12 @@ export class LinksView {
       update({ h: spec, hs: "" }); // from the list of heads: this one alone
       return true;
     }
+    this.toggle(spec);
+    return true;
+  }
+
+  /** Adds a head to those that are drawn, or takes it away. */
+  toggle(spec) {
     const held = specs();
     const next = held.includes(spec) ? held.filter((other) => other !== spec) : [...held, spec].slice(-10);
     if (next.length)
@@ -79,7 +94,6 @@ export class LinksView {
         h: spec === state.h && !next.includes(spec) ? next.at(-1) : next.includes(spec) ? spec : state.h,
         hs: next.join(","),
       });
-    return true;
   }
 
   async show() {
@@ -108,7 +122,7 @@ export class LinksView {
             "data-spec": spec,
             title: heads.length > 1 ? "take it away" : null,
             "aria-label": `${nameOf(spec)}${heads.length > 1 ? ": take it away" : ""}`,
-            onclick: (event) => heads.length > 1 && this.open(spec, event),
+            onclick: () => heads.length > 1 && this.toggle(spec),
           },
           dot,
           nameOf(spec),
@@ -116,6 +130,9 @@ export class LinksView {
         );
       }),
     );
+    const others = this.app.choices(this).filter((spec) => !specs().includes(spec));
+    this.add.offer([["", "add a head"], ...others.map((spec) => [spec, nameOf(spec)])]);
+    this.add.show("");
     this.find();
     this.draw();
     if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line)
@@ -148,7 +165,7 @@ export class LinksView {
   }
 
   /** The token that is looked at: pointed at, else kept. */
-  focus() {
+  focused() {
     if (this.over) return this.over;
     const { rows, columns } = this.axes();
     const [axis, token] = state.side === "q" ? [rows, state.q] : [columns, state.k];
@@ -273,7 +290,7 @@ export class LinksView {
     context.clearRect(0, 0, w, h);
     const from = this.scroller.scrollTop;
     context.translate(0, -from);
-    const focus = this.focus();
+    const focus = this.focused();
     this.paint(new CanvasPen(context), this.lay, from, from + h, focus);
     this.tell(focus);
   }
@@ -361,7 +378,7 @@ export class LinksView {
     });
     picture.addEventListener("click", (event) => {
       const next = this.at(event);
-      const held = (this.over = null) || this.focus();
+      const held = (this.over = null) || this.focused();
       this.keep(next && held && next.side === held.side && next.at === held.at ? null : next);
     });
     picture.addEventListener("keydown", (event) => {
@@ -370,7 +387,7 @@ export class LinksView {
       if ((!step && !side) || event.altKey || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
       const { rows, columns } = this.axes();
-      const now = this.focus() || { side: "q", at: step > 0 ? -1 : 0 };
+      const now = this.focused() || { side: "q", at: step > 0 ? -1 : 0 };
       const next = { side: side || now.side, at: now.at + (step || 0) * (event.shiftKey ? 10 : 1) };
       const axis = next.side === "q" ? rows : columns;
       next.at = Math.max(0, Math.min(axis.length - 1, next.at));
@@ -396,7 +413,6 @@ export class LinksView {
     return {
       width: lay.end + 4,
       height: height + 24,
-      name: `links ${specs().map(nameOf).join(" ")}`,
       draw: (pen) => {
         let x = 0;
         for (const { spec, colour } of this.heads) {
@@ -404,7 +420,7 @@ export class LinksView {
           pen.text(nameOf(spec), x + 15, 9, { size: 12, colour: this.app.palette.ink });
           x += 26 + widthOf(nameOf(spec), 12);
         }
-        this.paint(pen.moved(0, 24), lay, 0, height, this.focus());
+        this.paint(pen.moved(0, 24), lay, 0, height, this.focused());
       },
     };
   }
@@ -413,7 +429,7 @@ export class LinksView {
     const { rows, columns } = this.axes();
     return [
       ["head", "query_place", "query", "key_place", "key", "weight"],
-      ...this.drawn(this.focus()).map(({ number, row, column, weight }) => [
+      ...this.drawn(this.focused()).map(({ number, row, column, weight }) => [
         nameOf(this.heads[number].spec),
         row,
         rows.labels[row],

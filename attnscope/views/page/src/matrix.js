@@ -1,7 +1,7 @@
 // Matrix: one head's map, read cell by cell.
 import { digits, matrix, nameOf, rankOf, rolesOf, manifest } from "./data.js";
 import { el, fill, say } from "./dom.js";
-import { Heat, addressOfView, drawHeat, drawScale, seenOf, viewAt } from "./heat.js";
+import { Heat, Legend, addressOfView, drawHeat, drawScale, endOf, seenOf, viewAt } from "./heat.js";
 import { topOf } from "./heads.js";
 import { axesOf, mapOf, state, update } from "./state.js";
 
@@ -131,12 +131,22 @@ export class MatrixView {
       ),
     );
     this.side = el("div", { class: "side" });
+    this.legend = new Legend();
     this.root = el(
       "div",
       { class: "view matrix" },
       el("div", { class: "toolbar" }, this.title, this.read, zooms),
+      this.legend.root,
       el("div", { class: "beside" }, this.heat.root, this.side),
     );
+  }
+
+  focus() {
+    this.heat.focus();
+  }
+
+  name() {
+    return `matrix ${nameOf(state.h)}`;
   }
 
   async show() {
@@ -150,6 +160,7 @@ export class MatrixView {
     this.heat.cursor = (within && this.over) || cursorOf(shown);
     this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette };
     this.heat.set(shown, this.look);
+    this.legend.show(this.look, endOf(high), shown.largest);
     fill(this.title, titleOf(state.h));
     this.tell(this.heat.cursor);
     this.root.dataset.shown = [state.t, state.m, state.h].join();
@@ -199,7 +210,6 @@ export class MatrixView {
     return {
       width: Math.max(width, 260),
       height: height + 62,
-      name: nameOf(state.h),
       draw: (pen) => {
         pen.text(`${nameOf(state.h)} · rows are queries, columns keys`, place.left, 12, {
           size: 12,
@@ -207,7 +217,7 @@ export class MatrixView {
           colour: look.colours.ink,
         });
         drawHeat(pen, shown, { ...place, top: place.top + 22 }, look, 4);
-        drawScale(pen, look, place.left, height + 28, Math.min(180, place.width), ["0", digits(look.high)]);
+        drawScale(pen, look, place.left, height + 28, Math.min(180, place.width), ["0", endOf(look.high)]);
       },
     };
   }

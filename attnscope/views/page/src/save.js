@@ -86,19 +86,29 @@ function quoted(field) {
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
+/** What a file is called: by its view and head, and where there are several by its text and kind of attention. */
+function fileName(view, kind) {
+  const { maps } = manifest.texts[state.t];
+  const about = state.v === "headcount" ? [] : [
+    manifest.texts.length > 1 ? `of text ${state.t + 1}` : "",
+    maps.length > 1 ? maps[state.m].kind : "",
+  ];
+  return ["attnscope", view.name(), ...about].filter(Boolean).join(" ").replaceAll(" ", "-") + `.${kind}`;
+}
+
 /** Saves what a view shows. */
 export async function save(view, kind, colours) {
   if (kind === "csv") {
     const lines = (await view.rows()).map((row) => row.map(quoted).join(",")).join("\n");
-    return hand(new Blob([lines, "\n"], { type: "text/csv;charset=utf-8" }), `attnscope-${state.v}.csv`);
+    return hand(new Blob([lines, "\n"], { type: "text/csv;charset=utf-8" }), fileName(view, kind));
   }
   const figure = await view.figure();
   const size = [Math.ceil(figure.width + 2 * MARGIN), Math.ceil(figure.height + 2 * MARGIN + FOOT - 8)];
-  const name = `attnscope-${figure.name}`.replaceAll(" ", "-");
+  const name = fileName(view, kind);
   if (kind === "svg") {
     const pen = new SvgPen(...size);
     drawAll(pen, figure, colours, size);
-    return hand(new Blob([pen.document(figure.name)], { type: "image/svg+xml" }), `${name}.svg`);
+    return hand(new Blob([pen.document(view.name())], { type: "image/svg+xml" }), name);
   }
   const scale = Math.min(2, MOST_SIDE / Math.max(...size));
   // Not a canvas of the document, whose toBlob waits for an idle moment, up to seconds.
@@ -106,5 +116,5 @@ export async function save(view, kind, colours) {
   const context = held.getContext("2d");
   context.scale(scale, scale);
   drawAll(new CanvasPen(context), figure, colours, size);
-  return hand(await held.convertToBlob({ type: "image/png" }), `${name}.png`);
+  return hand(await held.convertToBlob({ type: "image/png" }), name);
 }

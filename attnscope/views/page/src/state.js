@@ -21,6 +21,7 @@ const DEFAULTS = {
   y: 0, // Links: the first token in sight
   sort: "layer", // Grid
   role: "", // Grid: only heads of this role
+  size: 0, // Grid: how wide a cell is, in pixels; 0 = as the window has room
   n: 2, // Head count: how many heads
   step: 0, // Head count: the step
   tok: 1, // Head count: the token
@@ -51,10 +52,16 @@ export function onChange(listener) {
   listeners.add(listener);
 }
 
-/** Changes what is shown. */
+/** Changes what is shown. Another view is another step of the browser's history, anything else the same one. */
 export function update(patch) {
+  const left = state.v;
+  const before = addressOf();
   Object.assign(state, patch);
   mend();
+  if (state.v !== left) {
+    writeAddress("replaceState", before);
+    writeAddress("pushState");
+  }
   schedule();
 }
 
@@ -65,7 +72,7 @@ function schedule() {
     waiting = false;
     for (const listener of listeners) listener();
     clearTimeout(schedule.later);
-    schedule.later = setTimeout(writeAddress, 150);
+    schedule.later = setTimeout(writeAddress, 150, "replaceState");
   });
 }
 
@@ -87,6 +94,7 @@ function mend() {
   if (!["q", "k"].includes(state.side)) state.side = "q";
   if (!["layer", "role", "focus"].includes(state.sort)) state.sort = "layer";
   if (!manifest.roles?.marks[state.role]) state.role = "";
+  state.size = whole(state.size, 12, 400, 0);
   state.n = [1, 2, 4].includes(state.n) ? state.n : 2;
   state.step = whole(state.step, 0, 4, 0);
   state.tok = whole(state.tok, 0, 4, 1);
@@ -109,11 +117,12 @@ export function addressOf(s = state) {
   return "#" + told.toString().replaceAll("%2C", ",");
 }
 
-function writeAddress() {
-  written = addressOf();
+function writeAddress(how, address = addressOf()) {
+  clearTimeout(schedule.later);
+  written = address;
   if (written === (location.hash || "#")) return;
   try {
-    history.replaceState(null, "", written);
+    history[how](null, "", written);
   } catch {
     // Within a sandboxed frame of a notebook the address is not ours to set.
   }
@@ -133,9 +142,11 @@ export function begin() {
   mend();
   addEventListener("hashchange", () => {
     if (location.hash === written) return;
+    clearTimeout(schedule.later);
+    written = location.hash;
     readAddress(location.hash.slice(1));
     mend();
     schedule();
   });
-  addEventListener("pagehide", writeAddress);
+  addEventListener("pagehide", () => writeAddress("replaceState"));
 }

@@ -3,9 +3,14 @@ import { inkOn, stepOf } from "./colour.js";
 import { digits, matrix, nameOf, prose } from "./data.js";
 import { el, fill, say, segmented } from "./dom.js";
 import { topOf } from "./heads.js";
+import { Legend, drawScale, endOf } from "./heat.js";
 import { strongest, titleOf } from "./matrix.js";
 import { widthOf } from "./pen.js";
 import { mapOf, state, update } from "./state.js";
+
+function largestIn(weights) {
+  return weights.reduce((most, weight) => Math.max(most, weight), 0);
+}
 
 export class TextView {
   constructor(app) {
@@ -23,10 +28,12 @@ export class TextView {
     this.pages = el("div", { class: "pages" });
     this.list = el("div", {});
     this.listName = "";
+    this.legend = new Legend();
     this.root = el(
       "div",
       { class: "view text" },
       el("div", { class: "toolbar" }, this.title, this.read, this.sides),
+      this.legend.root,
       this.pages,
     );
     this.pages.addEventListener("click", (event) => this.pick(event.target.closest("[data-at]")));
@@ -38,6 +45,14 @@ export class TextView {
 
   beside() {
     return [this.list];
+  }
+
+  focus() {
+    this.pages.querySelector('[tabindex="0"]')?.focus({ preventScroll: true });
+  }
+
+  name() {
+    return `text ${nameOf(state.h)}`;
   }
 
   /** The same token, looked at from the other side. */
@@ -75,8 +90,8 @@ export class TextView {
       state.words,
       state.hide,
     ].join();
-    if (name === this.name) return;
-    this.name = name;
+    if (name === this.built) return;
+    this.built = name;
     const cross = !!mapOf().keys;
     this.spans = { q: [], k: [] };
     const page = (axis, side, heading) => {
@@ -119,8 +134,8 @@ export class TextView {
     this.cross = cross;
   }
 
-  /** The token that is looked at, and where the weights of the others begin and how far apart they stand. */
-  focus() {
+  /** The token that is looked at. */
+  focused() {
     const { rows, columns } = this.shown;
     const side = state.side;
     const token = side === "q" ? state.q : state.k;
@@ -131,7 +146,7 @@ export class TextView {
   /** The weight of each token on the other side. */
   weights() {
     const { rows, columns, values } = this.shown;
-    const focus = this.focus();
+    const focus = this.focused();
     const n = columns.length;
     if (!focus)
       return Array.from(
@@ -142,10 +157,19 @@ export class TextView {
     return Array.from({ length: rows.length }, (_, row) => values[row * n + focus.at]);
   }
 
+  /** What the darkest colour means. Averages over queries have their own largest. */
+  top(weights) {
+    if (state.scale !== "head" || this.focused()) return this.high;
+    return largestIn(weights) || 1;
+  }
+
   shade() {
-    const focus = this.focus();
+    const focus = this.focused();
     const weights = this.weights();
-    const high = focus ? this.high : Math.max(...weights, 1e-9);
+    const high = this.top(weights);
+    const look = { low: 0, high, table: this.app.palette.one };
+    const largest = largestIn(weights);
+    this.legend.show(look, endOf(high), largest, focus ? this.shown.largest : largest);
     const table = this.app.palette.one;
     const other = focus?.side === "k" ? "q" : "k";
     for (const span of new Set([...this.spans.q, ...this.spans.k])) {
@@ -179,7 +203,7 @@ export class TextView {
       strongest(
         this.listName,
         order.filter((at) => weights[at] >= 0.0005).map((at) => ({ label: axis.labels[at], weight: weights[at] })),
-        focus ? 1 : high,
+        high,
       ),
     );
   }
@@ -189,7 +213,7 @@ export class TextView {
     const at = Number(span.dataset.at);
     const side = this.cross ? span.dataset.side : state.side;
     const token = (side === "q" ? this.shown.rows : this.shown.columns).groups[at].first;
-    const held = this.focus();
+    const held = this.focused();
     if (held && held.at === at && held.side === side) return update({ [side]: -1 });
     return update({ side, [side]: token });
   }
@@ -197,7 +221,7 @@ export class TextView {
   tell(span) {
     if (!this.shown) return;
     const { rows, columns, values } = this.shown;
-    const focus = this.focus();
+    const focus = this.focused();
     if (!focus)
       return fill(
         this.read,
@@ -251,10 +275,10 @@ export class TextView {
     const { rows, columns } = this.shown;
     const colours = this.app.palette;
     const [size, line, wide] = [16, 28, 720];
-    const focus = this.focus();
+    const focus = this.focused();
     const weights = this.weights();
     const other = focus?.side === "k" ? "q" : "k";
-    const high = focus ? this.high : Math.max(...weights, 1e-9);
+    const look = { low: 0, high: this.top(weights), table: colours.one, colours };
     const placed = [];
     let [x, y] = [0, 40];
     const page = (axis, side) => {
@@ -277,14 +301,13 @@ export class TextView {
     }
     return {
       width: wide,
-      height: y + line,
-      name: `text ${nameOf(state.h)}`,
+      height: y + line + 34,
       draw: (pen) => {
         pen.text(`${nameOf(state.h)} · ${this.listName}`, 0, 12, { size: 12, weight: 600, colour: colours.ink });
         for (const token of placed) {
           const mine = focus && token.at === focus.at && (token.side === focus.side || !this.cross);
           const shaded = token.side === other || !this.cross;
-          const step = shaded ? stepOf(weights[token.at], 0, high) : 0;
+          const step = shaded ? stepOf(weights[token.at], 0, look.high) : 0;
           if (step >= 2)
             pen.rect(token.x - 1, token.y - line / 2 + 3, token.width + 2, line - 6, colours.one.css[step]);
           if (mine) pen.frame(token.x - 1.5, token.y - line / 2 + 2.5, token.width + 3, line - 5, colours.mark, 2);
@@ -293,12 +316,13 @@ export class TextView {
             colour: step >= 2 ? inkOn(colours.one.rgb[step]) : token.chip ? colours.special : colours.ink,
           });
         }
+        drawScale(pen, look, 0, y + line, 160, ["0", endOf(look.high)]);
       },
     };
   }
 
   async rows() {
-    const focus = this.focus();
+    const focus = this.focused();
     const axis = focus?.side === "k" ? this.shown.rows : this.shown.columns;
     const mine = focus
       ? (focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]

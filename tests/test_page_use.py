@@ -1,0 +1,320 @@
+"""How a page is used: keys alone, a phone, the browser's Back, scales that say what they mean, sizes that fit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnscope.records import Heatmap
+from attnscope.views.page import PageText, page_of
+from tests.page_helpers import Opened, blues, pixels
+from tests.record_helpers import map_of, record_of, tokens_of
+
+START = "one two three four five six seven eight nine ten eleven twelve thirteen "
+FIRST = record_of(map_of(tokens_of([*START.split(), "tired"]), layers=2, heads=3, seed=1))
+SECOND = record_of(map_of(tokens_of([*START.split(), "wide"]), layers=2, heads=3, seed=2))
+W = FIRST.maps[0].weights
+
+
+def spread_out(n: int = 130) -> Heatmap:
+    """A head that looks everywhere alike, and one that looks at itself alone."""
+    made = map_of(tokens_of([f"w{at}" for at in range(n)]), layers=1, heads=2)
+    weights = np.stack([np.full((n, n), 1 / n, np.float32), np.eye(n, dtype=np.float32)])[None]
+    return record_of(replace(made, weights=weights))
+
+
+def large(layers: int = 30, heads: int = 9) -> Heatmap:
+    """Many layers and heads of a short text."""
+    return record_of(map_of(tokens_of(["a", "b", "c", "d"]), layers=layers, heads=heads, seed=5))
+
+
+class Pages:
+    """Opens records as pages of their own."""
+
+    def __init__(self, browser: Any, folder: Path) -> None:
+        self.browser, self.folder = browser, folder
+        self.opened: list[Opened] = []
+
+    def __call__(self, *records: Heatmap, width: int = 1280, height: int = 800) -> Opened:
+        file = page_of([PageText(record) for record in records]).save(self.folder / f"{len(self.opened)}.html")
+        self.opened.append(
+            Opened(self.browser.new_page(viewport={"width": width, "height": height}, accept_downloads=True), file)
+        )
+        return self.opened[-1]
+
+
+@pytest.fixture
+def pages(browser: Any, tmp_path: Path) -> Iterator[Pages]:
+    made = Pages(browser, tmp_path)
+    yield made
+    for opened in made.opened:
+        assert opened.complaints == []
+        opened.page.close()
+
+
+def shade(opened: Opened, at: int) -> list[int]:
+    """The colour behind a token of the text."""
+    told = opened.page.eval_on_selector_all(".tok", f"all => getComputedStyle(all[{at}]).backgroundColor")
+    return [int(part) for part in told.removeprefix("rgb(").removesuffix(")").split(",")]
+
+
+# Scales and what they mean ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", [-1, 5])
+def test_the_text_is_shaded_by_the_scale(pages: Pages, query: int) -> None:
+    opened = pages(FIRST)
+    weights = W[1, 1, query] if query >= 0 else W[1, 1].mean(0)
+    at = int(weights.argmax())
+    tops = {
+        "fixed": 1.0,
+        "head": W[1, 1].max() if query >= 0 else weights.max(),
+        "figure": W.max(),
+    }
+    for scale, top in tops.items():
+        opened.show(v="text", h="1.1", q=query, scale=scale, d="light")
+        assert np.abs(np.array(shade(opened, at)) - blues(weights[at], top)).max() <= 4
+        assert f"{top:.4f}".rstrip("0").rstrip(".") in opened.text(".view.text .scale")
+
+
+@pytest.mark.parametrize("view", ["grid", "matrix", "text", "compare"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_legend_shows_what_colours_mean(pages: Pages, view: str, scheme: str) -> None:
+    opened = pages(FIRST)
+    opened.show(v=view, h="1.1", q=3, d=scheme)
+    assert opened.text(f".view.{view} .scale").removeprefix("weight ").startswith("0 1")
+    ends = opened.page.eval_on_selector(
+        f".view.{view} .scale i", "e => getComputedStyle(e).backgroundImage.match(/rgb\\([^)]*\\)/g)"
+    )
+    none, most = ([int(part) for part in end[4:-1].split(",")] for end in (ends[0], ends[-1]))
+    assert (sum(none) > sum(most)) == (scheme == "light"), "more is darker on light ground, lighter on dark"
+
+
+def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages: Pages) -> None:
+    opened = pages(spread_out())
+    opened.show(v="matrix", h="0.0", d="light")
+    assert "none is above 0.0077" in opened.text(".view.matrix .scale")
+    before = pixels(opened, ".view.matrix .heat canvas").min()
+    opened.page.click(".view.matrix .scale button")
+    opened.until("location.hash.includes('scale=head')")
+    opened.frame()
+    assert "0 0.0077" in opened.text(".view.matrix .scale")
+    assert opened.page.locator(".view.matrix .scale button").count() == 0
+    middle = pixels(opened, ".view.matrix .heat canvas")
+    assert np.abs(middle[500, 500] - blues(np.array(1.0))).max() <= 2
+    assert before < 250
+    opened.show(v="matrix", h="0.1")
+    assert opened.page.locator(".view.matrix .scale button").count() == 0, "a head with much to see needs no offer"
+
+
+def test_legends_are_saved(pages: Pages) -> None:
+    opened = pages(FIRST)
+    for view in ("grid", "matrix", "text"):
+        opened.show(v=view, h="1.1", scale="head", d="light")
+        saved = opened.saved("svg").decode()
+        assert saved.count("<rect") >= 64, "the steps of a scale"
+        assert ("each head&#39;s largest" in saved or "each head's largest" in saved) == (view == "grid")
+
+
+# Keys alone ------------------------------------------------------------------------------------------------------
+
+
+def test_enter_goes_on_in_the_map_and_escape_in_the_grid(pages: Pages) -> None:
+    opened = pages(FIRST)
+    opened.show(v="grid", h="0.0")
+    opened.page.focus(".view.grid button.chosen")
+    opened.page.keyboard.press("ArrowRight")
+    opened.page.keyboard.press("Enter")
+    opened.settle("matrix")
+    for key in ("ArrowDown", "ArrowRight"):
+        opened.page.keyboard.press(key)
+        opened.frame()
+    assert opened.text("#readout .pair") == "two attends to two"
+    opened.page.keyboard.press("Escape")
+    opened.settle("grid")
+    opened.frame()
+    opened.page.keyboard.press("ArrowRight")
+    assert opened.text("#readout b") == "L0H2"
+
+
+@pytest.mark.parametrize(
+    ("number", "view", "key", "says"),
+    [
+        (2, "matrix", "ArrowDown", "two attends to one"),
+        (3, "links", "ArrowDown", "one attends to"),
+        (4, "text", "Enter", "one attends to what is shaded"),
+        (5, "compare", "ArrowDown", "two attends to one"),
+    ],
+)
+def test_a_view_that_keys_turned_to_takes_keys(pages: Pages, number: int, view: str, key: str, says: str) -> None:
+    opened = pages(FIRST)
+    opened.show(v="grid", h="0.0")
+    opened.page.focus(".view.grid button.chosen")
+    opened.page.keyboard.press(str(number))
+    opened.settle(view)
+    opened.page.keyboard.press(key)
+    opened.frame()
+    assert says in opened.text("#readout")
+
+
+def test_a_click_on_a_tab_leaves_the_focus_where_it_is(pages: Pages) -> None:
+    opened = pages(FIRST)
+    opened.show(v="grid", h="0.0")
+    opened.page.click("#tab-matrix")
+    opened.settle("matrix")
+    assert opened.page.evaluate("document.activeElement.id") == "tab-matrix"
+
+
+def test_tab_reaches_everything(pages: Pages) -> None:
+    opened = pages(FIRST, SECOND)
+    for view in ("grid", "matrix", "links", "text", "compare", "headcount"):
+        opened.show(v=view, h="1.1")
+        seen = set()
+        opened.page.evaluate("document.activeElement.blur()")
+        for _ in range(60):
+            opened.page.keyboard.press("Tab")
+            seen.add(opened.page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+        # A group whose members arrow keys go through has one stop.
+        wanted = opened.page.evaluate("""() => {
+            const all = [...document.querySelectorAll('*')];
+            const group = '[role=listbox], [role=tablist], [role=radiogroup], .prose';
+            return all.filter(e => e.matches('button, select, input, [tabindex]') && !e.disabled
+                && e.checkVisibility({visibilityProperty: true})
+                && (e.tabIndex === 0 || !e.closest(group))).map(e => all.indexOf(e));
+        }""")
+        missed = set(wanted) - seen
+        assert not missed, [
+            view,
+            opened.page.evaluate(
+                "at => at.map(i => document.querySelectorAll('*')[i].outerHTML.slice(0, 200))", list(missed)
+            ),
+        ]
+
+
+# A phone ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_head_is_added_on_a_phone(pages: Pages) -> None:
+    opened = pages(FIRST, width=390, height=844)
+    opened.show(v="links", h="1.1")
+    opened.page.select_option(".view.links select[aria-label='Add a head']", "0.2")
+    opened.page.wait_for_selector(".legend button[data-spec='0.2']")
+    assert opened.page.locator(".legend button").count() == 2
+    opened.page.click(".legend button[data-spec='1.1']")
+    opened.until("document.querySelectorAll('.legend button').length === 1")
+
+
+@pytest.mark.parametrize("size", [0, 24, 200])
+def test_many_heads_need_no_sideways_scrolling_of_the_page(pages: Pages, size: int) -> None:
+    opened = pages(large(), width=390, height=844)
+    opened.show(v="grid", size=size)
+    assert opened.page.evaluate("document.scrollingElement.scrollWidth") <= 390
+
+
+# Back ------------------------------------------------------------------------------------------------------------
+
+
+def test_back_goes_one_view_back(pages: Pages) -> None:
+    opened = pages(FIRST)
+    page = opened.page
+    page.click(".view.grid button[data-spec='1.2']")
+    opened.settle("matrix")
+    page.keyboard.press("]")
+    opened.frame()
+    page.click("#tab-text")
+    opened.settle("text")
+    assert opened.text(".title b") == "L0H0"
+    page.go_back()
+    opened.settle("matrix")
+    assert opened.text(".title b") == "L0H0", "what was shown last in that view"
+    page.go_back()
+    opened.settle("grid")
+    page.go_forward()
+    opened.settle("matrix")
+    assert opened.text(".title b") == "L0H0"
+
+
+def test_steps_within_a_view_are_no_steps_back(pages: Pages) -> None:
+    opened = pages(FIRST)
+    before = opened.page.evaluate("history.length")
+    opened.page.keyboard.press("2")
+    for _ in range(4):
+        opened.page.keyboard.press("]")
+        opened.frame()
+    opened.until("location.hash.includes('h=1.1')")
+    assert opened.page.evaluate("history.length") == before + 1
+
+
+# Sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_grid_has_a_cell_size(pages: Pages) -> None:
+    opened = pages(large())
+    opened.show(v="grid")
+    assert opened.page.eval_on_selector(".view.grid .heads button", "e => e.offsetWidth") <= 64, "30 rows are much"
+    for size in ("24", "132"):
+        opened.page.select_option("select[aria-label=Cells]", size)
+        opened.until(f"document.querySelector('.view.grid .heads button').offsetWidth === {size}")
+    opened.until("location.hash.includes('size=132')")
+
+
+@pytest.mark.parametrize("view", ["matrix", "compare"])
+def test_fit_enlarges_a_small_map(pages: Pages, view: str) -> None:
+    opened = pages(large(2, 2))
+    opened.show(v=view, h="0.0")
+    left, top, cell, _, _, box = opened.place(".heat >> nth=0")
+    assert cell * 4 > 0.9 * min(480, box["width"] - left, box["height"] - top)
+    if view == "matrix":
+        opened.page.click("[aria-label='Zoom out']")
+        opened.page.click("text=fit")
+        opened.frame()
+        assert opened.place()[2] == pytest.approx(cell)
+
+
+# Labels and names ------------------------------------------------------------------------------------------------
+
+
+def test_what_two_texts_do_not_share_is_told_in_full(pages: Pages) -> None:
+    opened = pages(FIRST, SECOND)
+    opened.show(v="compare", h="0.1", b="text1")
+    option = opened.page.inner_text(".view.compare option[value=text1]")
+    assert option.endswith("wide")
+    assert len(option) < 60
+    captions = opened.page.locator("figcaption b").all_inner_texts()
+    assert ["tired" in caption for caption in captions] == [True, False, False]
+    assert ["wide" in caption for caption in captions] == [False, True, False]
+    saved = opened.saved("svg").decode()
+    assert saved.count(">tired / wide</text>") == 2, "beside the rows, and above the columns"
+
+
+def test_it_is_told_in_a_long_text_too(pages: Pages) -> None:
+    records = []
+    for word in ("tired", "wide"):
+        labels = [f"w{at}" for at in range(91)] + [word] + [f"v{at}" for at in range(60)]
+        records.append(record_of(map_of(tokens_of(labels), layers=1, heads=1)))
+    opened = pages(*records)
+    opened.show(v="compare", h="0.0", b="text1")
+    assert opened.saved("svg").decode().count(">tired / wide</text>") == 2, "where there is no room for every label"
+
+
+@pytest.mark.parametrize(
+    ("view", "name"),
+    [
+        ("grid", "attnscope-grid-of-text-2"),
+        ("matrix", "attnscope-matrix-L1H2-of-text-2"),
+        ("links", "attnscope-links-L1H2-of-text-2"),
+        ("text", "attnscope-text-L1H2-of-text-2"),
+        ("compare", "attnscope-compare-L1H2-mean-of-all-heads-of-text-2"),
+        ("headcount", "attnscope-head-count-2"),
+    ],
+)
+def test_files_are_named_by_what_they_hold(pages: Pages, view: str, name: str) -> None:
+    opened = pages(FIRST, SECOND)
+    opened.show(v=view, h="1.2", t=1)
+    for kind in ("csv", "svg", "png"):
+        with opened.page.expect_download() as download:
+            opened.page.click(f"[data-save={kind}]")
+        assert download.value.suggested_filename == f"{name}.{kind}"
