@@ -1,0 +1,289 @@
+"""Descriptions of heads against their definitions in plain loops, against planted rules, and by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.core.attention import AttentionCall, attention_weights
+from attnscope.core.descriptions import Description, Rows, describe, masses, refit, row_losses, score, score_of_texts
+from attnscope.core.row_samples import Asked, RowSamples
+
+N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
+SIMPLICITY = list(range(8))
+TWIN, OF_TWIN = 7, 1
+
+
+def sample(n_texts: int = 12, n_rows: int = 9, seed: int = 0, *, ragged: bool = True) -> tuple[np.ndarray, ...]:
+    """Features of rows of different lengths; feature 7 is feature 1 again, and feature 6 goes up in steps."""
+    drawn = np.random.default_rng(seed)
+    lengths = drawn.integers(5, 31, n_texts * n_rows) if ragged else np.full(n_texts * n_rows, 20)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    share = np.array([0.05, 0.1, 0.2, 0.3, 0.5, 0.7])
+    features = np.concatenate(
+        [
+            (drawn.random((6, starts[-1])) < share[:, None]).astype(np.uint8),
+            drawn.integers(0, 9, (1, starts[-1])).astype(np.uint8),
+            np.zeros((1, starts[-1]), np.uint8),
+        ]
+    )
+    features[TWIN] = features[OF_TWIN]
+    return features, starts, np.repeat(np.arange(n_texts), n_rows)
+
+
+def rows_with(weights: list[np.ndarray], features: np.ndarray, starts: np.ndarray, texts: np.ndarray) -> Rows:
+    """Rows of heads with these attention weights, (entry,) each; what is kept of them is added up in plain loops."""
+    expected = np.zeros((len(texts), len(weights), len(features)))
+    entropies = np.zeros((len(texts), len(weights)))
+    for row in range(len(texts)):
+        for head, of_head in enumerate(weights):
+            for entry in range(starts[row], starts[row + 1]):
+                a = float(of_head[entry])
+                entropies[row, head] -= a * math.log(a) if a > 0 else 0.0
+                for f in range(len(features)):
+                    expected[row, head, f] += a * features[f, entry] / (N_LEVELS[f] - 1)
+    return Rows(features, N_LEVELS, starts, texts, expected, entropies)
+
+
+def attention_of(
+    rule: dict[int, float], features: np.ndarray, starts: np.ndarray, noise: float = 0.0, seed: int = 1
+) -> np.ndarray:
+    """The attention of a head that follows a rule, (entry,)."""
+    drawn = np.random.default_rng(seed).normal(size=features.shape[1]) * noise
+    scores = drawn + sum(w * features[f] / (N_LEVELS[f] - 1) for f, w in rule.items())
+    weights = np.empty(features.shape[1])
+    for start, stop in zip(starts[:-1], starts[1:], strict=True):
+        shares = np.exp(scores[start:stop] - scores[start:stop].max())
+        weights[start:stop] = shares / shares.sum()
+    return weights
+
+
+def kl_by_definition(weights: np.ndarray, terms: dict[int, float], rows: Rows, row: int) -> float:
+    """KL of a row of attention to what terms say of it, key by key."""
+    entries = range(rows.starts[row], rows.starts[row + 1])
+    scores = [sum(w * rows.features[f, e] / (rows.levels[f] - 1) for f, w in terms.items()) for e in entries]
+    z = sum(math.exp(s) for s in scores)
+    total = 0.0
+    for e, s in zip(entries, scores, strict=True):
+        if weights[e] > 0:
+            total += weights[e] * math.log(weights[e] / (math.exp(s) / z))
+    return total
+
+
+def test_the_loss_of_each_row_is_the_one_of_its_definition() -> None:
+    features, starts, texts = sample()
+    heads = [attention_of({0: 2.0, 6: 1.5}, features, starts, 0.7), attention_of({3: 1.0}, features, starts, 2.0)]
+    rows = rows_with(heads, features, starts, texts)
+    terms = {2: 0.8, 6: -1.1, 0: 2.5}
+    found = Description(tuple(terms), np.array(list(terms.values())), (), 1.0)
+    part = rows.of_texts(range(3, 8))
+    for head, weights in enumerate(heads):
+        expected = [kl_by_definition(weights, terms, rows, row) for row in part.index]
+        np.testing.assert_allclose(row_losses(part, head, found), expected, rtol=1e-10, atol=1e-12)
+        uniform = [kl_by_definition(weights, {}, rows, row) for row in part.index]
+        np.testing.assert_allclose(rows.uniform_nats[part.index, head], uniform, rtol=1e-10, atol=1e-12)
+
+
+def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition() -> None:
+    features, starts, texts = sample(n_texts=3, n_rows=4)
+    rows = rows_with([attention_of({0: 1.0}, features, starts)], features, starts, texts)
+    found = Description((3, 6), np.array([1.2, -0.4]), (), 1.0)
+    part = rows.of_texts([0, 2])
+    for place, row in enumerate(part.index):
+        p = [math.exp(1.2 * features[3, e] - 0.4 * features[6, e] / 8) for e in range(starts[row], starts[row + 1])]
+        on = sum(a * features[6, e] / 8 for a, e in zip(p, range(starts[row], starts[row + 1]), strict=True)) / sum(p)
+        assert masses(part, found, 6)[place] == pytest.approx(on, rel=1e-6)
+
+
+def test_a_refit_finds_the_weights_that_the_attention_was_made_with() -> None:
+    features, starts, texts = sample(n_texts=20)
+    rule = {1: 3.0, 4: -1.5, 6: 2.0}
+    rows = rows_with([attention_of(rule, features, starts)], features, starts, texts)
+    weights, left = refit(rows.of_texts(range(20)), 0, (1, 4, 6))
+    np.testing.assert_allclose(weights, [3.0, -1.5, 2.0], atol=0.02)  # but for the ridge
+    assert 0 <= left < 1e-4
+
+
+def test_a_refit_is_at_the_minimum() -> None:
+    features, starts, texts = sample()
+    heads = [attention_of({0: 2.0, 3: 1.5}, features, starts, 1.5)]
+    rows = rows_with(heads, features, starts, texts)
+    part = rows.of_texts(range(12))
+
+    def mean_kl(weights: np.ndarray) -> float:
+        terms = dict(zip((0, 3), weights, strict=True))
+        return float(part.weights @ [kl_by_definition(heads[0], terms, rows, row) for row in part.index])
+
+    weights, left = refit(part, 0, (0, 3))
+    assert left == pytest.approx(mean_kl(weights), rel=1e-8)
+    for step in ([0.05, 0], [-0.05, 0], [0, 0.05], [0, -0.05]):
+        assert mean_kl(weights + step) > left
+
+
+def test_of_two_features_that_say_the_same_the_simpler_one_is_taken() -> None:
+    features, starts, texts = sample()
+    rows = rows_with([attention_of({OF_TWIN: 3.0}, features, starts, 0.3)], features, starts, texts)
+    part = rows.of_texts(range(12))
+    simplicity = list(SIMPLICITY)
+    assert describe(part, simplicity)[0].terms[0] == OF_TWIN
+    simplicity[TWIN] = -1
+    assert describe(part, simplicity)[0].terms[0] == TWIN
+
+
+def test_a_part_joins_its_whole_and_never_comes_first() -> None:
+    features, starts, texts = sample()
+    rows = rows_with([attention_of({0: 4.0}, features, starts)], features, starts, texts)
+    needs = [3, -1, -1, -1, -1, -1, -1, -1]
+    found = describe(rows.of_texts(range(12)), SIMPLICITY, needs=needs)[0]
+    assert found.terms[:1] != (0,)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_planted_rules_are_found(seed: int) -> None:
+    features, starts, texts = sample(n_texts=16, seed=seed)
+    drawn = np.random.default_rng(seed)
+    rules = [{int(f): 4.0} for f in drawn.permutation(6)[:3]]
+    mixtures = [{int(a): 3.5, int(b): 2.5} for a, b in (drawn.permutation(6)[:2] for _ in range(3))]
+    heads = [attention_of(rule, features, starts, 0.4, seed) for rule in (*rules, *mixtures)]
+    rows = rows_with(heads, features, starts, texts)
+    found = describe(rows.of_texts(range(8)), SIMPLICITY)
+    for head, rule in enumerate(rules):
+        assert found[head].terms[0] in rule
+    for head, rule in enumerate(mixtures, len(rules)):
+        assert set(rule) <= set(found[head].terms)
+    for head, one in enumerate(found):
+        how, _ = score(rows.of_texts(range(8, 16)), head, one)
+        assert how.low <= how.explained <= how.high
+        assert how.explained > 0.6
+
+
+def test_of_noise_nothing_is_explained_on_other_texts() -> None:
+    features, starts, texts = sample(n_texts=30, seed=3)
+    heads = [attention_of({}, features, starts, 2.0, seed) for seed in range(6)]
+    rows = rows_with(heads, features, starts, texts)
+    assert rows.of_texts(range(15)).uniform_nats.min() > 0.8
+    found = describe(rows.of_texts(range(15)), SIMPLICITY)
+    for head, one in enumerate(found):
+        assert abs(score(rows.of_texts(range(15, 30)), head, one)[0].explained) < 0.12
+
+
+def test_texts_weigh_the_same_however_many_rows_they_have() -> None:
+    features, starts, texts = sample(n_texts=6, n_rows=5)
+    weights = attention_of({0: 2.0}, features, starts, 1.0)
+    rows = rows_with([weights], features, starts, texts)
+    # The rows of the last text come twice.
+    again = np.concatenate([np.arange(30), np.arange(25, 30)])
+    entries = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in again])
+    more = Rows(
+        features[:, entries],
+        N_LEVELS,
+        np.concatenate([[0], np.cumsum(np.diff(starts)[again])]),
+        texts[again],
+        rows.expected[again],
+        rows.entropies[again],
+    )
+    one, other = (of.of_texts(range(6)) for of in (rows, more))
+    np.testing.assert_allclose(one.expected, other.expected, rtol=1e-12)
+    np.testing.assert_allclose(one.even, other.even, rtol=1e-6)
+    np.testing.assert_allclose(refit(one, 0, (0, 2))[0], refit(other, 0, (0, 2))[0], rtol=1e-6)
+    assert one.weights.sum() == pytest.approx(1)
+
+
+def test_rows_that_do_not_fit_together_are_refused() -> None:
+    features, starts, texts = sample(n_texts=2, n_rows=2)
+    rows = rows_with([attention_of({}, features, starts)], features, starts, texts)
+    with pytest.raises(ValueError, match="do not fit together"):
+        Rows(features[:, 1:], N_LEVELS, starts, texts, rows.expected, rows.entropies)
+    empty = starts.copy()
+    empty[1] = 0
+    with pytest.raises(ValueError, match="no key"):
+        Rows(features, N_LEVELS, empty, texts, rows.expected, rows.entropies)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Texts differ in how sharp a head is on them, and in how well it is described."""
+    drawn = np.random.default_rng(7)
+    n_held, n_samples, true = 0, 1500, 0.6
+    for _ in range(n_samples):
+        nats = drawn.gamma(6.0, 0.4, 27)
+        left = nats * (1 - true) * drawn.gamma(8.0, 1 / 8, 27)
+        how = score_of_texts(np.repeat(np.arange(27), 2), np.repeat(left, 2), np.repeat(nats, 2))
+        n_held += how.low <= true <= how.high
+    assert 0.93 <= n_held / n_samples <= 0.97
+
+
+def test_one_text_has_no_interval() -> None:
+    how = score_of_texts(np.zeros(3, np.int64), np.full(3, 0.5), np.full(3, 2.0))
+    assert how.explained == pytest.approx(0.75)
+    assert math.isnan(how.low)
+
+
+# The probe ------------------------------------------------------------------------------------------------------
+
+BATCH, HEADS, KV, TOKENS, WIDTH = 2, 6, 3, 11, 5
+
+
+def call_with(**more: object) -> AttentionCall:
+    torch.manual_seed(0)
+    query = torch.randn(BATCH, HEADS, TOKENS, WIDTH)
+    key, value = torch.randn(2, BATCH, KV, TOKENS, WIDTH)
+    return AttentionCall(0, "decoder", query, key, value, 0.9, **more)  # type: ignore[arg-type]
+
+
+CALLS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window": {"is_causal": True, "window": 4},
+    "padded": {"mask": (torch.arange(TOKENS) < torch.tensor([[TOKENS], [7]]))[:, None, None]},
+    "bias": {"bias": torch.randn(1, HEADS, TOKENS, TOKENS, generator=torch.Generator().manual_seed(2))},
+    "mask": {"mask": torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(3)) > 0.3},
+    "sinks": {"sinks": torch.linspace(-1, 2, HEADS)},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_are_those_of_the_whole_map(name: str) -> None:
+    call = call_with(**CALLS[name])
+    whole = attention_weights(call).double()
+    drawn = np.random.default_rng(0)
+    lengths, levels = (TOKENS, 7), np.array([2, 5])
+    queries = [np.array([1, 4, 10]), np.array([0, 6])]
+    asked = [
+        Asked(queries[b], n, (drawn.random((2, len(queries[b]), n)) * levels[:, None, None]).astype(np.uint8))
+        for b, n in enumerate(lengths)
+    ]
+    probe = RowSamples({"decoder": asked}, levels)
+    output = probe(call)
+    values = call.value.repeat_interleave(HEADS // KV, 1).double()
+    torch.testing.assert_close(output.double(), whole @ values, rtol=1e-4, atol=1e-5)
+    for b, n in enumerate(lengths):
+        found = probe.found["decoder"][b]
+        for row, q in enumerate(queries[b]):
+            for head in range(HEADS):
+                weights = whole[b, head, q, :n].numpy()
+                if not weights.sum():
+                    continue
+                weights = weights / weights.sum()
+                assert not weights[~found.allowed[0][row]].any()
+                entropy = -sum(a * math.log(a) for a in weights if a > 0)
+                assert found.entropies[0][row, head] == pytest.approx(entropy, abs=1e-5)
+                for f in range(2):
+                    mean = sum(weights * asked[b].features[f, row] / (levels[f] - 1))
+                    assert found.expected[0][row, head, f] == pytest.approx(mean, abs=1e-3)
+
+
+def test_what_may_be_attended_to_follows_causality_and_window() -> None:
+    probe = RowSamples(
+        {"decoder": [Asked(np.array([5]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}, np.array([2])
+    )
+    probe(call_with(is_causal=True, window=3))
+    assert np.flatnonzero(probe.found["decoder"][0].allowed[0][0]).tolist() == [3, 4, 5]
+
+
+def test_a_layer_comes_once() -> None:
+    asked = {"decoder": [Asked(np.array([1]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}
+    probe = RowSamples(asked, np.array([2]))
+    probe(call_with())
+    with pytest.raises(RuntimeError, match="twice"):
+        probe(call_with())
