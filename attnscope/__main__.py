@@ -1,6 +1,21 @@
-"""`python -m attnscope` is the command `attnscope`."""
+"""The command `attnscope`, also as `python -m attnscope`: from its first line on Ctrl-C ends it in one line."""
 
-from attnscope.cli import main
+import os
+
+from attnscope.interrupts import wait_for_imports
+
+
+def main() -> None:
+    """Runs the command line; see `attnscope.cli.main`."""
+    try:
+        wait_for_imports()
+        from attnscope.cli import main as run
+
+        run()
+    except KeyboardInterrupt:  # before it began, or as it was to end: nothing is left to do
+        os.write(2, b"error: interrupted\n")
+        os._exit(130)  # as shells count: 128 + SIGINT
+
 
 if __name__ == "__main__":
     main()

@@ -18,10 +18,10 @@ import attnscope.studies.heads as study
 from attnscope.core.measures import catalogue
 from attnscope.corpus import CorpusText, chunks
 from attnscope.errors import AttnscopeError
+from attnscope.interrupts import delay_interrupts
 from attnscope.models.own import roles as own_roles
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings, Head
-from attnscope.studies.block_sums import delay_interrupts
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merge_findings
 from attnscope.studies.roles import FEWEST_TEXTS

@@ -43,7 +43,7 @@ def test_type_hints_are_shipped():
 
 def test_console_script_is_installed():
     (script,) = metadata.entry_points(group="console_scripts", name="attnscope")
-    assert script.value == PROJECT["scripts"]["attnscope"] == "attnscope.cli:main"
+    assert script.value == PROJECT["scripts"]["attnscope"] == "attnscope.__main__:main"
 
 
 def test_licence_is_the_one_declared():

@@ -114,8 +114,18 @@ def test_no_more_workers_than_tasks() -> None:
 
 
 def test_where_none_can_begin_it_says_so() -> None:
-    with pytest.raises(AttnscopeError, match="no worker could load the model: struck"):
-        list(start_workers(Here(2, lambda message: isinstance(message, Doubling)), Doubling(), range(3)))
+    where = Here(2, lambda message: isinstance(message, Doubling))
+    with pytest.raises(AttnscopeError, match="no worker could load the model: struck; tried [34] in a row"):
+        list(start_workers(where, Doubling(), range(3)))
+    assert where.started in (3, 4)  # another may have been started as the third was lost
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_worker_lost_while_it_loads_is_replaced(n: int) -> None:
+    begun = itertools.count()
+    where = Here(n, lambda message: isinstance(message, Doubling) and next(begun) < TRIES - 1)
+    found = list(start_workers(where, Doubling(), range(4)))
+    assert sorted(one.result for one in found if isinstance(one, Done)) == [0, 2, 4, 6]
 
 
 def test_where_none_is_left_the_rest_is_given_up() -> None:
@@ -124,6 +134,7 @@ def test_where_none_is_left_the_rest_is_given_up() -> None:
     found = list(start_workers(where, Doubling(), range(4)))
     assert [type(one) for one in found] == [Done, Lost, Lost, Lost]
     assert isinstance(found[-1], Lost) and found[-1].reason == "no worker is left: struck"
+    assert where.started == 1 + TRIES
 
 
 def test_what_tasks_and_their_makers_raise_comes_out() -> None:

@@ -24,6 +24,8 @@ from attnscope.cli.show import show
 from attnscope.cli.split import split
 from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
+from attnscope.interrupts import die_at_once
+from attnscope.studies.memory import tune_heap
 from attnscope.version import VERSION
 
 app = typer.Typer(
@@ -64,6 +66,7 @@ def main() -> None:
     """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
     # Nothing is drawn on a screen here, so a window system that the environment names must not stop it.
     os.environ["MPLBACKEND"] = "agg"
+    tune_heap()
     _tolerate_unprintable()
     status = 0
     try:
@@ -96,6 +99,7 @@ def main() -> None:
         )
     if status == _INTERRUPTED:
         _fail("interrupted", status=status)
+    die_at_once()
     sys.exit(status)
 
 
@@ -127,6 +131,7 @@ def _fail_usage(error: Any) -> NoReturn:
 
 
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
+    die_at_once()
     for name, line in (("error", message), ("hint", hint)):
         if line:
             print(f"{name}: {one_line(line)}", file=sys.stderr)

@@ -1,9 +1,6 @@
 """What a study of heads adds up over one block of texts."""
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,28 +149,6 @@ class _OpenText:
                 of_text[part][..., tally.names.index("sink")] = array[..., 0]
             tally.measures.add(of_text["sum"], of_text["count"])
             tally.uniform.add(of_text["uniform_sum"], of_text["count"])
-
-
-@contextmanager
-def delay_interrupts() -> Iterator[None]:
-    """Puts Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    came = False
-
-    def later(*_: object) -> None:
-        nonlocal came
-        came = True
-
-    signal.signal(signal.SIGINT, later)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
 
 
 def _empty(kind: str, by_layer: Mapping[int, "SumsOf"]) -> Tally:

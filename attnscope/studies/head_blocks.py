@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
+from attnscope.interrupts import delay_interrupts
 from attnscope.models.model import Batch, Model
 from attnscope.records import Tokens
 from attnscope.studies import passes
-from attnscope.studies.block_sums import BlockSums, Hits, delay_interrupts
+from attnscope.studies.block_sums import BlockSums, Hits
 from attnscope.studies.memory import Room, give_memory_back, halves, padded_size, spare_memory
 from attnscope.studies.overflow import LeftOut
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from attnscope.errors import AttnscopeError, is_out_of_memory
 
 if TYPE_CHECKING:
+    import ctypes
+
     from torch import Tensor
 
     from attnscope.core.attention import AttentionCall, Probe
@@ -32,9 +33,27 @@ too, and their pages cost a tenth to a third more time; with 2 MiB the time is t
 _NEVER_APART = 32 << 20  # the most that glibc itself goes up to
 
 
-@cache
+_tunes = False
+
+
+def tune_heap() -> None:
+    """Lets studies tell the heap of this process what to keep: the command line's and its workers', never a host's.
+
+    Called from Python, attnscope leaves the allocator as it is; who wants it tuned there calls this once.
+    """
+    global _tunes
+    _tunes = True
+
+
 def _glibc() -> ctypes.CDLL | None:
-    """The C library where it is glibc, whose heap can be told what to keep; None elsewhere."""
+    """The C library where it is glibc, whose heap can be told what to keep, and may be; None elsewhere."""
+    return _load_glibc() if _tunes else None
+
+
+@cache
+def _load_glibc() -> ctypes.CDLL | None:
+    import ctypes
+
     with contextlib.suppress(OSError, TypeError):
         found = ctypes.CDLL(None)
         if hasattr(found, "malloc_trim") and hasattr(found, "mallopt"):

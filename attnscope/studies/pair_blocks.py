@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError
+from attnscope.interrupts import delay_interrupts
 from attnscope.models.model import Batch, Model
 from attnscope.records.comparison import Arrangement, HeadPlace, PairTable
 from attnscope.records.maps import divided_by_rest
 from attnscope.studies import passes
-from attnscope.studies.block_sums import delay_interrupts
 from attnscope.studies.choice import Choice
 from attnscope.studies.memory import Room, give_memory_back, halves, padded_size, physical_bytes
 from attnscope.studies.overflow import LeftOut, Place

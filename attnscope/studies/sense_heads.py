@@ -13,12 +13,12 @@ import numpy as np
 
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError
+from attnscope.interrupts import delay_interrupts
 from attnscope.models.model import Model, eyes_of
 from attnscope.records.findings import PICTURES, RECORDINGS, Estimate, Findings, Head
 from attnscope.records.storage import finite
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
-from attnscope.studies.block_sums import delay_interrupts
 from attnscope.studies.heatmap import run_probe
 from attnscope.studies.overflow import broken_rows, require_finite
 from attnscope.studies.provenance import run_of

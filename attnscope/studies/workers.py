@@ -219,8 +219,8 @@ def start_workers(executor: Executor, work: Work, tasks: Iterable[T]) -> Generat
     """Has workers do tasks, and gives what comes of each as soon as it is there, in any order.
 
     No more workers are started than there are tasks. A task whose worker is lost is done again, by whichever worker is
-    free next, up to TRIES times; in the place of a lost worker another one is started. Close the iterator, and all
-    workers end.
+    free next, up to TRIES times; in the place of a lost worker another one is started, unless TRIES in a row were lost
+    before they had loaded the model. Close the iterator, and all workers end.
 
     Args:
         executor: Where they live.
@@ -360,12 +360,13 @@ class _Run(Generic[T]):
         self._n_in_vain = 0 if hand.ready else self._n_in_vain + 1
         if self._todo.over:
             return
-        if hand.ready or (self._begun and not self._hands and self._n_in_vain < TRIES):
+        if hand.ready or self._n_in_vain < TRIES:
             self._start()
         elif not self._hands:
             if not self._begun:
                 raise AttnscopeError(
-                    f"no worker could load the model: {hand.lost}", "with fewer --workers more memory is left for each"
+                    f"no worker could load the model: {hand.lost}; tried {self._n_in_vain} in a row",
+                    "with fewer --workers more memory is left for each",
                 )
             while (left := self._todo.take()) is not None:
                 yield Lost(left.task, f"no worker is left: {hand.lost}")

@@ -1,0 +1,74 @@
+"""Ctrl-C: what must not be cut in two waits for it, and an import is such a thing.
+
+An interruption in the middle of an import leaves modules half made, and C extensions turn it into other errors.
+"""
+
+import _thread
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_AGAIN_S = 0.05
+"""Seconds after which an interruption that fell into an import is tried again."""
+
+
+def raise_outside_imports(number: int, frame: FrameType | None) -> None:
+    """Handles SIGINT as Python does, but after the import that is under way.
+
+    Raises:
+        KeyboardInterrupt: Nothing is being imported by the main thread.
+    """
+    if not _is_importing(frame):
+        raise KeyboardInterrupt
+    again = threading.Timer(_AGAIN_S, _thread.interrupt_main, (number,))
+    again.daemon = True
+    again.start()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_OURS: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)
+
+
+def wait_for_imports() -> None:
+    """Has Ctrl-C wait for imports from now on, unless someone else ignores or handles it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, raise_outside_imports)
+
+
+def die_at_once() -> None:
+    """Has Ctrl-C end this process without a word from now on: all is said, and Python is taking itself apart."""
+    if signal.getsignal(signal.SIGINT) in _OURS:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def delay_interrupts() -> Iterator[None]:
+    """Puts Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if not in_main or handler not in _OURS:
+        yield
+        return
+    came = False
+
+    def later(*_: object) -> None:
+        nonlocal came
+        came = True
+
+    signal.signal(signal.SIGINT, later)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt

@@ -1,0 +1,99 @@
+"""Ctrl-C from the first line of the program to its last: one line, exit status 130, no traceback."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnscope
+from attnscope.interrupts import delay_interrupts, die_at_once, wait_for_imports
+from attnscope.studies import memory
+from attnscope.studies.heads import heads
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def interrupting_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the middle of whose import Ctrl-C comes."""
+    (tmp_path / "struck.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "struck", raising=False)
+    return "struck"
+
+
+@pytest.mark.usefixtures("handler")
+def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module: str) -> None:
+    wait_for_imports()
+    with pytest.raises(KeyboardInterrupt):
+        module = __import__(interrupting_module)
+        assert module.whole
+        time.sleep(30)  # it comes at once, so this is not waited for
+    assert sys.modules[interrupting_module].whole
+
+
+@pytest.mark.usefixtures("handler")
+def test_elsewhere_ctrl_c_is_felt_at_once() -> None:
+    wait_for_imports()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    reached = []
+    with pytest.raises(KeyboardInterrupt), delay_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+    assert reached
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("of_others", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
+def test_who_ignores_or_handles_ctrl_c_keeps_it_so(of_others: Any) -> None:
+    signal.signal(signal.SIGINT, of_others)
+    wait_for_imports()
+    die_at_once()
+    assert signal.getsignal(signal.SIGINT) == of_others
+
+
+_STRUCK = """
+import signal, sys
+class Striking:
+    def find_spec(self, name, *_):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Striking())
+sys.argv = ["attnscope", *{arguments!r}]
+from attnscope.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["typer", "attnscope.cli.heatmap", "rich", "torch", "numpy"])
+def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> None:
+    code = _STRUCK.format(name=name, arguments=["heatmap", "a b", "-m", "own", "-o", "out", "-f", "png,npz"])
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert found.returncode == 130, found.stderr
+    assert found.stderr.splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in found.stderr and "Error" not in found.stderr
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_from_python_the_heap_of_the_process_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(memory, "_load_glibc", lambda: asked.append(1))
+    monkeypatch.setattr(memory, "_tunes", False)
+    own = attnscope.load("own")
+    long = "The animal crossed the street because it was tired. " * 12
+    heads(own, [long])
+    assert not asked
+    memory.tune_heap()
+    heads(own, [long])
+    assert asked
