@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 
 class AttnscopeError(Exception):
@@ -61,3 +62,17 @@ def safe(text: str) -> str:
 def one_line(message: str) -> str:
     """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
     return safe(" ".join(message.split()))
+
+
+def parse_json(content: str | bytes) -> Any:
+    """What a JSON document holds.
+
+    Raises:
+        ValueError: It is malformed, or nested too deeply to be read.
+    """
+    import json
+
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

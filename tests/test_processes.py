@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,11 @@ def test_nothing_of_a_process_outlives_its_block() -> None:
     with pytest.raises(ProcessLookupError):  # but for one that the system has yet to bury
         while True:
             os.killpg(run.pid, 0)
+
+
+def test_the_tests_of_numbers_are_where_they_are_said_to_be() -> None:
+    for name in variants.NUMERIC:
+        assert (Path(__file__).parent / f"test_{name.split('.py')[0]}.py").exists(), name
 
 
 @pytest.mark.slow

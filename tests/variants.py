@@ -4,7 +4,7 @@
 
 torch picks its kernels by ATEN_CPU_CAPABILITY and its oneMKL and oneDNN theirs by MKL_ENABLE_INSTRUCTIONS and
 ONEDNN_MAX_CPU_ISA; each adds in an order of its own. What the processor lacks cannot be tried and is left out.
-`tests/test_variants.py`, slow, runs it whole.
+A slow test of tests/test_processes.py runs it whole.
 """
 
 import os
@@ -16,7 +16,7 @@ import torch
 
 NUMERIC = (
     "attention", "calls", "full_width", "measures", "multihead", "pooling", "precision", "probes", "reference",
-    "relations_core", "sums", "wide", "distance", "flow", "native", "gate",
+    "relations_core", "sums", "tiles", "distance", "flow", "native", "gate",
     "heads.py::test_a_text_has_the_same_sums_whatever_it_is_batched_with",
     "heads.py::test_models_that_only_have_dense_weights_give_the_same",
     "heatmap.py::test_chosen_heads_are_those_of_the_whole",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnscope.corpus.lines import UnreadableError
+from attnscope.errors import parse_json
 from attnscope.text import MOST_BYTES, too_long
 
 Split = Literal["line", "paragraph", "file"]
@@ -180,10 +181,10 @@ def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) ->
 def json_object(line: str) -> dict[str, Any] | str:
     """The JSON object of a line, or what is wrong with it."""
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except json.JSONDecodeError as error:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested as deep
+    except ValueError as error:  # a number of thousands of digits, or brackets nested as deep
         return f"malformed JSON: {error}"
     return entry if isinstance(entry, dict) else f"not a JSON object: {shortened(line)}"
 

@@ -9,7 +9,6 @@ import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import re
 import sys
 import threading
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.hashing import file_sha256
 
 _T = TypeVar("_T")
@@ -213,7 +212,7 @@ def with_adapter(source: Source, folder: Path) -> Source:
 def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
     """The model that an adapter names as its base, with the adapter."""
     try:
-        base = json.loads((folder / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
+        base = parse_json((folder / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise AttnscopeError(f"cannot read {folder / ADAPTER}: {first_line(error)}", "get the file again") from error
     hint = f"name its model: -m MODEL --adapter {spec}"
@@ -259,7 +258,7 @@ def read_config(source: Source) -> dict[str, Any]:
     """The model's configuration, as config.json holds it."""
     folder = _folder(source)
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = parse_json((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise AttnscopeError(
             f"cannot read {folder / 'config.json'}: {first_line(error)}", "get the file again, or name another model"
@@ -339,7 +338,7 @@ def _require_pinned(source: Source, what: str, found: str, pinned: str) -> None:
 
 def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
     try:
-        names = sorted(set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values()))
+        names = sorted(set(parse_json((folder / index).read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise AttnscopeError(f"{folder / index} lists no weights: {first_line(error)}", "get the file again") from error
     missing = [name for name in names if name not in present]

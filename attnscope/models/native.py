@@ -59,6 +59,7 @@ class NativeModel(LayeredModel):
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
+        require_numbers(self.info, ids, self._encoder.vocab_size)
         found: Tensor = self._network.word(ids)
         return found
 

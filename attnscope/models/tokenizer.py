@@ -1,6 +1,5 @@
 """Tokenizers by the tokenizers library alone: no transformers, no torch, ready while those still load."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from attnscope.errors import AttnscopeError, catch_panics, first_line
+from attnscope.errors import AttnscopeError, catch_panics, first_line, parse_json
 from attnscope.records import Tokens
 from attnscope.text import Style, build_tokens, segments_of
 
@@ -127,7 +126,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise AttnscopeError(f"cannot read {path}: {error}", "get the file again") from error
     return content if isinstance(content, dict) else {}

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnscope.errors import parse_json
+
 BATCH_SCHEMA = "attnscope.batch/1"
 
 
@@ -80,7 +82,7 @@ class DrawnText:
         Raises:
             ValueError, KeyError, TypeError, AttributeError: It is no such description.
         """
-        kept = json.loads(content)
+        kept = parse_json(content)
         if kept["schema"] != BATCH_SCHEMA:
             raise ValueError(f"it holds {kept['schema']!r}")
         return cls(

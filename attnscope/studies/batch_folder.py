@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, parse_json
 from attnscope.records.batches import Batch, DrawnText
 from attnscope.records.storage import require_replaceable, write_whole
 from attnscope.text import slug
@@ -212,7 +212,7 @@ class BatchFolder:
         size = os.fstat(self.handle).st_size
         for line in reversed(self._read(0, size).splitlines()):
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                return int(json.loads(line)["pid"])
+                return int(parse_json(line)["pid"])
         return None
 
     def _read(self, start: int, n: int) -> bytes:

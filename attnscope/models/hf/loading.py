@@ -286,15 +286,15 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
         return None
     with load_errors("tokenizer", folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
-        held = next((path.name for pattern in _TOKENIZER_FILES[2:] for path in folder.glob(pattern)), "")
-        raise AttnscopeError(
-            f"{type(tokenizer).__name__} finds no vocabulary in {folder}{held and f', and does not read {held}'}",
-            "save the tokenizer that the model was trained with there, as tokenizer.json, or hand it over in Python: "
-            "attnscope.load(model, tokenizer)",
-        )
-    return HuggingFaceTokenizer(tokenizer)
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+            # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
+            held = next((path.name for pattern in _TOKENIZER_FILES[2:] for path in folder.glob(pattern)), "")
+            raise AttnscopeError(
+                f"{type(tokenizer).__name__} finds no vocabulary in {folder}{held and f', and does not read {held}'}",
+                "save the tokenizer that the model was trained with there, as tokenizer.json, or hand it over in "
+                "Python: attnscope.load(model, tokenizer)",
+            )
+        return HuggingFaceTokenizer(tokenizer)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:

@@ -1,6 +1,5 @@
 """What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.hf.examples import accepts, patch_order
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import in_one_line, load_errors
@@ -81,7 +80,7 @@ def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
 def _processor_name(folder: Path) -> str:
     """What preprocessor_config.json calls the image processor; "" where it does not say."""
     try:
-        settings = json.loads((folder / PROCESSOR_FILES[0]).read_text("utf-8"))
+        settings = parse_json((folder / PROCESSOR_FILES[0]).read_text("utf-8"))
     except (OSError, ValueError):
         return ""
     return str(settings.get("image_processor_type", "")).removesuffix("Fast") if isinstance(settings, dict) else ""
