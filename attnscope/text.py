@@ -257,7 +257,7 @@ def refuse_file_name(text: str, hint: str) -> None:
         hint: How a file is given, and such a text.
 
     Raises:
-        UsageError: There is a file of that name.
+        UsageError: There is a file of that name, or it is the address of one on the Hub.
     """
     try:
         is_file = Path(text).is_file()
@@ -265,6 +265,8 @@ def refuse_file_name(text: str, hint: str) -> None:
         return
     if is_file:
         raise UsageError(f"the text {text!r} is the name of a file", hint)
+    if text.startswith("hf://") and not any(letter.isspace() for letter in text):
+        raise UsageError(f"the text {text!r} is the address of a file", hint)
 
 
 def require_text(text: str, name: str = "the text") -> None:

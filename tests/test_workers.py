@@ -35,6 +35,7 @@ from attnscope.models.model import Model
 from attnscope.studies import ablation_sweep, worker_process
 from attnscope.studies.choice import Choice
 from attnscope.studies.passes import Task
+from attnscope.studies.texts import Progress
 from attnscope.studies.worker import Doer, WorkerLostError
 from attnscope.studies.worker_process import LocalExecutor, ProcessWorker
 from attnscope.studies.workers import TRIES, Done, Lost, start_workers, workers_from
@@ -223,7 +224,13 @@ def test_one_of_two_is_killed_and_not_a_bit_differs(
 
     monkeypatch.setattr(worker_process, "ProcessWorker", killing(once))
     seen = []
-    found = heads(own, corpus, None, lambda done: seen.append((done.n_texts, done.share)), Workers("own", 2))
+    counted = []
+
+    def report(done: Progress) -> None:
+        (counted if done.step else seen).append((done.n_texts, done.share))
+
+    found = heads(own, corpus, None, report, Workers("own", 2))
+    assert [n for n, _ in counted] == [*range(32, 700, 32)]
     assert len(killed) == 1
     assert [problem["source"] for problem in found.corpus["problems"]] == [str(corpus.sources[1])]
     assert found.save(tmp_path / "found.npz").read_bytes() == alone
@@ -327,8 +334,9 @@ def test_ctrl_c_keeps_whole_blocks_and_ends_all_processes(
             super().__init__(*given)
             workers.append(self)
 
-    def stop(_: object) -> None:
-        raise KeyboardInterrupt
+    def stop(done: Progress) -> None:
+        if not done.step:  # once tokens are counted
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(worker_process, "ProcessWorker", Kept)
     found = heads(own, corpus, None, stop, Workers("own", 1))

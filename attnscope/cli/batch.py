@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 )
 def batch(
     *,
-    files: Annotated[list[str], "Files or patterns: txt, jsonl, csv, also .gz and .zst; `-` reads stdin."],
+    files: Annotated[
+        list[str],
+        "Files, patterns or addresses: txt, jsonl, csv, also .gz and .zst; `-` draws lines of stdin as they come.",
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in."), "Output"],
     texts: groups.Texts,
     reading: groups.Reading,

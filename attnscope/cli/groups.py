@@ -223,7 +223,9 @@ class Texts:
 
     text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
     file: Annotated[
-        list[str] | None, "Files or patterns: txt, jsonl, csv, also .gz and .zst, parquet; may be given several times."
+        list[str] | None,
+        "Files, patterns, or addresses such as hf://datasets/org/name/*.parquet: txt, jsonl, csv, also .gz and .zst, "
+        "parquet; may be given several times.",
     ] = None
     split: Annotated[str, "How a text file is split into texts: line, paragraph or file."] = "line"
     field: Annotated[str, "The field of jsonl, csv or parquet that holds the text."] = "text"

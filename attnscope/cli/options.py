@@ -1,14 +1,13 @@
 """Options that mean the same in every command, and how their values are read."""
 
 import contextlib
-import functools
 import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 
@@ -113,15 +112,20 @@ def refuse_beside(option: str, *groups: object, **others: object) -> None:
 
 @contextlib.contextmanager
 def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
-    """A progress bar on stderr with tokens, tokens a second and the time left; only on a terminal."""
-    started = time.monotonic()
+    """A progress bar on stderr with texts, tokens, tokens a second and the time left; only on a terminal."""
+    started, step = time.monotonic(), ""
     with _bar(quiet, "reading") as update:
 
         def report(done: "Done") -> None:
+            nonlocal started, step
+            if done.step != step:  # the time left is that of the step
+                started, step = time.monotonic(), done.step
+                update(restart=True)  # type: ignore[misc]  # never None here
             rate = done.n_tokens / max(1e-9, time.monotonic() - started)
             total = None if done.share is None else 1.0
             told = f"{done.n_texts:,} {texts}, {done.n_tokens:,} {tokens}, {rate:,.0f} {tokens}/s"
-            update(description=told, total=total, completed=done.share or 0.0)  # type: ignore[misc]  # never None here
+            told = f"{done.step}: {told}" if done.step else told
+            update(description=told, total=total, completed=done.share or 0.0)  # type: ignore[misc]  # as above
 
         yield report if update else None
 
@@ -144,4 +148,9 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
-        yield functools.partial(bar.update, bar.add_task(what, total=None))
+        task = bar.add_task(what, total=None)
+
+        def update(restart: bool = False, **told: Any) -> None:
+            (bar.reset if restart else bar.update)(task, **told)
+
+        yield update

@@ -54,7 +54,8 @@ def page(
         records=tuple(record or ()), heads_record=heads_record, choice=which.choice(), out=where.out,
         words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale or "", **vars(reading),
     )  # fmt: skip
-    written = write_page(model, wanted, loading.options())
+    with options.progress(printing.quiet) as report:
+        written = write_page(model, wanted, loading.options(), report)
     say(written.notes, printing.quiet)
     if printing.json or not written.is_stream:
         print_document(written.as_json, [written.path], printing.json)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import groups
+from attnscope.cli import groups, options
 
 if TYPE_CHECKING:
     from attnscope.studies.pruning import Pruned
@@ -43,7 +43,8 @@ def prune(
         raise UsageError("there is no folder to write", "name a new one with --out")
     wanted = texts.wanted()
     order = PruneOrder(which.choice().pick, where.out, kind, wanted if wanted.given else None, target)
-    pruned = prune(model, order, loading.options(engine="hf"))
+    with options.progress(printing.quiet) as report:
+        pruned = prune(model, order, loading.options(engine="hf"), report)
     run = pruned.effect.run
     say(run.get("notes", ()), printing.quiet)
     if not printing.json:

@@ -1,6 +1,6 @@
 """How often each token comes: counted in a corpus, or read from a list of words."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +80,28 @@ class TokenCounts:
             self._held = np.concatenate([self._held, np.zeros(max(n - len(self._held), len(self._held)), np.int64)])
 
 
-def count_tokens(texts: Iterable[CorpusText], encode: Encode, special_ids: Iterable[int] = ()) -> TokenCounts:
+def count_tokens(
+    texts: Iterable[CorpusText],
+    encode: Encode,
+    special_ids: Iterable[int] = (),
+    tell: Callable[[int, int], None] | None = None,
+) -> TokenCounts:
     """Counts the tokens of a corpus, special ones left out, in one pass and constant memory.
 
     Args:
         texts: The corpus.
         encode: Tokenises a text.
         special_ids: Which numbers are special tokens, for texts that come as numbers.
+        tell: Is told after each text how many texts and tokens there were.
     """
     held, special = TokenCounts(), frozenset(special_ids)
-    for text in texts:
+    n_tokens = 0
+    for number, text in enumerate(texts, 1):
         tokens = tokens_of(text, encode, special)
         held.add(tokens.ids[~tokens.special])
+        n_tokens += len(tokens)
+        if tell is not None:
+            tell(number, n_tokens)
     return held
 
 

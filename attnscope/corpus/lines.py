@@ -42,10 +42,10 @@ class Replay:
         return self
 
     def read(self, n: int) -> bytes:
-        """At most n bytes; none at the end."""
+        """At most n bytes, fewer where no more are there yet; none at the end."""
         data = self._file.read(n)
         if not data:
-            data = self._stream.read(n)
+            data = self._stream.read(n) or b""
             self._file.write(data)
         return data
 

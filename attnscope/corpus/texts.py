@@ -24,6 +24,7 @@ from attnscope.corpus.formats import (
 )
 from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
 from attnscope.corpus.parquet import read_parquet
+from attnscope.corpus.remote import files_at, is_address, open_address, size_of
 from attnscope.errors import AttnscopeError
 from attnscope.records.parquet import arrow
 from attnscope.text import is_blank
@@ -71,7 +72,9 @@ class Corpus:
 
     Args:
         files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are looked up at once, their
-            matches sorted by name; a file that comes twice is read once, where it comes first.
+            matches sorted by name; a file that comes twice is read once, where it comes first. Addresses that fsspec
+            knows too, such as hf://datasets/org/name/*.parquet: what is read of them is fetched as it is read, each
+            time anew.
         split: How a plain text file is split into texts.
         field: The field (jsonl) or column (CSV, Parquet) that holds the text. In jsonl and Parquet it may also be a
             list of token numbers; where there is no such field, there may be `input_ids`.
@@ -80,14 +83,15 @@ class Corpus:
     Attributes:
         sources: What will be read, in order.
         problems: What could not be read in the last iteration, in order.
-        n_bytes: Size of all sources on disk; None where stdin is one of them.
+        n_bytes: Size of all sources; None where stdin is one of them, or one elsewhere does not say.
         bytes_read: How much of it the last iteration has read.
         sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
             whatever files they came in. Empty before.
 
     Raises:
         AttnscopeError: No file is given, an argument is unknown, or a .zst is named and cannot be read for want of
-            the extra [zst], or a .parquet for want of [parquet]. While iterating: there is no text at all.
+            the extra [zst], or a .parquet for want of [parquet]; a pattern of files elsewhere cannot be looked up.
+            While iterating: there is no text at all.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Corpus:
         self.bytes_read = 0
         self.sha256 = ""
         self._stdin: Replay | None = None
+        self._sizes: list[int | None] | None = None
         if any(name.endswith(".zst") for name in self.sources):
             zstd()
         if any(self._format_of(name) == "parquet" for name in self.sources):
@@ -118,10 +123,13 @@ class Corpus:
 
     @property
     def n_bytes(self) -> int | None:
-        """Size of all sources on disk, in bytes; None where stdin is one of them."""
+        """Size of all sources in bytes; None where stdin is one of them, or one elsewhere does not say."""
         if "-" in self.sources:
             return None
-        return sum(path.stat().st_size for path in map(Path, self.sources) if path.is_file())
+        if self._sizes is None:  # asked for once: elsewhere that takes a request each
+            self._sizes = [size_of(source) if is_address(source) else _size(Path(source)) for source in self.sources]
+        known = [size for size in self._sizes if size is not None]
+        return sum(known) if len(known) == len(self._sizes) else None
 
     def __iter__(self) -> Iterator[CorpusText]:
         self.problems, self.bytes_read, self.sha256 = [], 0, ""
@@ -149,9 +157,16 @@ class Corpus:
             more = f", and {len(self.problems) - 1} more problems" if len(self.problems) > 1 else ""
             raise AttnscopeError(
                 f"no text is left: nothing to read in {_count(len(self.sources), 'source')}{why}{more}",
-                "name files that hold text" if self.problems else "they are empty or blank: give at least one word",
+                self._hint(),
             )
         self.sha256 = digest.hexdigest()
+
+    def _hint(self) -> str:
+        if not self.problems:
+            return "they are empty or blank: give at least one word"
+        if any(is_address(problem.source) for problem in self.problems):
+            return "check the address; without a network give a file that is here"
+        return "name files that hold text"
 
     def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...]]]":
         """Texts and token numbers of one source, with the lines that they begin on; blank ones too."""
@@ -178,17 +193,25 @@ class Corpus:
         return format_of(name) if self.format == "auto" else self.format
 
     def _open(self, source: str) -> "BinaryIO | Replay":
+        if is_address(source):
+            return open_address(source)
         if source != "-":
             return Path(source).open("rb")
         if self._stdin is None:
             if sys.stdin is None:
                 raise AttnscopeError("there is no stdin to read from", "give --file PATH")
             stream = getattr(sys.stdin, "buffer", None)
+            # Unbuffered: a line is there as soon as it was written, and a thread that waits for it holds no lock.
+            stream = getattr(stream, "raw", stream)
             self._stdin = Replay(stream or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass")))
         return self._stdin.again()
 
     def _count_bytes(self, n: int) -> None:
         self.bytes_read += n
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
@@ -198,6 +221,10 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
         name = str(file)
         if name == "-":
             found.setdefault("-", "-")
+            continue
+        if is_address(name):
+            for each in files_at(name):
+                found.setdefault(each, each)
             continue
         path = Path(name)
         with contextlib.suppress(RuntimeError):  # ~ of a user that there is not

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from attnscope import models
@@ -103,7 +104,7 @@ def batch(
 
     Args:
         spec: The model, as `attnscope.load` takes it by name: each worker loads it.
-        texts: The texts. They are all held in memory.
+        texts: The texts. Those of files are all held in memory; of stdin each is drawn as it comes, and let go.
         out: The folder, which no other run may be writing into.
         options: How they are drawn.
         report: Is told how far it is, after each text that was drawn.
@@ -122,14 +123,12 @@ def batch(
         raise AttnscopeError("a batch takes a model by its name", "each of its processes loads it")
     if isinstance(texts, str):
         raise AttnscopeError("a batch takes many texts, not one", "give a list, or a Corpus")
-    given = list(texts) if isinstance(texts, Corpus) else _as_corpus(texts)
-    unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
+    streamed = isinstance(texts, Corpus) and "-" in texts.sources
+    given: Iterable[CorpusText] = texts if isinstance(texts, Corpus) else _as_corpus(texts)
+    given = given if streamed else list(given)
     require_writable(out)
     loading = options.loading
     source = loading.resolve(spec)
-    common = _common(source, options)
-    # Ray's workers stand elsewhere.
-    tasks = [_task(text, out.absolute(), common) for text in given]
     setup = Setup(
         source if source.folder is None else replace(source, folder=source.folder.absolute()),
         loading,
@@ -144,63 +143,110 @@ def batch(
     )
     with BatchFolder(out) as folder:
         folder.sweep()
-        kept = {} if options.force else {t.index: d for t in tasks if (d := _done(folder, t)) is not None}
-        todo = [task for task in tasks if task.index not in kept]
-        if not options.replace:
-            folder.require_same([task.folder.name for task in todo], setup.asked)
-        folder.log("plan", model=source.name, n_texts=len(tasks), n_done=len(kept))
-        failed: dict[int, str] = {}
+        plan = _Plan(folder, setup, options, _common(source, options))
+        todo: Iterator[Task] = plan.todo(given)
+        n_todo = None
+        if not streamed:
+            listed = list(todo)
+            todo, n_todo = iter(listed), len(listed)
+        first = next(todo, None)
+        folder.log("plan", model=source.name, n_texts=None if streamed else len(plan.tasks), n_done=len(plan.kept))
         broke: Exception | None = None
-        if todo:
+        interrupted = False
+        if first is not None:
             folder.withdraw()
             try:
-                with _workers(options, len(todo), source).open(loading.device, (folder.handle,)) as workers:
-                    _draw(folder, workers, setup, todo, failed, report)
+                with _workers(options, n_todo, source).open(loading.device, (folder.handle,)) as workers:
+                    interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
             except Exception as error:  # told when what was drawn before it has its index
                 broke = error
-        drawn, missing = [], []
-        for task in tasks:
-            if task.index in failed:
-                missing.append(FailedText(task.source, task.line, failed[task.index], task.index, task.text or ""))
-            elif (one := kept.get(task.index) or _done(folder, task)) is not None:
-                drawn.append(one)
+        drawn, missing = plan.outcome()
         if broke is not None and not drawn:
             raise broke
-        result = Batch(source.name, len(tasks), tuple(drawn), (*missing, *unread), len(drawn) - len(kept))
+        unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
+        result = Batch(source.name, len(plan.tasks), drawn, (*missing, *unread), len(drawn) - len(plan.kept))
         folder.publish(result, page(result))
-        folder.log("end", complete=result.complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
+        complete = result.complete and not interrupted
+        folder.log("end", complete=complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
         if broke is not None:
             raise broke
+        if interrupted and result.complete:  # more would have come of stdin
+            raise KeyboardInterrupt
     return result
 
 
-def _draw(
-    folder: BatchFolder,
-    workers: Executor,
-    setup: Setup,
-    todo: Sequence[Task],
-    failed: dict[int, str],
-    report: Report | None,
-) -> None:
-    """Has workers draw what is to be drawn; Ctrl-C ends it. Into `failed` it writes why texts failed, by index.
+class _Plan:
+    """What is to be drawn, and what became of it. Texts come one by one; those that are drawn are not held.
+
+    Attributes:
+        tasks: All texts so far, without what they say.
+        kept: Those that were done before, by index.
+        failed: Why others could not be drawn, and what they say, by index.
+    """
+
+    def __init__(self, folder: BatchFolder, setup: Setup, options: BatchOptions, common: bytes) -> None:
+        self.folder, self.setup = folder, setup
+        self._options, self._common = options, common
+        self.tasks: list[Task] = []
+        self.kept: dict[int, DrawnText] = {}
+        self.failed: dict[int, tuple[str, str]] = {}
+
+    def todo(self, texts: Iterable[CorpusText]) -> Iterator[Task]:
+        """The texts that are to be drawn, as they come.
+
+        Raises:
+            AttnscopeError: There is no text, or figures of one with other options would be lost.
+        """
+        for text in texts:
+            # Ray's workers stand elsewhere.
+            task = _task(text, self.folder.path.absolute(), self._common)
+            self.tasks.append(replace(task, text=None, ids=None))
+            done = None if self._options.force else _done(self.folder, task)
+            if done is not None:
+                self.kept[task.index] = done
+                continue
+            if not self._options.replace:
+                self.folder.require_same([task.folder.name], self.setup.asked)
+            yield task
+
+    def outcome(self) -> tuple[tuple[DrawnText, ...], list[FailedText]]:
+        """What is drawn, and what could not be."""
+        drawn, missing = [], []
+        for task in tuple(self.tasks):
+            if task.index in self.failed:
+                reason, text = self.failed[task.index]
+                missing.append(FailedText(task.source, task.line, reason, task.index, text))
+            elif (one := self.kept.get(task.index) or _done(self.folder, task)) is not None:
+                drawn.append(one)
+        return tuple(drawn), missing
+
+
+def _draw(plan: _Plan, workers: Executor, todo: Iterable[Task], n_todo: int | None, report: Report | None) -> bool:
+    """Has workers draw what is to be drawn.
+
+    Returns:
+        Whether it came to the end; Ctrl-C is before it.
 
     Raises:
         AttnscopeError: No worker could begin.
     """
+    folder = plan.folder
     n_done = n_tokens = 0
     try:
-        with closing(start_workers(workers, setup, todo)) as outcomes:
+        with closing(start_workers(workers, plan.setup, todo)) as outcomes:
             for outcome in outcomes:
                 done = Done(outcome.task, 0, 0.0, outcome.reason) if isinstance(outcome, Lost) else outcome.result
                 n_done, n_tokens = n_done + 1, n_tokens + done.n_tokens
                 if done.reason:
-                    failed[done.task.index] = done.reason
+                    plan.failed[done.task.index] = done.reason, done.task.text or ""
                 told = {"error": done.reason} if done.reason else {"n_tokens": done.n_tokens}
                 folder.log("text", index=done.task.index, elapsed_s=round(done.elapsed_s, 4), **told)
                 if report is not None:
-                    report(Progress(n_done, n_tokens, n_done / len(todo)))
+                    report(Progress(n_done, n_tokens, n_todo and n_done / n_todo))
     except KeyboardInterrupt:
         folder.log("interrupted")
+        return False
+    return True
 
 
 def _as_corpus(texts: Iterable[str]) -> list[CorpusText]:
@@ -278,17 +324,18 @@ def _model_files(source: models.Source) -> dict[str, str]:
     return found
 
 
-def _workers(options: BatchOptions, n_texts: int, source: models.Source) -> Workers:
+def _workers(options: BatchOptions, n_texts: int | None, source: models.Source) -> Workers:
     n = options.workers
     if n is None and options.executor == "local":
         n = _n_workers(n_texts, source)
     return Workers(source.spec, n, options.threads, options.executor, options.ray_address, options.loading)
 
 
-def _n_workers(n_texts: int, source: models.Source) -> int:
+def _n_workers(n_texts: int | None, source: models.Source) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = cores if n_texts is None else min(cores, n_texts)
     memory = physical_bytes()
     if memory is None:
-        return min(cores, n_texts)
+        return most
     weights = sum(path.stat().st_size for path in source.folder.glob("*") if path.is_file()) if source.folder else 0
-    return max(1, min(cores, n_texts, int(memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights))))
+    return max(1, min(most, int(memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights))))

@@ -30,7 +30,17 @@ from attnscope.studies.merging import conclude, sums_of
 from attnscope.studies.passes import Driver, Pass
 from attnscope.studies.provenance import run_of
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN, RULES, thresholds_from
-from attnscope.studies.texts import Report, Texts, problems_of, scale_report, sha256_of, special_ids, texts_of
+from attnscope.studies.texts import (
+    Progress,
+    Report,
+    Texts,
+    problems_of,
+    scale_report,
+    sha256_of,
+    share_read,
+    special_ids,
+    texts_of,
+)
 from attnscope.studies.workers import Workers
 
 
@@ -104,7 +114,7 @@ def heads(
     texts = texts_of(corpus)
     _require_measurable(model, options)
     special = special_ids(model)
-    counts, n_copies = _counts(model, texts, options, special)
+    counts, n_copies = _counts(model, texts, options, special, report)
     frequencies = Frequencies.of_counts(counts)
     # Of the reading that is known to have come to the end.
     sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
@@ -232,7 +242,7 @@ def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]
 
 
 def _counts(
-    model: Model, texts: Texts, options: HeadsOptions, special: frozenset[int]
+    model: Model, texts: Texts, options: HeadsOptions, special: frozenset[int], report: Report | None
 ) -> tuple[TokenCounts, int | None]:
     """How often each token comes: in the whole corpus whatever the shard, without copies, or by a file.
 
@@ -242,8 +252,16 @@ def _counts(
     if options.frequencies is not None:
         return read_frequencies(options.frequencies, encode), None
     copies = Copies()
-    counts = count_tokens(distinct(texts, copies), encode, special)
+
+    def tell(n_texts: int, n_tokens: int) -> None:
+        if report is not None and n_texts % _TELL == 0:
+            report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
+
+    counts = count_tokens(distinct(texts, copies), encode, special, tell)
     return counts, copies.n
+
+
+_TELL = 32  # so many texts between two reports of the counting, which takes microseconds a text
 
 
 def _n_threads() -> int:

@@ -22,6 +22,7 @@ from attnscope.studies.heatmap import outline, run_model
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.provenance import fingerprint
 from attnscope.studies.reading import Given, Prompt, PromptOptions, read, reader_of
+from attnscope.studies.texts import Progress, Report, share_read
 from attnscope.text import read_text, slug
 from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
 
@@ -82,20 +83,20 @@ class PageWanted:
         if self.out is not None and not is_stream(self.out):
             require_replaceable(self.out)
 
-    def prompts(self) -> Iterator[Prompt]:
-        """The texts as the model is to read them.
+    def prompts(self) -> Iterator[tuple[Prompt, float | None]]:
+        """The texts as the model is to read them, each with the share of files that is read by then.
 
         Raises:
             AttnscopeError: A file or a part of it cannot be read.
         """
         for text in self.texts:
-            yield self._prompt(read_text(text))
+            yield self._prompt(read_text(text)), None
         if self.files:
             corpus = Corpus(self.files, split=self.split, field=self.field)  # type: ignore[arg-type]  # checked above
             for one in corpus:
                 if one.text is None:
                     raise AttnscopeError(f"{one.source} holds token numbers, no text", "name the --field with the text")
-                yield self._prompt(one.text)
+                yield self._prompt(one.text), share_read(corpus)
             if corpus.problems:
                 raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
@@ -141,8 +142,14 @@ class WrittenPage:
         }
 
 
-def write_page(spec: str, wanted: PageWanted, loading: LoadOptions) -> WrittenPage:
+def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Report | None = None) -> WrittenPage:
     """Loads what a page is to show, a model where there are texts, and writes the page.
+
+    Args:
+        spec: The model, as `attnscope.load` takes it by name.
+        wanted: What is asked for.
+        loading: How the model is loaded.
+        report: Is told how far it is, after each text that a model has read.
 
     Raises:
         AttnscopeError: Anything that the user can mend; no file is half-written then.
@@ -154,9 +161,13 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions) -> WrittenPa
     shown = [PageText(_chosen(Heatmap.load(file_of(path)), wanted.choice)) for path in wanted.records]
     if wanted.texts or wanted.files:
         model = loading.load(spec)
-        for prompt in wanted.prompts():
+        n_tokens = 0
+        for number, (prompt, share) in enumerate(wanted.prompts(), 1):
             shown.append(page_text(model, prompt, wanted.choice))
             require_room(shown)
+            n_tokens += sum(len(attention.queries) for attention in shown[-1].record.maps)
+            if report is not None:
+                report(Progress(number, n_tokens, share))
     if findings is not None:
         for one in shown:
             _require_same_model(findings, one.record)

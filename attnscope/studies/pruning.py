@@ -26,6 +26,7 @@ from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.ablation_sweep import require_rerunnable
 from attnscope.studies.choice import Choice
 from attnscope.studies.inputs import LoadOptions, TextsWanted
+from attnscope.studies.texts import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +100,7 @@ class PruneOrder:
     target: str | None = None
 
 
-def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> Pruned:
+def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
     """Writes a model without some heads into a folder, whole or not at all.
 
     Zero are then: the heads' rows of W_Q, W_K and W_V with their biases, and their slice of W_O. Where queries are
@@ -109,6 +110,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> P
         spec: A catalogue name, a folder, or a Hub id.
         order: Which heads, and where to.
         loading: How the model is loaded; always on transformers.
+        report: Is told how far the texts are, on which the change is measured.
 
     Raises:
         AttnscopeError: There are no such heads or they have no weights of their own, the files are none that can be
@@ -130,7 +132,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None) -> P
     model = loading.load(source)
     options = AblateOptions(modes=("zero",), choice=Choice(pick=order.pick), kind=order.kind, target=order.target)
     texts = [EXAMPLE] if order.texts is None else order.texts.corpus()
-    effect = ablate(model, texts, options)
+    effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
     for head in effect.heads:
         heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]

@@ -22,11 +22,12 @@ Report = Callable[["Progress"], None]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a study is: texts and tokens done, and the share of the corpus that was read (None = unknown)."""
+    """How far a study is: texts, tokens, the share of the corpus that was read (None = unknown), and at what."""
 
     n_texts: int
     n_tokens: int
     share: float | None
+    step: str = ""
 
 
 def scale_report(report: Report | None, number: int, of: int) -> Report | None:

@@ -245,16 +245,22 @@ class _Todo(Generic[T]):
 
     def __init__(self, tasks: Iterator[T]) -> None:
         self._tasks, self._again, self._lock = tasks, list[_Attempt[T]](), threading.Lock()
-        self._over = False
+        self._over = self._closed = False
 
     def take(self) -> _Attempt[T] | None:
         with self._lock:
+            if self._closed:
+                return None
             if self._again:
                 return self._again.pop()
             for task in self._tasks:
-                return _Attempt(task)
+                return None if self._closed else _Attempt(task)
             self._over = True
             return None
+
+    def close(self) -> None:
+        """Lets nobody take any more. Waits for nobody who is at it: the next text of a stream may be long in coming."""
+        self._closed = True
 
     def put_back(self, attempt: _Attempt[T]) -> None:
         with self._lock:
@@ -271,7 +277,7 @@ class _Hand(threading.Thread, Generic[T]):
     """Hands tasks to one worker.
 
     Into `results` it puts (attempt, answer) for each task; what else was raised; and at its very end itself. Then
-    `lost` is why the worker is lost, if it is, and `at` the task that it was at.
+    `lost` is why the worker is lost, if it is, and `at` the task that it was at; `waits` says that it waits for one.
     """
 
     def __init__(self, remote: Remote, work: Work, todo: _Todo[T], results: queue.SimpleQueue[Any]) -> None:
@@ -279,13 +285,13 @@ class _Hand(threading.Thread, Generic[T]):
         self.remote, self._work, self._todo, self._results = remote, work, todo, results
         self.at: _Attempt[T] | None = None
         self.lost = ""
-        self.ready = False
+        self.ready = self.waits = False
 
     def run(self) -> None:
         try:
             _require_well(self.remote.ask(self._work))
             self.ready = True
-            while (attempt := self._todo.take()) is not None:
+            while (attempt := self._take()) is not None:
                 self.at = attempt
                 answer = _require_well(self.remote.ask(attempt.task))
                 self.at = None
@@ -297,6 +303,17 @@ class _Hand(threading.Thread, Generic[T]):
         finally:
             self.remote.end()
             self._results.put(self)
+
+    def _take(self) -> _Attempt[T] | None:
+        self.waits = True
+        attempt = self._todo.take()
+        self.waits = False
+        return attempt
+
+    def join_unless_waiting(self) -> None:
+        """Waits for its end, but not while it waits for a task: it takes none any more, and ends with the process."""
+        while self.is_alive() and not self.waits:
+            self.join(0.05)
 
 
 def _require_well(answer: object) -> object:
@@ -333,11 +350,14 @@ class _Run(Generic[T]):
                 else:
                     yield Done(met[0].task, met[1])
         finally:
+            self._todo.close()
             stops = [threading.Thread(target=hand.remote.stop) for hand in self._hands]
             for each in stops:  # all at once, as each may take its time
                 each.start()
-            for each in (*stops, *self._hands):
+            for each in stops:
                 each.join()
+            for hand in self._hands:
+                hand.join_unless_waiting()
 
     def _start(self) -> None:
         hand = _Hand(self._executor.worker(), self._work, self._todo, self._results)
