@@ -6,11 +6,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core import sums as sums_module
 from attnscope.core import tiles
 from attnscope.core.attention import AttentionCall, allowed, attend, attention_weights
-from attnscope.core.measures import MEASURES, TextFacts, catalogue, measure_names, measures_of_weights, output_factor
+from attnscope.core.measures import (
+    MEASURES,
+    TextFacts,
+    catalogue,
+    measure_names,
+    measures_of_weights,
+    output_factor,
+    torch_pass,
+)
 from attnscope.core.measures import plan as plan_module
+from attnscope.core.measures.backends import Backend
 from attnscope.core.measures.facts import outlying
 from attnscope.core.sums import Sums
 from tests import rounding
@@ -53,7 +61,10 @@ def made_up_norms(keys: TextFacts) -> torch.Tensor:
     return torch.where(torch.rand(keys.real.shape, generator=chance) < 0.25, 9 * length, length)
 
 
-def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11) -> None:
+def check(
+    call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11,
+    backend: Backend = "torch",
+) -> None:  # fmt: skip
     """Both roads against plain loops on the dense float64 weights of the call, and uniform attention likewise."""
     weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
@@ -68,13 +79,14 @@ def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None
             even.sum[i] = 0.0
     n = call.key.shape[2]
     probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): PROJECTION},
-                 norms=lambda kind, layer: norms)  # fmt: skip
+                 norms=lambda kind, layer: norms, backend=backend)  # fmt: skip
     output = probe(call)
     rounding.require_output(output, call)
     assert output.dtype == call.value.dtype
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
     factor = output_factor(PROJECTION, call.n_heads)
-    dense = measures_of_weights(weights, keys, queries, allowed=may, values=call.value, factor=factor, outlying=which)
+    values = rounding.in_float64(call).value
+    dense = measures_of_weights(weights, keys, queries, allowed=may, values=values, factor=factor, outlying=which)
     assert_sums(dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6,
                 uniform=even)  # fmt: skip
 
@@ -125,7 +137,7 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
         patch.setattr(plan_module, "KEPT_NUMBERS", kept)
-        patch.setattr(plan_module, "SHORT_LIST", 1 if elements == 1 else 8)
+        patch.setattr(torch_pass, "SHORT_LIST", 1 if elements == 1 else 8)
         check(*situation)
 
 
@@ -430,7 +442,7 @@ def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal: bool) -> None:
     probe(call)
     exact = measures_of_weights(attention_weights(rounding.in_float64(call)), facts, allowed=allowed(call))
     # Places are at most half of PLACES_APART tokens from the middle, and as many roundings add up as if by chance.
-    most = sums_module.PLACES_APART / 2 * sums_module.PLACES_APART**0.5 * rounding.unit(torch.float32)
+    most = torch_pass.PLACES_APART / 2 * torch_pass.PLACES_APART**0.5 * rounding.unit(torch.float32)
     for name in ("signed_distance_tokens", "signed_distance_tokens_active"):
         off = np.abs(probe.sums["encoder"][0].value(name) - exact.value(name))
         assert off.max() <= most, name

@@ -44,13 +44,14 @@ def info(
 ) -> None:
     """Say what a model is: layers, heads, engine, limit, tokenizer, parameters."""
     from attnscope.models import describe
+    from attnscope.studies.backend import tell_backend
 
     load = loading.options()
     about, tokenizer = describe(
         model, engine=load.engine, allow_pickle=load.allow_pickle, trust_remote_code=load.trust_remote_code,
         adapter=load.adapter,
     )  # fmt: skip
-    described = about.as_json() | {"tokenizer": tokenizer.name}
+    described = about.as_json() | {"tokenizer": tokenizer.name, "backend": tell_backend(about)}
     if printing.json:
         from attnscope.output import print_json
 
@@ -66,5 +67,6 @@ def info(
     for name, value in about.lines(tokenizer.name):
         if name != "sha256":
             table.add_row(name, value)
+    table.add_row("heads by", tell_backend(about))
     open_console().print(table)
     print(f"sha256 {dict(about.lines(tokenizer.name))['sha256']}")

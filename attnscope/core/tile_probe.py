@@ -1,6 +1,5 @@
 """What probes share that read all they want from the tiles of an attention, and keep no map. Ours."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,7 +28,7 @@ class Reader(Protocol[FoundOf]):
         """What the layer comes to, once every tile was read."""
 
 
-class TileProbe(ABC, Generic[Found]):
+class TileProbe(Generic[Found]):
     """Reads every layer of one forward pass on one batch; no gradient flows through its output.
 
     Args:
@@ -62,10 +61,15 @@ class TileProbe(ABC, Generic[Found]):
         """
         self.require_new(call.kind, call.layer)
         with torch.no_grad():
-            reader = self._reader(call)
-            output = attend_in_tiles(call, reader.add, reader.blocks, self._buffers)
-            self.sums.setdefault(call.kind, {})[call.layer] = reader.result()
+            output, found = self._read(call)
+            self.sums.setdefault(call.kind, {})[call.layer] = found
         return output
+
+    def _read(self, call: AttentionCall) -> tuple[Tensor, Found]:
+        """An attention's output, and what is found in it; refuses a call that does not fit by a ValueError."""
+        reader = self._reader(call)
+        output = attend_in_tiles(call, reader.add, reader.blocks, self._buffers)
+        return output, reader.result()
 
     def require_new(self, kind: Kind, layer: int) -> None:
         """Refuses a layer that has been here already: its sums would be of two passes.
@@ -79,9 +83,9 @@ class TileProbe(ABC, Generic[Found]):
                 f"{type(self).__name__} probe"
             )
 
-    @abstractmethod
     def _reader(self, call: AttentionCall) -> Reader[Found]:
-        """What reads an attention; refuses one that does not fit by a ValueError."""
+        """What reads an attention tile by tile; refuses one that does not fit by a ValueError."""
+        raise NotImplementedError
 
     def _plan_once(self, call: AttentionCall, make: Callable[[], Plan], *more: Hashable) -> Plan:
         """What `make` gives; made once for all layers of the same mask, causality, window, shapes and `more`."""

@@ -17,6 +17,7 @@ from attnscope.interrupts import delay_interrupts
 from attnscope.models.model import Batch, Model
 from attnscope.records import Tokens
 from attnscope.studies import passes
+from attnscope.studies.backend import require_backend
 from attnscope.studies.block_sums import BlockSums, Hits
 from attnscope.studies.memory import Room, give_memory_back, halves, padded_size, spare_memory
 from attnscope.studies.overflow import LeftOut
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.measures import SumsOf, TextFacts
+    from attnscope.core.measures.backends import Backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,7 @@ class HeadMeasurer:
         special: The tokenizer's special tokens.
         chunk: See `HeadsOptions`.
         stride: See there.
+        backend: What measures; see `core.measures.backends`.
 
     Raises:
         AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
@@ -86,11 +89,14 @@ class HeadMeasurer:
         special: frozenset[int],
         chunk: int | None = None,
         stride: int | None = None,
+        backend: Backend = "torch",
     ) -> None:
         from attnscope.core.tiles import Buffers
         from attnscope.models.residual import HiddenNorms
 
+        require_backend(backend)
         self._model, self._frequencies, self._special = model, frequencies, special
+        self._backend = backend
         self._cut = {"chunk": chunk, "stride": stride}
         self._room = Room()
         self._dense = model.info.path == "eager"
@@ -154,7 +160,7 @@ class HeadMeasurer:
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
                 probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
-                             norms=self._norms.of, in_units=True)  # fmt: skip
+                             norms=self._norms.of, in_units=True, backend=self._backend)  # fmt: skip
                 with self._norms.watch():
                     self._model.run(given, spare_memory(probe, facts.real.shape[1]))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}

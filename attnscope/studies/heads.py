@@ -24,6 +24,7 @@ from attnscope.corpus import (
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.findings import Findings
+from attnscope.studies.backend import choose_backend
 from attnscope.studies.head_blocks import Found, Frequencies, HeadMeasurer
 from attnscope.studies.memory import halving_note
 from attnscope.studies.merging import conclude, sums_of
@@ -94,7 +95,8 @@ def heads(
     by kind; what asks for places in one text is undefined across.
 
     Sums over texts are exact, so that shards merge into what one run would give, bit for bit; each text's own sums are
-    rounded by torch, which rounds otherwise with another number of threads.
+    rounded by torch, which rounds otherwise with another number of threads. What measures is chosen once for the whole
+    corpus (`studies.backend`), and `run["backend"]` names it: those of two back ends differ by at most 1e-5.
 
     With `workers`, whole blocks are studied by them, and the result is that of one process with as many threads. After
     an interruption all blocks that were done count. A block over which three workers were lost is listed in
@@ -114,11 +116,15 @@ def heads(
     texts = texts_of(corpus)
     _require_measurable(model, options)
     special = special_ids(model)
-    counts, n_copies = _counts(model, texts, options, special, report)
+    counts, n_read, n_copies = _counts(model, texts, options, special, report)
+    backend = choose_backend(model.info, _count_weights(model, counts.total, n_read))
     frequencies = Frequencies.of_counts(counts)
     # Of the reading that is known to have come to the end.
     sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
-    make = partial(_measurer_of, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride)
+    make = partial(
+        _measurer_of, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride,
+        backend=backend,
+    )  # fmt: skip
     driver = Driver(make, (model,), (workers,) if workers else None, keeps="first", step="the study of a later text")
     drivers = [driver]
     if options.control:
@@ -152,7 +158,7 @@ def heads(
     }
     run = run_of(model.info, [*_notes(model, done, options), *_note_unprojected(model, done), *passes[0].notes])
     threads = workers.threads if workers else _n_threads()
-    run |= {"seed": options.seed if options.control else None, "threads": threads}
+    run |= {"seed": options.seed if options.control else None, "threads": threads, "backend": backend}
     if failures := [failed for one in passes for failed in one.failures]:
         run["failures"] = failures
     return conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
@@ -243,22 +249,33 @@ def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]
 
 def _counts(
     model: Model, texts: Texts, options: HeadsOptions, special: frozenset[int], report: Report | None
-) -> tuple[TokenCounts, int | None]:
+) -> tuple[TokenCounts, int | None, int | None]:
     """How often each token comes: in the whole corpus whatever the shard, without copies, or by a file.
 
-    And how many texts were copies; None where the corpus was not read for it.
+    And how many texts were counted, and how many were copies; None where the corpus was not read for it.
     """
     encode = model.tokenizer.encode
     if options.frequencies is not None:
-        return read_frequencies(options.frequencies, encode), None
-    copies = Copies()
+        return read_frequencies(options.frequencies, encode), None, None
+    copies, n_read = Copies(), 0
 
     def tell(n_texts: int, n_tokens: int) -> None:
+        nonlocal n_read
+        n_read = n_texts
         if report is not None and n_texts % _TELL == 0:
             report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
     counts = count_tokens(distinct(texts, copies), encode, special, tell)
-    return counts, copies.n
+    return counts, n_read, copies.n
+
+
+def _count_weights(model: Model, n_tokens: int, n_texts: int | None) -> float:
+    """About how many attention weights the whole corpus has; infinite where it has not been read."""
+    if n_texts is None:
+        return math.inf
+    info = model.info
+    length = min(n_tokens / max(n_texts, 1), info.max_tokens or math.inf)
+    return n_tokens * length * sum(map(int.__mul__, info.n_layers, info.n_heads))
 
 
 _TELL = 32  # so many texts between two reports of the counting, which takes microseconds a text

@@ -53,8 +53,9 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
     """The findings of several shards of one corpus, as one run over all of it would have found them.
 
     Bit for bit, in any order, where all were made with the same versions on the same kind of machine with the same
-    number of threads: those change how torch rounds. What changes without heads (`with_effects`) is of the first texts
-    of the whole corpus, whatever the shard: each head keeps what a part says of it, the first one that does.
+    number of threads and the same back end: those change how sums are rounded. What changes without heads
+    (`with_effects`) is of the first texts of the whole corpus, whatever the shard: each head keeps what a part says of
+    it, the first one that does.
 
     Args:
         parts: What `heads` found on each shard; some may be missing.
@@ -83,7 +84,9 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
                     added[kind] = added[kind].merge(tally) if kind in added else tally
         except (KeyError, ValueError, OverflowError) as error:
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
-    whole = conclude(ordered[0].run, _join([part.corpus for part in ordered]), parts[0].options, sums_of(*tallies))
+    backends = dict.fromkeys(part.run["backend"] for part in ordered if "backend" in part.run)
+    run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
+    whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums_of(*tallies))
     return _with_effects(whole, ordered)
 
 

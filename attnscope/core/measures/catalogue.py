@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attnscope.core.measures.families import Family, Keys, LargestAt, Pairs, Places, Row, Text
+
 REACH = 8
 """Offsets up to this many tokens before and after the query are candidates for a positional head."""
 
@@ -54,8 +56,8 @@ class Measure:
         low: Smallest possible value.
         high: Largest possible value.
         source: The publication that the definition is from, or "ours".
+        family: What it reads of the weights, and by what fact; None where a sense reads it in its own way.
         has_active: Whether there is also `<name>_active`.
-        needs_places: Whether queries and keys must be of one text, so that it is undefined in cross attention.
     """
 
     name: str
@@ -65,8 +67,14 @@ class Measure:
     low: float
     high: float
     source: str
+    family: Family | None = None
     has_active: bool = False
-    needs_places: bool = False
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether queries and keys must be of one text, so that it is undefined in cross attention."""
+        compares = isinstance(self.family, Pairs | Places | LargestAt)
+        return compares or (isinstance(self.family, Row) and self.family.statistic == "rms_distance")
 
 
 _CLARK = "Clark et al. 2019, section 3"
@@ -78,70 +86,75 @@ MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
         Measure("resting", "rests on special tokens or the first one",
-                "sum of A_qk over k special or first", "share", 0, 1, "ours; " + _CLARK),
+                "sum of A_qk over k special or first", "share", 0, 1, "ours; " + _CLARK, Keys("resting", is_set=False)),
         Measure("entropy_nats", "spreads over many keys",
-                "- sum over k of A_qk ln A_qk", "nats", 0, _INF, _CLARK + ".3"),
+                "- sum over k of A_qk ln A_qk", "nats", 0, _INF, _CLARK + ".3", Row("entropy")),
         Measure("relative_entropy", "spreads evenly over the keys that the mask allows",
-                "entropy_nats_q / ln n_q, n_q >= 2 keys allowed", "share", 0, 1, "ours"),
+                "entropy_nats_q / ln n_q, n_q >= 2 keys allowed", "share", 0, 1, "ours", Row("relative_entropy")),
         Measure("max_weight", "is confident: puts much on a single key",
                 "max of A_qk over k but the text's final special token", "share", 0, 1,
-                _VOITA + ", confidence"),
+                _VOITA + ", confidence", Row("max_weight")),
         Measure("previous_token", "attends to the token before",
-                "A[q, q-1]", "share", 0, 1, _CLARK + ".1", True, True),
+                "A[q, q-1]", "share", 0, 1, _CLARK + ".1", Places((-1,)), True),
         Measure("self_token", "attends to the token itself",
-                "A[q, q]", "share", 0, 1, _CLARK + ".1", True, True),
+                "A[q, q]", "share", 0, 1, _CLARK + ".1", Places((0,)), True),
         Measure("next_token", "attends to the token after",
-                "A[q, q+1]", "share", 0, 1, _CLARK + ".1", True, True),
+                "A[q, q+1]", "share", 0, 1, _CLARK + ".1", Places((1,)), True),
         Measure("window", "attends within three tokens",
-                "sum of A_qk over |q - k| <= 3", "share", 0, 1, "ours", True, True),
+                "sum of A_qk over |q - k| <= 3", "share", 0, 1, "ours",
+                Places(tuple(range(-WINDOW, WINDOW + 1))), True),
         Measure("positional", "has its largest weight at one fixed offset",
                 "1 if k = q + o has the largest A_qk (1/t if t share it), o the head's most frequent of -8 to 8",
-                "share", 0, 1, _VOITA + ", positional heads", False, True),
+                "share", 0, 1, _VOITA + ", positional heads", LargestAt()),
         Measure("distance_tokens", "attends far away",
                 "sum over k of A_qk |k - q|", "tokens", 0, _INF, "Vig and Belinkov 2019, section 4.2",
-                True, True),
+                Pairs("distance"), True),
         Measure("signed_distance_tokens", "attends ahead (positive) or back (negative)",
-                "sum over k of A_qk (k - q)", "tokens", -_INF, _INF, "ours", True, True),
+                "sum over k of A_qk (k - q)", "tokens", -_INF, _INF, "ours", Pairs("signed_distance"), True),
         Measure("rms_distance_tokens", "attends far away, the farthest counting most",
-                "square root of the sum over k of A_qk (k - q)^2", "tokens", 0, _INF, "ours", False, True),
+                "square root of the sum over k of A_qk (k - q)^2", "tokens", 0, _INF, "ours", Row("rms_distance")),
         Measure("first_token", "attends to the text's first token",
-                "A[q, first]", "share", 0, 1, "Xiao et al. 2024, section 3.1"),
+                "A[q, first]", "share", 0, 1, "Xiao et al. 2024, section 3.1", Keys("first")),
         Measure("outlier_token", "attends to tokens of outlying norm, special ones and the first apart: second sinks",
                 "sum of A_qk over k with |h_k| > 3 medians of the text's, h_k the hidden state that the layer reads",
-                "share", 0, 1, "ours; Sun et al. 2024, section 2", True),
-        Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2"),
-        Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2"),
+                "share", 0, 1, "ours; Sun et al. 2024, section 2", Keys("outlying", of_layer=True), True),
+        Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2", Keys("cls")),
+        Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2", Keys("sep")),
         Measure("special", "attends to special tokens",
-                "sum of A_qk over k special", "share", 0, 1, "Kovaleva et al. 2019, section 4.1"),
+                "sum of A_qk over k special", "share", 0, 1, "Kovaleva et al. 2019, section 4.1", Keys("special")),
         Measure("punctuation", "attends to punctuation",
-                "sum of A_qk over k punctuation", "share", 0, 1, _CLARK + ".2", True),
+                "sum of A_qk over k punctuation", "share", 0, 1, _CLARK + ".2", Keys("punctuation"), True),
         Measure("same_token", "attends to the same token elsewhere in the text",
-                "sum of A_qk over k != q with x_k = x_q", "share", 0, 1, "ours", True, True),
+                "sum of A_qk over k != q with x_k = x_q", "share", 0, 1, "ours",
+                Pairs("same_token", is_set=True), True),
         Measure("induction", "attends to what followed the same token before",
                 "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q", "share", 0, 1,
-                "Olsson et al. 2022, section 2", True, True),
+                "Olsson et al. 2022, section 2", Pairs("induction", is_set=True), True),
         Measure("similar_token", "attends to tokens of similar static embedding, more than uniform attention does",
                 "sum over k of A_qk (cos(e_q, e_k) - m_q), m_q the mean of cos(e_q, e_j) over the n_q keys j",
-                "cosine", -2, 2, "ours", True, True),
+                "cosine", -2, 2, "ours", Pairs("cosine", beyond_uniform=True), True),
         Measure("rarest_token", "has its largest weight on the text's rarest token",
                 "1/r if one of the r rarest keys (but the first) has the largest A_qk (1/(r t) if t share it)",
-                "share", 0, 1, _VOITA + ", rare words"),
+                "share", 0, 1, _VOITA + ", rare words", Row("rarest")),
         Measure("rarity", "attends to rare tokens",
-                "- sum over k of A_qk ln frequency(x_k)", "nats", 0, _INF, "ours", True),
+                "- sum over k of A_qk ln frequency(x_k)", "nats", 0, _INF, "ours", Keys("rarity", is_set=False), True),
         Measure("sink", "is an attention sink on a text, which counts 1 if so",
                 "1 if the text's mean of A[q, first] over all its queries > 0.3", "share of texts", 0, 1,
-                "Gu et al. 2024, section 3.1"),
+                "Gu et al. 2024, section 3.1", Text("sink")),
         Measure("received", "gives much of all its attention to one key of a text",
-                "max over k of the sum over q of A_qk, each text counting its queries", "share", 0, 1, "ours"),
+                "max over k of the sum over q of A_qk, each text counting its queries", "share", 0, 1, "ours",
+                Text("received")),
         Measure("value_weighted", "reads large value vectors",
-                "sum over k of A_qk |v_k|", "norm of values", 0, _INF, _KOBAYASHI, True),
+                "sum over k of A_qk |v_k|", "norm of values", 0, _INF, _KOBAYASHI,
+                Keys("value_norm", is_set=False, of_layer=True), True),
         Measure("norm_weighted", "writes large vectors to its output",
-                "sum over k of A_qk |W_O v_k|", "norm of outputs", 0, _INF, _KOBAYASHI, True),
+                "sum over k of A_qk |W_O v_k|", "norm of outputs", 0, _INF, _KOBAYASHI,
+                Keys("output_norm", is_set=False, of_layer=True), True),
     )
 }  # fmt: skip
 """All head measures by name."""
 
-FROM_OFFSETS = "positional"
+FROM_OFFSETS = next(name for name, measure in MEASURES.items() if isinstance(measure.family, LargestAt))
 """The measure that has no sum of its own: which offset counts is known once the whole corpus has been seen."""
 
 

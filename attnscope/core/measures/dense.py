@@ -10,11 +10,30 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import measure_names, unit_queries
-from attnscope.core.measures.facts import TextFacts
+from attnscope.core.measures.catalogue import MEASURES, measure_names, unit_queries
+from attnscope.core.measures.facts import OFF_REST, TextFacts
+from attnscope.core.measures.families import Keys, Pairs, Row, Statistic
 from attnscope.core.measures.norms import value_norms
-from attnscope.core.measures.queries import Ground, Rows, at_offsets, ground, linear_rows
+from attnscope.core.measures.queries import MASS, Ground, Rows, at_offsets, ground, linear_rows
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, join_totals
+
+BEYOND_UNIFORM = tuple(
+    name for name, measure in MEASURES.items() if isinstance(measure.family, Pairs) and measure.family.beyond_uniform
+)
+"""Measures that are told less what uniform attention of the same mass has."""
+
+NORMS = {
+    name: measure.family
+    for name, measure in MEASURES.items()
+    if isinstance(measure.family, Keys) and measure.family.of_layer and not measure.family.is_set
+}
+"""Measures of what each key has to give in a layer."""
+
+
+OUTLYING_TOLD = tuple(
+    name for name, measure in MEASURES.items() if isinstance(measure.family, Keys) and measure.family.fact == "outlying"
+)
+"""Measures of the mass on outlying tokens."""
 
 
 def add_rows(totals: Totals, units: slice, rows: Rows, given: Ground) -> None:
@@ -23,7 +42,7 @@ def add_rows(totals: Totals, units: slice, rows: Rows, given: Ground) -> None:
     Args:
         totals: What to add to.
         units: Which units the rows are of.
-        rows: Name -> (unit, head, query); `active` among them.
+        rows: Name -> (unit, head, query); OFF_REST among them.
         given: What the mask and the texts say of these queries.
     """
     names = [name for name in given.defined if name in totals]
@@ -31,12 +50,12 @@ def add_rows(totals: Totals, units: slice, rows: Rows, given: Ground) -> None:
         return
     counts = torch.stack([given.defined[name] for name in names]).to(given.n_allowed.dtype)
     is_active = torch.tensor([name.endswith("_active") for name in names], device=counts.device)
-    share = torch.where(is_active[:, None, None, None], rows["active"], 1.0)
+    share = torch.where(is_active[:, None, None, None], rows[OFF_REST], 1.0)
     totals.add_several(names, units, (counts * share).sum(-1), "count")
     known = [i for i, name in enumerate(names) if name in rows]
     if not known:
         return
-    values = torch.stack([rows[names[i]].expand_as(rows["active"]) for i in known])
+    values = torch.stack([rows[names[i]].expand_as(rows[OFF_REST]) for i in known])
     totals.add_several([names[i] for i in known], units, (values * counts[known]).sum(-1), "sum")
 
 
@@ -61,8 +80,9 @@ def add_uniform(totals: Totals, units: slice, given: Ground) -> Tensor:
 
 
 def uniform_likeness(given: Ground) -> Rows:
-    """Likeness under uniform attention, (batch, mask head, query): 0, as it is told less what that has."""
-    return {name: torch.zeros_like(row) for name, row in given.uniform.items() if name.startswith("similar_token")}
+    """What is told beyond uniform attention under uniform attention, (batch, mask head, query): 0."""
+    names = [name + ending for name in BEYOND_UNIFORM for ending in ("", "_active")]
+    return {name: torch.zeros_like(given.uniform[name]) for name in names if name in given.uniform}
 
 
 def measures_of_weights(
@@ -130,13 +150,13 @@ def measures_of_weights(
         add_rows(totals, units, rows, given)
         active = {name: part for name, part in given.defined.items() if name.endswith("_active")}
         even = given.uniform | uniform_likeness(given)
-        even = {name: even[name] * rows["active"] for name in active if name in even} | {"active": rows["active"]}
+        even = {name: even[name] * rows[OFF_REST] for name in active if name in even} | {OFF_REST: rows[OFF_REST]}
         add_rows(uniform, units, even, replace(given, defined=active))
         largest = part.amax(-1, keepdim=True) if n_keys else part.sum(-1, keepdim=True)
         hits = (at_offsets(part, *here) == largest) / (part == largest).sum(-1, keepdim=True).clamp(min=1)
         totals.add_offsets(units, (hits * band).sum(2), band.sum(2))
         is_counted = given.counted.double()
-        share = rows["active"] * is_counted / given.n_active.clamp(min=1)
+        share = rows[OFF_REST] * is_counted / given.n_active.clamp(min=1)
         of_unit = Received(
             (part * is_counted[..., None]).sum(2),
             (may_here * (is_counted / given.n_allowed.clamp(min=1))[..., None]).sum(2),
@@ -149,31 +169,38 @@ def measures_of_weights(
         counted[texts] += is_counted.sum(-1)
         if outlying is not None:
             sees = (may_here & outlying[texts, None, None]).any(-1) * is_counted
-            counts = torch.stack([sees.expand_as(rows["active"]), rows["active"] * sees], -1).sum(2)
+            counts = torch.stack([sees.expand_as(rows[OFF_REST]), rows[OFF_REST] * sees], -1).sum(2)
             add_outlying(totals, uniform, units, outlying[texts], of_unit, counts)
     finish(totals, uniform, norms, received, evenly, counted)
     return join_totals(totals, uniform, measure_names(measures))
 
 
 def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Rows) -> Rows:
-    """What is not linear in the weights, query by query, and similar_token less what uniform attention has."""
+    """What is not linear in the weights, query by query, and what is told beyond what uniform attention has."""
     entropy = torch.special.entr(weights).sum(-1)
     ends = torch.arange(weights.shape[3], device=weights.device) == keys.final_special[:, None, None, None]
+    off_rest = (keys.real & ~keys.resting)[:, None, None]
+    active = weights * off_rest / linear[OFF_REST].clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
     padded = torch.nn.functional.pad(weights, (0, 1))  # a row of no keys has no largest one
     largest = padded.amax(-1)
-    ties = (weights == largest[..., None]).sum(-1).clamp(min=1)
-    rows = {
-        "entropy_nats": entropy,
+    statistics: dict[Statistic, Tensor] = {
+        "entropy": entropy,
         "relative_entropy": entropy / given.n_allowed.clamp(min=2).log(),
+        "entropy_off_rest": torch.special.entr(active).sum(-1),
         "max_weight": torch.nn.functional.pad(weights.masked_fill(ends, 0.0), (0, 1)).amax(-1),
     }
     if keys.rarest is not None:
         assert given.n_rarest is not None
+        ties = (weights == largest[..., None]).sum(-1).clamp(min=1)
         hits = ((weights == largest[..., None]) & keys.rarest[:, None, None]).sum(-1)
-        rows["rarest_token"] = hits / ties / given.n_rarest.clamp(min=1)
-    if "similar_token" in linear:
-        for name, mass in (("similar_token", "mass"), ("similar_token_active", "active")):
-            rows[name] = linear[name] - linear[mass] * given.uniform[name]
+        statistics["rarest"] = hits / ties / given.n_rarest.clamp(min=1)
+    rows: Rows = {}
+    for name, measure in MEASURES.items():
+        if isinstance(measure.family, Row) and measure.family.statistic in statistics:
+            rows[name] = statistics[measure.family.statistic]
+        elif name in BEYOND_UNIFORM and name in linear:
+            for ending, mass in (("", MASS), ("_active", OFF_REST)):
+                rows[name + ending] = linear[name + ending] - linear[mass] * given.uniform[name + ending]
     return rows
 
 
@@ -207,9 +234,10 @@ def add_outlying(
         counts: Queries that may attend to an outlying token, and their mass off resting keys, (unit, head, 2).
     """
     worth = mask.to(received.mass.dtype)[:, None]
-    for ending, even, i in (("", received.evenly, 0), ("_active", received.evenly_active, 1)):
-        totals.add(f"outlier_token{ending}", units, (received.mass * worth).sum(-1), counts[..., i])
-        uniform.add(f"outlier_token{ending}", units, (even * worth).sum(-1))
+    for name in OUTLYING_TOLD:
+        for ending, even, i in (("", received.evenly, 0), ("_active", received.evenly_active, 1)):
+            totals.add(name + ending, units, (received.mass * worth).sum(-1), counts[..., i])
+            uniform.add(name + ending, units, (even * worth).sum(-1))
 
 
 def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tensor | None) -> Rows:
@@ -223,11 +251,11 @@ def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tenso
     """
     if values is None:
         return {}
-    by = {"value_weighted": None, "norm_weighted": factor}
+    by = {"value_norm": None} | ({"output_norm": factor} if factor is not None else {})
     return {
-        name: value_norms(values, n_heads, of)
-        for name, of in by.items()
-        if name in wanted and not (name == "norm_weighted" and factor is None)
+        name: value_norms(values, n_heads, by[family.fact])
+        for name, family in NORMS.items()
+        if name in wanted and family.fact in by
     }
 
 
@@ -269,6 +297,6 @@ def finish(totals: Totals, uniform: Totals, norms: Rows, received: Tensor, evenl
     n_heads = received.shape[1]
     for part, mass in ((totals, received), (uniform, evenly)):
         largest = mass.amax(-1) if mass.shape[2] else mass.sum(-1)
-        for name in {"value_weighted", "norm_weighted"} - norms.keys():
+        for name in set(NORMS) - norms.keys():
             part.clear(name)
         part.finish_texts(largest.expand(-1, n_heads), counted)

@@ -7,8 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import OUTLYING
+from attnscope.core.measures.catalogue import MEASURES, OUTLYING
+from attnscope.core.measures.families import Keys, PairFact
 from attnscope.core.precision import move
+
+OFF_REST = "off rest"
+"""The column of keys that nobody rests on: 1, others 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +118,25 @@ def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tens
     return texts.real & ~texts.resting & (norms > OUTLYING * median)
 
 
+def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
+    """What each key is worth, by fact (`families.Keys`): the one place where a fact of keys alone is made.
+
+    Args:
+        keys: The texts.
+        dtype: Of the result.
+
+    Returns:
+        Fact -> (batch, key): 1 in a set, or what the key is worth. Padding is worth 0. What is not known is not there.
+    """
+    real = keys.real
+    sets: dict[str, Tensor | None] = {"resting": keys.resting, "first": keys.first, "special": keys.special}
+    sets |= {"cls": keys.cls, "sep": keys.sep, "punctuation": keys.punctuation}
+    found = {fact: (given & real).to(dtype) for fact, given in sets.items() if given is not None}
+    if keys.log_frequency is not None:
+        found["rarity"] = torch.where(real, -keys.log_frequency, 0.0).to(dtype)
+    return found
+
+
 def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
     """What each key is worth to the measures that ask for the key alone.
 
@@ -122,23 +145,45 @@ def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, 
         dtype: Of the result.
 
     Returns:
-        Name -> (batch, key); `active` is 1 for keys that nobody rests on. Padding is worth 0. Measures whose facts are
-        missing are not there.
+        Measure, or `<measure>_active` -> (batch, key), as `key_facts`; and OFF_REST, 1 for keys that nobody rests on.
+        Measures whose facts are missing are not there.
     """
-    real, active = keys.real, keys.real & ~keys.resting
-    columns: dict[str, Tensor] = {"resting": keys.resting, "active": active, "first_token": keys.first}
-    columns["special"] = keys.special & real
-    for name in ("cls", "sep", "punctuation"):
-        given = getattr(keys, name)
-        if given is not None:
-            columns[name] = given & real
-    if keys.punctuation is not None:
-        columns["punctuation_active"] = keys.punctuation & active
-    found = {name: column.to(dtype) for name, column in columns.items()}
-    if keys.log_frequency is not None:
-        rarity = torch.where(real, -keys.log_frequency, 0.0).to(dtype)
-        found |= {"rarity": rarity, "rarity_active": rarity * found["active"]}
-    return found
+    facts, off_rest = key_facts(keys, dtype), (keys.real & ~keys.resting).to(dtype)
+    columns = {OFF_REST: off_rest}
+    for name, measure in MEASURES.items():
+        if isinstance(measure.family, Keys) and measure.family.fact in facts:
+            columns[name] = facts[measure.family.fact]
+            if measure.has_active:
+                columns[f"{name}_active"] = columns[name] * off_rest
+    return columns
+
+
+def pair_facts(
+    texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype, cosines: Tensor | None = None
+) -> dict[PairFact, Float[Tensor, "#batch query key"]]:
+    """Functions of query and key in one text, by fact (`families.Pairs`): the one place where one is made.
+
+    Args:
+        texts: The texts.
+        queries: A range of queries.
+        keys: A range of keys.
+        dtype: Of the result.
+        cosines: Of static embeddings, (batch, query, key), where they are known already.
+
+    Returns:
+        Fact -> (batch or 1, query, key). What is not known is not there.
+    """
+    device = texts.real.device
+    q = torch.arange(queries.start, queries.stop, device=device)
+    k = torch.arange(keys.start, keys.stop, device=device)
+    ahead = (k - q[:, None]).to(dtype)[None]
+    same, followed = pair_targets(texts, queries, keys)
+    found: dict[PairFact, Tensor] = {"distance": ahead.abs(), "signed_distance": ahead}
+    found |= {"same_token": same.to(dtype), "induction": followed.to(dtype)}
+    if cosines is None and texts.embeddings is not None:
+        directions = texts.embeddings.to(dtype)
+        cosines = directions[:, queries] @ directions[:, keys].mT
+    return found if cosines is None else found | {"cosine": cosines}
 
 
 def pair_targets(

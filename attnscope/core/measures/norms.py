@@ -47,8 +47,10 @@ def value_norms(
     group = n_heads // values.shape[1]
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     if factor is None:
-        return wide.square().sum(-1).sqrt().repeat_interleave(group, 1)
+        norms: Tensor = torch.linalg.vector_norm(wide, dim=-1)
+        return norms if group == 1 else norms.repeat_interleave(group, 1)
     # Heads first: one product a head serves all texts.
-    by_head = wide.transpose(0, 1).repeat_interleave(group, 0).flatten(1, 2)
-    norms = torch.bmm(by_head, factor.to(wide.dtype).mT).square_().sum(-1).sqrt_()
+    by_head = wide.transpose(0, 1)
+    by_head = (by_head if group == 1 else by_head.repeat_interleave(group, 0)).flatten(1, 2)
+    norms = torch.linalg.vector_norm(torch.bmm(by_head, factor.to(wide.dtype).mT), dim=-1)
     return norms.view(n_heads, values.shape[0], values.shape[2]).transpose(0, 1)

@@ -9,8 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import OFFSETS, REACH, WINDOW
-from attnscope.core.measures.facts import TextFacts, key_columns, pair_targets
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH
+from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns, pair_facts
+from attnscope.core.measures.families import Keys, Pairs, Places, Row, Statistic
+
+MASS = "mass"
+"""The row of what a query gives to all keys together."""
 
 Rows = dict[str, Tensor]
 """Name -> a number for each query, (batch, head, query)."""
@@ -38,51 +42,30 @@ def linear_rows(
         cosines: Of static embeddings, (batch, query, key), where they are known already.
 
     Returns:
-        Name -> (batch, head, query), for the measures and their `_active`; `active`, the mass on keys that nobody rests
-        on; and `mass`, on all keys, 0 to 1. Units are the catalogue's. similar_token is not yet less what uniform
-        attention has.
+        Name -> (batch, head, query), for the measures and their `_active`; OFF_REST, the mass on keys that nobody rests
+        on; and MASS, on all keys, 0 to 1. Units are the catalogue's. What is told beyond uniform attention is whole.
     """
     columns = key_columns(keys, weights.dtype) if columns is None else columns
     table = torch.stack(list(columns.values()), -1)[:, None, key_range]
     rows: Rows = dict(zip(columns, (weights @ table).unbind(-1), strict=True))
-    rows["mass"] = weights.sum(-1)
+    rows[MASS] = weights.sum(-1)
     if not own_text:
         return rows
-    device, dtype = weights.device, weights.dtype
-    q = torch.arange(queries.start, queries.stop, device=device)
-    k = torch.arange(key_range.start, key_range.stop, device=device)
-    off_rest = columns["active"][:, None, None, key_range]
+    off_rest = columns[OFF_REST][:, None, None, key_range]
+    both = torch.stack([torch.ones_like(off_rest), off_rest], -1)[:, 0]
+    pairs = pair_facts(keys, queries, key_range, weights.dtype, cosines)
     band = at_offsets(weights, queries, key_range)
-    band_active = band * at_offsets(off_rest.expand(-1, -1, len(q), -1), queries, key_range)
-    for ending, part in (("", band), ("_active", band_active)):
-        for name, offset in (("previous_token", -1), ("self_token", 0), ("next_token", 1)):
-            rows[name + ending] = part[..., REACH + offset]
-        rows[f"window{ending}"] = part[..., REACH - WINDOW : REACH + WINDOW + 1].sum(-1)
-    distances = (k - q[:, None]).to(dtype)
-    same, followed = pair_targets(keys, queries, key_range)
-    pairs: dict[str, Tensor] = {
-        "distance_tokens": distances.abs(),
-        "signed_distance_tokens": distances,
-        "same_token": same[:, None].to(dtype),
-        "induction": followed[:, None].to(dtype),
-    }
-    if keys.embeddings is not None:
-        directions = keys.embeddings.to(dtype)
-        likeness = directions[:, queries] @ directions[:, key_range].mT if cosines is None else cosines
-        pairs["similar_token"] = likeness[:, None]
-    for name, worth in pairs.items():
-        weighted = weights * worth
-        rows[name] = weighted.sum(-1)
-        rows[f"{name}_active"] = (weighted * off_rest).sum(-1)
-    rows["rms_distance_tokens"] = (weights * distances.square()).sum(-1).sqrt()
+    band_active = band * at_offsets(off_rest.expand(-1, -1, band.shape[2], -1), queries, key_range)
+    for name, measure in MEASURES.items():
+        match measure.family:
+            case Places(offsets):
+                index = [REACH + offset for offset in offsets]
+                rows[name], rows[f"{name}_active"] = (part[..., index].sum(-1) for part in (band, band_active))
+            case Pairs(fact) if fact in pairs:
+                rows[name], rows[f"{name}_active"] = ((weights * pairs[fact][:, None]) @ both).unbind(-1)
+            case Row("rms_distance"):
+                rows[name] = (weights * pairs["distance"][:, None].square()).sum(-1).sqrt()
     return rows
-
-
-_SETS = frozenset(
-    {"first_token", "cls", "sep", "special", "punctuation", "previous_token", "self_token", "next_token", "window"}
-    | {"same_token", "induction"}
-)
-"""Measures of the mass on certain keys: undefined for a query that may attend to none of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +79,8 @@ class Ground:
         defined: Name -> likewise, bool: whether the measure, or its `_active`, counts the query.
         uniform: Name -> likewise: the measure's value under uniform attention; 0 where it is undefined. Of `_active`
             the value of attention that is uniform over the keys that nobody rests on.
+        worth: Statistic -> likewise: what a row's statistic is multiplied by: 1 where it counts, of relative_entropy
+            1 / ln n_allowed, of rarest 1 / n_rarest.
         n_rarest: Likewise: how many of the text's rarest tokens the query may attend to; None where they are unknown.
         band: (batch, mask head, query, offset), bool: whether the query may attend to its key at the offset.
     """
@@ -105,6 +90,7 @@ class Ground:
     n_active: Tensor
     defined: dict[str, Tensor]
     uniform: Rows
+    worth: dict[Statistic, Tensor]
     n_rarest: Tensor | None
     band: Tensor
 
@@ -141,31 +127,39 @@ def ground(
     uniform = linear_rows(
         may * share[..., None], keys, queries, key_range, own_text=own_text, columns=columns, cosines=cosines
     )
-    some_active = counted & (uniform["active"] > 0)
+    some_active = counted & (uniform[OFF_REST] > 0)
     defined = {}
     for name, row in uniform.items():
-        base = name.removesuffix("_active")
-        basis = counted if base == name else some_active
-        defined[name] = basis & (row > 0) if base in _SETS else basis
-    uniform["entropy_nats"] = n_allowed.clamp(min=1).log()
-    uniform["relative_entropy"] = torch.ones_like(share)
-    uniform["max_weight"] = share
-    defined["entropy_nats"] = counted
-    defined["relative_entropy"] = counted & (n_allowed >= 2)
-    defined["max_weight"] = counted & (n_allowed > at_key(allowed, keys.final_special, key_range).to(dtype))
-    n_rarest = None
-    if keys.rarest is not None:
-        n_rarest = (may * keys.rarest[:, None, None, key_range]).sum(-1)
-        defined["rarest_token"] = counted & (n_rarest > 0)
-        uniform["rarest_token"] = share
-    for name in ("value_weighted", "norm_weighted"):
-        defined[name], defined[f"{name}_active"] = counted, some_active
+        measure = MEASURES.get(name.removesuffix("_active"))
+        basis = some_active if name.endswith("_active") else counted
+        is_set = measure is not None and (
+            isinstance(measure.family, Places) or getattr(measure.family, "is_set", False)
+        )
+        defined[name] = basis & (row > 0) if is_set else basis
+    n_rarest = None if keys.rarest is None else (may * keys.rarest[:, None, None, key_range]).sum(-1)
+    statistics: dict[Statistic, tuple[Tensor, Tensor]] = {
+        "entropy": (counted, n_allowed.clamp(min=1).log()),
+        "relative_entropy": (counted & (n_allowed >= 2), torch.ones_like(share)),
+        "entropy_off_rest": (some_active, (uniform[OFF_REST] * n_allowed).round().clamp(min=1).log()),
+        "max_weight": (counted & (n_allowed > at_key(allowed, keys.final_special, key_range).to(dtype)), share),
+    }
+    if n_rarest is not None:
+        statistics["rarest"] = counted & (n_rarest > 0), share
+    worth = {statistic: of.to(dtype) for statistic, (of, _) in statistics.items()}
+    worth["relative_entropy"] /= n_allowed.clamp(min=2).log()
+    if n_rarest is not None:
+        worth["rarest"] /= n_rarest.clamp(min=1)
+    for name, measure in MEASURES.items():
+        if isinstance(measure.family, Row) and measure.family.statistic in statistics:
+            defined[name], uniform[name] = statistics[measure.family.statistic]
+        elif isinstance(measure.family, Keys) and measure.family.of_layer and not measure.family.is_set:
+            defined[name], defined[f"{name}_active"] = counted, some_active
     band = at_offsets(allowed, queries, key_range) & counted[..., None]
     if not own_text:
         band = torch.zeros_like(band)
-    active = uniform["active"].clamp(min=torch.finfo(dtype).tiny)
+    active = uniform[OFF_REST].clamp(min=torch.finfo(dtype).tiny)
     uniform |= {name: row / active for name, row in uniform.items() if name.endswith("_active")}
-    return Ground(counted, n_allowed, (uniform["active"] * n_allowed).round(), defined, uniform, n_rarest, band)
+    return Ground(counted, n_allowed, (uniform[OFF_REST] * n_allowed).round(), defined, uniform, worth, n_rarest, band)
 
 
 def at_key(

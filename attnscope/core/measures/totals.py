@@ -10,9 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core import mapped_arrays
-from attnscope.core.measures.catalogue import OFFSETS, SINK_THRESHOLD, measure_names
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS, SINK_THRESHOLD, measure_names
+from attnscope.core.measures.families import Keys, Text
 
 Sum = NDArray[np.float64]
+
+_BY_FAMILY = {measure.family: name for name, measure in MEASURES.items()}
+RECEIVED, SINK = _BY_FAMILY[Text("received")], _BY_FAMILY[Text("sink")]
+FIRST, EVERY = _BY_FAMILY[Keys("first")], _BY_FAMILY[Keys("resting", is_set=False)]
+"""What tells a sink: the mass on the first token; and a measure that counts every query."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,12 +151,12 @@ class Totals:
         n_texts, n_units = len(largest), self.sum.shape[1]
         each = max(n_units // max(n_texts, 1), 1)
         first = slice(0, n_units, each)
-        self.add("received", first, largest, counted.expand(largest.shape))
+        self.add(RECEIVED, first, largest, counted.expand(largest.shape))
         self.settle()
-        if "sink" in self:
+        if SINK in self:
             of_texts = [part.reshape(len(part), n_texts, each, part.shape[2]).sum(2) for part in (self.sum, self.count)]
             tell_sinks(self.names, *of_texts)
-            i = self._place["sink"]
+            i = self._place[SINK]
             self.sum[i, first], self.count[i, first] = (part[i] for part in of_texts)
 
     def clear(self, name: str) -> None:
@@ -198,7 +204,7 @@ def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:
     """`measure_names`, and what these need to be computed: a sink is told by first_token, and all queries."""
     chosen = None if measures is None else set(measures)
     names = measure_names(chosen)
-    return measure_names(chosen | {"first_token", "resting"}) if chosen is not None and "sink" in names else names
+    return measure_names(chosen | {FIRST, EVERY}) if chosen is not None and SINK in names else names
 
 
 def tell_sinks(names: Sequence[str], sums: Sum, counts: Sum) -> None:
@@ -212,6 +218,6 @@ def tell_sinks(names: Sequence[str], sums: Sum, counts: Sum) -> None:
         sums: (measure, ...), of whole texts; written to.
         counts: Likewise.
     """
-    i, first, every = (names.index(name) for name in ("sink", "first_token", "resting"))
+    i, first, every = (names.index(name) for name in (SINK, FIRST, EVERY))
     sums[i] = sums[first] > SINK_THRESHOLD * counts[every]
     counts[i] = counts[every] > 0

@@ -1,0 +1,74 @@
+"""What one pass over the weights adds up of each head, by family: the columns that every back end fills. Ours.
+
+A measure is read off these columns by its family alone; none is named here.
+"""
+
+from torch import Tensor
+
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH
+from attnscope.core.measures.families import PAIR_FACTS, STATISTICS, Pairs, Places, Row
+
+_WIDTHS: dict[str, int] = (
+    dict.fromkeys(STATISTICS, 1)
+    | dict.fromkeys(PAIR_FACTS, 1)
+    | {f"{fact} off rest": 1 for fact in PAIR_FACTS}
+    | {"uniform cosine": 1, "uniform cosine off rest": 1}
+    | {"hits": len(OFFSETS), "places": len(OFFSETS), "places off rest": len(OFFSETS)}
+)
+
+
+def _slots(widths: dict[str, int]) -> dict[str, slice]:
+    """Where each part lies if one stands after the other."""
+    slots, start = {}, 0
+    for name, width in widths.items():
+        slots[name] = slice(start, start := start + width)
+    return slots
+
+
+BOARD = _slots(_WIDTHS)
+"""Name -> its columns: statistics of rows, functions of query and key, what uniform attention of the same mass has of
+the cosine, how often the largest weight is at each offset, and the weight at each offset; sums over the queries that
+count. "off rest": of the keys that nobody rests on alone."""
+
+N_COLUMNS = sum(_WIDTHS.values())
+
+_QUERY_WIDTHS = {
+    "counted": 1, "relative_entropy": 1, "entropy_off_rest": 1, "max_weight": 1, "rarest": 1, "uniform cosine": 1,
+    "uniform cosine off rest": 1, "places": len(OFFSETS), "places off rest": len(OFFSETS),
+}  # fmt: skip
+
+QUERY = _slots(_QUERY_WIDTHS)
+"""Name -> the columns of what is known of each query: whether it counts, and in statistics by how much (divided by the
+logarithm of its number of keys, or by how many of the rarest tokens there are); what uniform attention has of the
+cosine; and which offsets are there."""
+
+N_QUERY_COLUMNS = sum(_QUERY_WIDTHS.values())
+
+
+def read_board(board: Tensor, *, own_text: bool, knows: set[str]) -> dict[str, Tensor]:
+    """The sums of measures that are read off a board, by measure and `<measure>_active`.
+
+    Args:
+        board: (unit, head, N_COLUMNS).
+        own_text: Whether queries and keys are of one text.
+        knows: Facts and statistics that are known.
+
+    Returns:
+        Name -> (unit, head).
+    """
+    sums: dict[str, Tensor] = {}
+    endings = (("", ""), ("_active", " off rest"))
+    for name, measure in MEASURES.items():
+        match measure.family:
+            case Row(statistic) if statistic in knows:
+                sums[name] = board[..., BOARD[statistic].start]
+            case Pairs(fact) if fact in knows and own_text:
+                for ending, of in endings:
+                    sums[name + ending] = board[..., BOARD[fact + of].start]
+                    if measure.family.beyond_uniform:
+                        sums[name + ending] = sums[name + ending] - board[..., BOARD[f"uniform {fact}{of}"].start]
+            case Places(offsets) if own_text:
+                index = [REACH + offset for offset in offsets]
+                for ending, of in endings:
+                    sums[name + ending] = board[..., BOARD["places" + of]][..., index].sum(-1)
+    return sums

@@ -1,0 +1,205 @@
+"""The pass over the weights in one go: scores by BLAS, one fused pass in place, then the product with the values. Ours.
+
+Of float32 on the processor. Chunks of queries are tasks that Python's threads share, as many as torch has; what each
+comes to is added up in their order, so that numbers do not depend on how many there are.
+"""
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnscope.core.attention import AttentionCall
+from attnscope.core.measures.board import BOARD, N_COLUMNS, QUERY
+from attnscope.core.measures.catalogue import OFFSETS
+from attnscope.core.measures.families import PAIR_FACTS
+from attnscope.core.measures.numba_kernel import LANES, Given, read_rows
+from attnscope.core.measures.plan import Plan
+from attnscope.core.measures.torch_pass import Read, Reader
+from attnscope.core.tiles import Block, Buffers, times_values
+
+CHUNK = 128
+"""Queries of one task: what keys receive from so many is added up in float32."""
+
+LEAST_SHARED = 200_000
+"""Weights from which on a tile is shared by threads: fewer take less time than waking them."""
+
+SLOTS = np.array(
+    [len(OFFSETS)]
+    + [BOARD[name].start for name in ("entropy", "relative_entropy", "entropy_off_rest", "max_weight", "rarest",
+                                      "rms_distance", "distance", "signed_distance", "cosine", "same_token",
+                                      "induction")]
+    + [len(PAIR_FACTS), BOARD["uniform cosine"].start]
+    + [BOARD[name].start for name in ("hits", "places", "places off rest")]
+    + [QUERY[name].start for name in ("relative_entropy", "entropy_off_rest", "max_weight", "rarest", "uniform cosine",
+                                      "places", "places off rest")]
+)  # fmt: skip
+"""Where the kernel finds things: how many offsets there are, columns of BOARD, how far behind the others those off
+resting keys stand, columns of QUERY."""
+
+
+@torch.no_grad()
+def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
+    """Attention in tiles, of which the sums are told: all there are, whatever is asked. See `torch_pass.run`.
+
+    Args:
+        call: The attention; its queries are of float32 or less, on the processor.
+        plan: What texts and mask determine.
+        names: Is passed over.
+        read: Gets what each block comes to.
+        buffers: Where scores and weights lie.
+
+    Returns:
+        The output, (batch, n_heads, query, d_value), in the dtype of the values.
+    """
+    batch, n_heads, n_queries, d_head = call.query.shape
+    n_kv_heads, d_value = call.n_kv_heads, call.value.shape[3]
+    group = n_heads // n_kv_heads
+    rows = torch.zeros(batch, n_queries, n_heads, d_value)
+    output = rows.transpose(1, 2)
+    bias = None
+    if call.bias is not None:
+        bias = call.bias[(None,) * (4 - call.bias.ndim)].expand(batch, -1, n_queries, -1)
+    sinks = np.zeros(0, np.float32) if call.sinks is None else call.sinks.detach().float().numpy()
+    largest = max((math.prod(block.shape[:2]) * _padded(block) for block in plan.blocks), default=0) * n_heads
+    flat = buffers.pair(largest, torch.float32, call.query.device)[0]
+    with torch.autocast("cpu", enabled=False):
+        # Keys of zeros behind each text, for the last vectors of tiles to reach into.
+        beyond = max((block.keys.start + _padded(block) for block in plan.blocks), default=0) - call.key.shape[2]
+        keys, values = (F.pad(part.float(), (0, 0, 0, max(beyond, 0))) for part in (call.key, call.value))
+        for block in plan.blocks:
+            n_texts, n_rows, n_keys = block.shape
+            if not n_keys:
+                continue
+            n_padded = _padded(block)
+            of_keys = slice(block.keys.start, block.keys.start + n_padded)
+            queries = torch.empty(n_texts, n_heads, n_rows, d_head)
+            torch.mul(call.query[block.texts, :, block.queries].float(), call.scale, out=queries)
+            queries = queries.view(n_texts * n_kv_heads, group * n_rows, d_head)
+            columns = keys[block.texts, :, of_keys].reshape(n_texts * n_kv_heads, n_padded, d_head)
+            scores = flat[: n_texts * n_heads * n_rows * n_padded].view(len(queries), group * n_rows, n_padded)
+            torch.bmm(queries, columns.mT, out=scores)
+            scores = scores.view(n_texts, n_heads, n_rows, n_padded)
+            if call.softcap is not None:
+                scores.div_(call.softcap).tanh_().mul_(call.softcap)
+            if bias is not None:
+                of_bias = block.keys if bias.shape[3] > 1 else slice(None)
+                scores[..., :n_keys] += bias[block.texts, :, block.queries, of_bias].float()
+            if plan.hides(block):
+                block.hide(scores[..., :n_keys], -math.inf)
+            found = _fuse(scores, _given(plan, block), sinks, plan, block)
+            output[block.texts, :, block.queries] = times_values(scores, values[block.texts, :, of_keys])
+            read(block, found)
+    return output.to(call.value.dtype)
+
+
+def _padded(block: Block) -> int:
+    """How many keys a block's rows hold: a multiple of LANES."""
+    return -(-block.shape[2] // LANES) * LANES
+
+
+def _fuse(scores: Tensor, given: Given, sinks: NDArray[np.float32], plan: Plan, block: Block) -> Read:
+    """Turns scores into weights, (text, head, query, padded key); what is read off them."""
+    n_texts, n_heads, n_queries, n_padded = scores.shape
+    array = scores.view(n_texts * n_heads, n_queries, n_padded).numpy()
+    n_chunks = -(-n_queries // CHUNK)
+    n_tasks = n_texts * n_heads * n_chunks
+    # Memory of torch's: NumPy's lies now at one place of a line of the cache and now at another, and by that products
+    # of matrices are rounded otherwise.
+    board, received = torch.zeros(n_tasks, N_COLUMNS, dtype=torch.float64), torch.zeros(n_tasks, n_padded)
+    active = torch.empty(n_texts * n_heads, n_queries)
+    outputs = board.numpy(), received.numpy(), active.numpy()
+
+    def share(first: int, last: int) -> None:
+        sizes = (first, last, n_heads, CHUNK, block.queries.start, block.keys.start, int(plan.own_text))
+        read_rows(array, array.view(np.int32), sizes, SLOTS, sinks, given, *outputs)
+
+    n_threads = min(count_threads(), n_tasks) if array.size >= LEAST_SHARED else 1
+    if n_threads == 1:
+        share(0, n_tasks)
+    else:
+        edges = [n_tasks * i // n_threads for i in range(n_threads + 1)]
+        others = [_pool(n_threads - 1).submit(share, *edges[i : i + 2]) for i in range(1, n_threads)]
+        share(0, edges[1])
+        for other in others:
+            other.result()
+    by_task = (n_texts, n_heads, n_chunks)
+    return Read(
+        board.view(*by_task, N_COLUMNS).sum(2),
+        received.view(*by_task, n_padded)[..., : block.shape[2]].sum(2, dtype=torch.float64),
+        active.view(n_texts, n_heads, n_queries),
+    )
+
+
+def count_threads() -> int:
+    """How many threads share a tile: as many as torch computes with."""
+    return torch.get_num_threads()
+
+
+@cache
+def _pool(n: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n, "attnscope")
+
+
+def _given(plan: Plan, block: Block) -> Given:
+    """What the kernel must know of a block; what is of size queries times keys is kept as long as there is room."""
+    texts = plan.texts_of(block)
+    n_texts, n_queries, n_padded = *block.shape[:2], _padded(block)
+
+    def cosine() -> NDArray[np.float32]:
+        cosines = plan.cosines(block) if plan.own_text else None
+        if cosines is None:
+            return np.zeros((1, 1, n_padded), np.float32)
+        return F.pad(cosines, (0, n_padded - cosines.shape[2])).numpy()
+
+    def listed() -> tuple[NDArray[np.int64], ...]:
+        # Padding that can be seen is like keys on which heads rest: in all sums, but not in those of the others.
+        resting = _lists((texts.resting | ~texts.real if shown else texts.resting).numpy())
+        rare = _lists(np.zeros_like(texts.real.numpy()) if texts.rarest is None else texts.rarest.numpy())
+        return *resting, *rare, *_groups(texts.ids.numpy(), texts.real.numpy()), np.asarray(texts.final_special.numpy())
+
+    shown = plan.shows_padding(block)
+    of_texts = plan.keep_texts(block, f"lists {shown}", listed)
+    rest_from, rest, rare_from, rare, groups, group_from, members, final = of_texts
+    cosines = plan.keep(block, "padded cosines", cosine)
+
+    def rows() -> Given:
+        edges, worth = (plan.row(block, name).contiguous().numpy() for name in ("edges", "worth"))
+        of_queries = groups[:, block.queries] if plan.own_text else np.full((n_texts, n_queries), -1)
+        return Given(
+            edges, worth, plan.off_rest[block.texts].numpy(), rest_from, rest, final, rare_from, rare, cosines,
+            np.ascontiguousarray(of_queries), group_from, members, _places(n_padded),
+        )  # fmt: skip
+
+    return plan.keep(block, "given", rows)
+
+
+@cache
+def _places(n: int) -> NDArray[np.float32]:
+    return np.arange(n, dtype=np.float32)
+
+
+def _lists(marked: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    """Where each text's list of marked tokens begins and the last one ends; and the lists, one after the other."""
+    yield np.concatenate([[0], marked.sum(1).cumsum()]).astype(np.int64)
+    yield marked.nonzero()[1].astype(np.int64)
+
+
+def _groups(ids: NDArray[np.int64], real: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    """Like tokens of each text: the group of each, -1 for padding; where groups begin and the last ends; the tokens."""
+    texts, places = real.nonzero()
+    order = np.lexsort((places, ids[texts, places], texts))
+    texts, places = texts[order], places[order]
+    begins = np.ones(len(texts), np.bool_)
+    begins[1:] = (np.diff(texts) != 0) | (np.diff(ids[texts, places]) != 0)
+    groups = np.full(ids.shape, -1, np.int64)
+    groups[texts, places] = begins.cumsum() - 1
+    yield groups
+    yield np.append(begins.nonzero()[0], len(texts)).astype(np.int64)
+    yield places.astype(np.int64)

@@ -1,0 +1,251 @@
+"""The fused pass against the definition and against torch; and which of them measures a run."""
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attnscope
+from attnscope.core import tiles
+from attnscope.core.attention import AttentionCall, allowed, attention_weights
+from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights, numba_pass, output_factor
+from attnscope.core.measures.facts import outlying
+from attnscope.core.sums import Sums
+from attnscope.errors import AttnscopeError
+from attnscope.studies import backend
+from attnscope.studies.backend import VARIABLE, choose_backend
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.merging import merge_findings
+from attnscope.studies.workers import Workers
+from tests import rounding
+from tests.core_helpers import few_examples
+from tests.test_sums import PROJECTION, check, long_call, made_up_norms, situations
+
+PARTS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_float32(call: AttentionCall) -> AttentionCall:
+    parts = {name: getattr(call, name) for name in ("query", "key", "value", "bias", "sinks")}
+    return dataclasses.replace(call, **{name: part.float() for name, part in parts.items() if part is not None})
+
+
+@given(situation=situations(), elements=st.sampled_from([1, 300, 10**6]))
+@few_examples
+def test_every_measure_of_the_fused_pass_is_its_definition(situation, elements: int) -> None:
+    call, keys, queries = situation
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "TILE_ELEMENTS", elements)
+        patch.setattr(tiles, "LEAST_QUERIES", 2)
+        patch.setattr(numba_pass, "CHUNK", 4)
+        check(in_float32(call), keys, queries, tolerance=1e-5, backend="numba")
+
+
+def measured(call: AttentionCall, keys: TextFacts, which: Any, **options: Any) -> SumsOf:
+    probe = Sums(keys, output_projections={(call.kind, call.layer): PROJECTION.float()}, backend=which,
+                 norms=lambda kind, layer: made_up_norms(keys), **options)  # fmt: skip
+    rounding.require_output(probe(call), call)
+    return probe.sums[call.kind][call.layer]
+
+
+HOLES = torch.rand(2, 1, 97, 97, generator=torch.Generator().manual_seed(1)) > 0.4
+BY_HEAD = torch.rand(2, 6, 97, 97, generator=torch.Generator().manual_seed(2)) > 0.4
+HARD: dict[str, dict[str, Any]] = {
+    "padded": {},
+    "causal": {"is_causal": True},
+    "window": {"is_causal": True, "window": 9},
+    "one head a value": {"n_kv_heads": 6, "group": 1},
+    "grouped": {"n_kv_heads": 1, "group": 6, "is_causal": True},
+    "biased": {"bias_shape": (6, 97, 97)},
+    "biased, causal": {"bias_shape": (97,), "mask": None, "is_causal": True},
+    "capped, sinks": {"softcap": 2.0, "with_sinks": True, "is_causal": True},
+    "sharp": {"scale": 4.0},
+    "holes": {"mask": HOLES},
+    "by head": {"mask": BY_HEAD},
+    "some see nothing": {"mask": torch.arange(97) > 40, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", HARD)
+def test_the_fused_pass_is_at_most_twice_as_far_off_as_torch(name: str, dtype: torch.dtype) -> None:
+    call, keys = long_call(**HARD[name], dtype=dtype)
+    exact = rounding.in_float64(call)
+    ours, theirs = (measured(call, keys, which) for which in ("numba", "torch"))
+    true = measures_of_weights(
+        attention_weights(exact), keys, allowed=allowed(call), values=exact.value,
+        factor=output_factor(PROJECTION, call.n_heads), outlying=outlying(made_up_norms(keys), keys),
+    )  # fmt: skip
+    for part in PARTS:
+        for i in range(len(getattr(true, part))):
+            which = true.names[i] if len(getattr(true, part)) == len(true.names) else i
+            # What is added up in float32 is rounded at each of 97 queries, whoever adds it.
+            size = max(float(np.abs(getattr(true, part)[i]).max()), 1.0)
+            rounding.require_no_worse(
+                getattr(ours, part)[i], getattr(theirs, part)[i], getattr(true, part)[i], size=size,
+                slack=rounding.adding(97), err_msg=f"{part} of {which}",
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["padded", "causal", "holes"])
+def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(numba_pass, "LEAST_SHARED", 0)
+    monkeypatch.setattr(numba_pass, "CHUNK", 16)
+    call, keys = long_call(**HARD[name])
+    one = measured(call, keys, "numba")
+    found = []
+    for n in (2, 3):
+        # torch's own products round otherwise with more threads: those stay alone.
+        monkeypatch.setattr(numba_pass, "count_threads", lambda n=n: n)
+        found.append(measured(call, keys, "numba"))
+    for other in found:
+        for part in PARTS:
+            np.testing.assert_array_equal(getattr(one, part), getattr(other, part))
+
+
+def test_two_threads_of_python_measure_at_once() -> None:
+    call, keys = long_call(is_causal=True)
+    alone = measured(call, keys, "numba")
+    found: list[SumsOf] = []
+    threads = [threading.Thread(target=lambda: found.append(measured(call, keys, "numba"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for other in found:
+        np.testing.assert_array_equal(alone.sum, other.sum)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none(value: float) -> None:
+    call, keys = long_call()
+    query = call.query.clone()
+    query[0, 1, 3, 0] = value
+    found = Sums(keys, backend="numba")
+    found(dataclasses.replace(call, query=query))
+    sums = found.sums["encoder"][0]
+    broken = np.isnan(sums.sum[sums.names.index("entropy_nats")])
+    assert broken[0, 1]
+    assert broken.sum() == 1
+
+
+def test_a_head_that_rests_says_exactly_where_else_it_looks() -> None:
+    """A thousandth of the attention is off the first token: read off as a difference it would lose three digits."""
+    n = 64
+    call, keys = long_call(n, mask=None, bias_shape=(1, 1, n, n))
+    first = torch.zeros(1, 1, n, n)
+    first[..., 0] = 12.0
+    call = dataclasses.replace(call, bias=first)
+    keys = dataclasses.replace(keys, real=torch.ones_like(keys.real), special=torch.zeros_like(keys.real))
+    exact = measures_of_weights(attention_weights(rounding.in_float64(call)), keys)
+    ours = measured(call, keys, "numba")
+    for name in ("distance_tokens_active", "signed_distance_tokens_active", "same_token_active", "window_active"):
+        np.testing.assert_allclose(ours.value(name), exact.value(name), rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def test_float64_is_left_to_torch() -> None:
+    call, keys = long_call(33, dtype=torch.float64)
+    ours, theirs = (measured(call, keys, which) for which in ("numba", "torch"))
+    np.testing.assert_array_equal(ours.sum, theirs.sum)
+
+
+# Which of them measures a run ----------------------------------------------------------------------------------------
+
+
+def sentences(n: int) -> list[str]:
+    words = tuple("the cat sat on a mat , and the dog saw it . late in day".split())  # noqa: SIM905
+    chance = np.random.default_rng(0)
+    return [" ".join(chance.choice(words, chance.integers(5, 40))) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.conftest import write_tiny
+
+    return write_tiny(tmp_path_factory.mktemp("backends"))
+
+
+def test_records_of_two_back_ends_agree(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = attnscope.load(tiny), {}
+    for which in ("torch", "numba"):
+        monkeypatch.setenv(VARIABLE, which)
+        found[which] = heads(model, sentences(20))
+        assert found[which].run["backend"] == which
+    for ours, theirs in zip(found["numba"].heads, found["torch"].heads, strict=True):
+        assert ours.measures.keys() == theirs.measures.keys()
+        for name, mine in ours.measures.items():
+            other = theirs.measures[name]
+            np.testing.assert_allclose(
+                (mine.value, mine.uniform), (other.value, other.uniform), rtol=1e-5, atol=1e-5, err_msg=name
+            )
+
+
+def test_workers_and_shards_of_one_back_end_are_the_same_bit_for_bit(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "numba")
+    model, texts = attnscope.load(tiny), sentences(150)
+    whole = heads(model, texts)
+    parts = [heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (1, 2)]
+    merged = merge_findings(parts)
+    shared = heads(model, texts, workers=Workers(str(tiny), 2))
+    for other in (merged, shared):
+        assert other.run["backend"] == "numba"
+        for name, array in whole.sums.items():
+            np.testing.assert_array_equal(array, other.sums[name])
+
+
+def test_a_back_end_is_chosen_by_the_work_and_by_what_is_there(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    info = attnscope.load(tiny).info
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(backend, "is_compiled", lambda: True)
+    assert choose_backend(info, 1e9) == "numba"
+    assert choose_backend(info, 1e8) == "torch"
+    monkeypatch.setattr(backend, "is_compiled", lambda: False)
+    assert choose_backend(info, 1e9) == "torch"
+    assert choose_backend(info, 1e10) == "numba"
+    for field, value in (("device", "cuda:0"), ("dtype", "float64"), ("path", "eager")):
+        other = dataclasses.replace(info, **{field: value})
+        assert choose_backend(other, 1e10) == "torch"
+        monkeypatch.setenv(VARIABLE, "numba")
+        with pytest.raises(AttnscopeError, match="is numba, but the model"):
+            choose_backend(other, 1e10)
+        monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    assert choose_backend(info, 1e10) == "torch"
+    assert "not installed" in backend.tell_backend(info)
+    monkeypatch.setenv(VARIABLE, "cupy")
+    with pytest.raises(AttnscopeError, match="no back end 'cupy'"):
+        choose_backend(info, 1e10)
+
+
+def test_a_run_that_torch_measures_never_loads_numba(tiny: Path) -> None:
+    code = (
+        "import sys, attnscope; attnscope.heads(attnscope.load(sys.argv[1]), ['the cat sat']); "
+        "assert not {'numba', 'llvmlite'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny)], check=True, timeout=120)
+
+
+def test_merged_records_name_both_back_ends(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts, parts = attnscope.load(tiny), sentences(150), []
+    for k, which in ((1, "torch"), (2, "numba")):
+        monkeypatch.setenv(VARIABLE, which)
+        parts.append(heads(model, texts, HeadsOptions(shard=(k, 2))))
+    assert merge_findings(parts).run["backend"] == "numba and torch"
