@@ -51,12 +51,17 @@ def info(
         model, engine=load.engine, allow_pickle=load.allow_pickle, trust_remote_code=load.trust_remote_code,
         adapter=load.adapter,
     )  # fmt: skip
-    described = about.as_json() | {"tokenizer": tokenizer.name, "backend": tell_backend(about)}
+    backend = tell_backend(about)
     if printing.json:
         from attnscope.output import print_json
 
-        print_json({"schema": "attnscope.info/1", **described})
+        print_json({"schema": "attnscope.info/1", **about.as_json(), "tokenizer": tokenizer.name, "backend": backend})
         return
+    _print_lines([*about.lines(tokenizer.name), ("heads by", backend)])
+
+
+def _print_lines(lines: list[tuple[str, str]]) -> None:
+    """A table of names and values; the hash below, on a line of its own."""
     from rich.table import Table
 
     from attnscope.views.plain_text import open_console
@@ -64,9 +69,8 @@ def info(
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in about.lines(tokenizer.name):
+    for name, value in lines:
         if name != "sha256":
             table.add_row(name, value)
-    table.add_row("heads by", tell_backend(about))
     open_console().print(table)
-    print(f"sha256 {dict(about.lines(tokenizer.name))['sha256']}")
+    print(f"sha256 {dict(lines)['sha256']}")

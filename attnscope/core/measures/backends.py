@@ -1,4 +1,4 @@
-"""Which back end makes the pass over the weights: torch, or one fused pass that numba compiles."""
+"""Which back end makes the pass over the weights: torch, or one fused pass that numba compiles. Ours."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -24,6 +24,9 @@ def pass_of(backend: Backend, call: AttentionCall) -> Pass:
     Args:
         backend: The back end; numba computes in float32, on the processor alone.
         call: The attention.
+
+    Returns:
+        As `torch_pass.run`: gives the output, (batch, n_heads, query, d_value), in the dtype of the values.
     """
     fits = call.query.device.type == "cpu" and torch.promote_types(call.query.dtype, torch.float32) == torch.float32
     if backend == "numba" and fits:

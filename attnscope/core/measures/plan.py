@@ -208,7 +208,7 @@ class Plan:
         return self._texts[block.texts.start]
 
     def finals(self, block: Block) -> Tensor | None:
-        """Where each text ends in a special token, (text,), by key of the batch; None if none does."""
+        """Where each text ends in a special token, (text,), int64, -1 if it does not; None if none does."""
         return self.texts_of(block).final_special if self._ends[block.texts.start] else None
 
     def keep(self, block: Block, name: str, make: Callable[[], Kept]) -> Kept:

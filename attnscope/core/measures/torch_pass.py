@@ -1,4 +1,4 @@
-"""The pass over the weights in torch: on any device, in any precision, the reference of the others.
+"""The pass over the weights in torch: on any device, in any precision, the reference of the others. Ours.
 
 What a tile gives:
 
