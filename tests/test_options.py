@@ -18,6 +18,7 @@ from attnscope.cli import options
 from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
 from attnscope.errors import UsageError
 from tests.conftest import Run
+from tests.processes import python
 
 # Groups ---------------------------------------------------------------------------------------------------------
 
@@ -292,13 +293,32 @@ def test_prune_takes_pickles_where_they_are_allowed() -> None:
 
 @pytest.mark.parametrize(
     ("line", "offered"),
-    [("heatmap -m mini", "minilm"), ("info ow", "own"), ("heads --threshold indu", "induction="), ("mod", "models")],
-)
-def test_the_shell_completes_commands_models_and_roles(line: str, offered: str) -> None:
+    [
+        ("heatmap -m mini", "minilm"), ("info ow", "own"), ("heads --threshold indu", "induction="), ("mod", "models"),
+        ("heads --measures entr", "entropy_nats"), ("show --measures entropy_nats,prev", "entropy_nats,previous_token"),
+    ],
+)  # fmt: skip
+def test_the_shell_completes_commands_models_measures_and_roles(line: str, offered: str) -> None:
     words = ["attnscope", *line.split()]
     told = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner().invoke(cli.app, [], prog_name="attnscope", env=told)
     assert offered in done.output.split(), done.output
+
+
+def test_the_shell_is_offered_measures_without_torch() -> None:
+    done = python(
+        "-c",
+        "import sys; from attnscope.cli.options import complete_measures; "
+        "assert complete_measures('entr'); assert 'torch' not in sys.modules and 'numpy' not in sys.modules",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_no_type_of_a_flag() -> None:
+    for words in ([], *([name] for name in typer.main.get_command(cli.app).commands)):  # type: ignore[attr-defined]
+        told = CliRunner().invoke(cli.app, [*words, "--help"], env={"TERM": "dumb", "COLUMNS": "200"}).output
+        assert "--help" in told and "<bool>" not in told, words
+        assert not words or words[0] == "models" or "<str>" in told or "<path>" in told, words
 
 
 def test_commands_are_short_and_start_without_studies() -> None:

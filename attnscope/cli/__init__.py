@@ -8,6 +8,7 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from attnscope.cli.ablate import ablate
 from attnscope.cli.batch import batch
@@ -28,8 +29,28 @@ from attnscope.interrupts import die_at_once
 from attnscope.studies.memory import tune_heap
 from attnscope.version import VERSION
 
+
+def _without_type(parameters: list[Any]) -> list[Any]:
+    """Flags take no value, so help names no type of one."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
 app = typer.Typer(
     name="attnscope",
+    cls=_Group,
     help="What each attention head of a transformer does on your text: exact heatmaps as files.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -40,7 +61,7 @@ for command in (
     heatmap, batch, page, heads, merge, rollout, compare, relations, ablate, prune, show, trace, split, cost, models,
     info,
 ):  # fmt: skip
-    app.command()(command)
+    app.command(cls=_Command)(command)
 
 
 def _print_version(asked: bool) -> None:

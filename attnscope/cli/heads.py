@@ -33,10 +33,16 @@ def heads(
             autocompletion=options.complete_roles,
         ),
     ] = None,
-    measures: Annotated[str | None, "Also print these measures, such as entropy_nats,positional."] = None,
+    measures: Annotated[
+        str | None,
+        typer.Option(
+            help="Also print these measures, such as entropy_nats,positional.",
+            autocompletion=options.complete_measures,
+        ),
+    ] = None,
     chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
     stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None,
-    frequencies: Annotated[Path | None, "Word counts (word<tab>count), instead of the corpus's own."] = None,
+    frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None,
     relations: Annotated[
         Path | None,
         "Annotated texts, or relations.npz: what heads link there joins the roles.",

@@ -87,6 +87,14 @@ def complete_roles(incomplete: str) -> list[str]:
     return [f"{role}=" for role in RULES if role.startswith(incomplete)]
 
 
+def complete_measures(incomplete: str) -> list[str]:
+    """For the shell: a list of measures whose last one begins so."""
+    from attnscope.core.measures.catalogue import MEASURES
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in MEASURES if name.startswith(last)]
+
+
 def span_from(option: str, given: str | None) -> tuple[int, int | None] | None:
     """Numbers from a first one up to, but without, a last one: `1000:1064`, `:64`, `1000:`."""
     if given is None:

@@ -28,7 +28,13 @@ def show(
     tokens: groups.Tokens,
     which: groups.Heads,
     drawing: groups.Drawing,
-    measures: Annotated[str | None, "Of heads: also print these measures, such as entropy_nats,positional."] = None,
+    measures: Annotated[
+        str | None,
+        typer.Option(
+            help="Of heads: also print these measures, such as entropy_nats,positional.",
+            autocompletion=options.complete_measures,
+        ),
+    ] = None,
     printing: groups.Printing,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
