@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from attnscope.studies.compare import CompareOptions, compare, compare_models
     from attnscope.studies.compare_texts import compare_heads, compare_texts
     from attnscope.studies.cost import cost
+    from attnscope.studies.descriptions import DescribeOptions, describe
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap, picture_heatmap, sound_heatmap
     from attnscope.studies.page import page
@@ -75,6 +76,7 @@ _PUBLIC = {
     "BatchOptions": "attnscope.studies.batch:BatchOptions",
     "CompareOptions": "attnscope.studies.compare:CompareOptions",
     "Corpus": "attnscope.corpus:Corpus",
+    "DescribeOptions": "attnscope.studies.descriptions:DescribeOptions",
     "Findings": "attnscope.records.findings:Findings",
     "HeadComparison": "attnscope.records.comparison:HeadComparison",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
@@ -100,6 +102,7 @@ _PUBLIC = {
     "compare_models": "attnscope.studies.compare:compare_models",
     "compare_texts": "attnscope.studies.compare_texts:compare_texts",
     "cost": "attnscope.studies.cost:cost",
+    "describe": "attnscope.studies.descriptions:describe",
     "heads": "attnscope.studies.heads:heads",
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
@@ -137,6 +140,7 @@ __all__ = [
     "BatchOptions",
     "CompareOptions",
     "Corpus",
+    "DescribeOptions",
     "Findings",
     "HeadComparison",
     "HeadsOptions",
@@ -163,6 +167,7 @@ __all__ = [
     "compare_models",
     "compare_texts",
     "cost",
+    "describe",
     "heads",
     "heatmap",
     "load",

@@ -30,6 +30,10 @@ INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""
 
 TEXT = "text"
+
+_SHOWN_WITH = ("measures", "where", "sort", "query")
+"""Options of what is printed; the others are of figures."""
+
 """The format that is drawn in the terminal."""
 
 _NO_FOLDER = "there is no folder to write files to"
@@ -116,7 +120,7 @@ class Output:
         from attnscope.views.plain_text import open_console
 
         kind = record.record_kind()
-        how: dict[str, Any] = {n: self.options.get(n) for n in ("measures", "query") if n in kind.options}
+        how: dict[str, Any] = {n: self.options.get(n) for n in _SHOWN_WITH if n in kind.options}
         if kind.glance:
             how["drawn"] = self.drawn
         kind.view("show")(record, open_console(), **how)

@@ -21,6 +21,7 @@ from attnscope.cli import options
 if TYPE_CHECKING:
     from attnscope.output import Output
     from attnscope.studies.choice import Choice
+    from attnscope.studies.descriptions import DescribeOptions
     from attnscope.studies.inputs import LoadOptions, TextsWanted
     from attnscope.studies.reading import Prompt
     from attnscope.studies.workers import Workers
@@ -327,6 +328,50 @@ class Drawing:
         from attnscope.views.style import Style
 
         return Style(usual if self.scale is None else self.scale, self.cmap)  # type: ignore[arg-type]  # it refuses others
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which heads are listed with what they do."""
+
+    PANEL: ClassVar[str] = "Descriptions"
+
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--where", help="Of heads: list those alone of which this holds: 'induction > 0.4 and layer > 3'."
+        ),
+    ] = None
+    sort: Annotated[str | None, "Of heads: list them by layer, explained or entropy.  [default: layer]"] = None
+
+    def shown(self) -> dict[str, str | None]:
+        """How they are shown, checked before a model runs."""
+        from attnscope.records.head_query import HeadQuery, require_sort
+
+        require_sort(self.sort)
+        if self.only is not None:
+            HeadQuery(self.only)
+        return {"where": self.only, "sort": self.sort}
+
+
+@dataclass(frozen=True)
+class Describing:
+    """How heads are described."""
+
+    PANEL: ClassVar[str] = "Descriptions"
+
+    no_describe: Annotated[bool, "Leave out what each head does in a line."] = False
+    feature: Annotated[
+        list[str] | None,
+        "A feature of your own for descriptions, NAME=PATTERN of keys, or NAME=PATTERN>PATTERN of queries and keys; "
+        "may be given several times.",
+    ] = None
+
+    def options(self) -> "DescribeOptions | None":
+        """What is asked for; None = nothing is described."""
+        from attnscope.studies.descriptions import DescribeOptions
+
+        return None if self.no_describe else DescribeOptions(tuple(self.feature or ()))
 
 
 @dataclass(frozen=True)

@@ -50,17 +50,20 @@ def heads(
     control: Annotated[str | None, "untrained: study the same architecture with random weights beside."] = None,
     causal: Annotated[bool, "Take each head that has a role out, and say what changes."] = False,
     shard: Annotated[str, "Study a part of the corpus only, such as 2/8; `merge` joins them."] = "1/1",
+    describing: groups.Describing,
+    listing: groups.Listing,
     where: groups.Where,
     running: groups.Running,
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
-    """Say what each head is for: measures and roles with their evidence, over any amount of text.
+    """Say what each head is for: roles with their evidence, and a line that was found, over any amount of text.
 
     The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
 
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`
+    - `attnscope heads --file 'corpus/*.txt.gz' --sort explained --feature 'months=(?i)january|february|march'`
     - `attnscope heads --file sample_texts/alice.txt --split paragraph --relations treebank.conllu`
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 -o out`
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
@@ -74,8 +77,9 @@ def heads(
             "--image" if image else "--audio", texts if image else replace(texts, text=None), running,
             audio=image and audio, probe=probe, threshold=thresholds, chunk=chunk, stride=stride,
             frequencies=frequencies, relations=relations, control=control, causal=causal, shard=shard != "1/1",
+            feature=describing.feature,
         )  # fmt: skip
-    output = where.plan("heads", printing, measures=measures)
+    output = where.plan("heads", printing, measures=measures, **listing.shown())
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text)
         with options.progress(printing.quiet, *(("pictures", "patches") if image else ("recordings",))) as report:
@@ -83,6 +87,7 @@ def heads(
     order = StudyOrder(
         texts=texts.wanted(), probe=probe, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
         stride=stride, frequencies=frequencies, control=control, shard=shard, relations=relations, causal=causal,
+        describe=describing.options(),
     )  # fmt: skip
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:

@@ -28,6 +28,7 @@ def show(
     tokens: groups.Tokens,
     which: groups.Heads,
     drawing: groups.Drawing,
+    listing: groups.Listing,
     measures: Annotated[
         str | None,
         typer.Option(
@@ -45,6 +46,7 @@ def show(
 
     loaded = load(record)
     shown = {**vars(drawing), "query": tokens.query, "pick": options.heads_from(which.pick), "measures": measures}
+    shown |= listing.shown()
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):

@@ -59,6 +59,9 @@ REFITTED, REFITTED_GRADED = 9, 2
 FEWEST_TEXTS = 3
 """On how many of the fitted texts a feature must say something."""
 
+LATER = -2
+"""What `describe` is told of a feature that may be a term, but not the first."""
+
 RIDGE, LARGEST_WEIGHT, LARGEST_STEP = 1e-4, 16.0, 3.0
 _ITERATIONS, _CLOSE = 30, 1e-7
 _ENTRIES_AT_ONCE, _SCREENED_AT_ONCE = 2**16, 2**22
@@ -180,7 +183,8 @@ class Part:
     @cached_property
     def even(self) -> Floats:
         """(feature,): the same under attention that is spread evenly."""
-        return self.means(np.ones((1, self.size), np.float32))[0]
+        even: Floats = self.means(np.ones((1, self.size), np.float32))[0]
+        return even
 
     @cached_property
     def variances(self) -> Floats:
@@ -408,7 +412,8 @@ def describe(
         heads: Which heads; None = all.
         most: How many terms at most.
         candidates: Which features may be terms; None = all.
-        needs: For each feature the one that it is a part of, which keeps it from being the first term; -1 = none.
+        needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
+            any.
 
     Returns:
         One description a head, in their order.
@@ -419,12 +424,9 @@ def describe(
         usable &= np.isin(np.arange(len(usable)), np.asarray(candidates))
     wholes = np.full(len(usable), -1) if needs is None else np.asarray(needs)
     searches = [_Search(part, head, np.asarray(simplicity)) for head in heads]
-    for _ in range(most):
-        going = [search for search in searches if search.goes_on]
-        if not going:
-            break
+    while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
         for search, pi in zip(going, _screen(part, going), strict=True):
-            ready = np.isin(wholes, [-1, *search.terms]) | bool(search.terms)
+            ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
             search.extend(pi, usable & ready)
     return [search.description() for search in searches]
 

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.codec import OMITTED, beside
+from attnscope.records.descriptions import Descriptions, HeadDescription
 from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
 from attnscope.records.storage import csv_text, finite, plain
@@ -149,6 +151,7 @@ class Findings(Record):
         heads: One entry a head, by kind, layer, head.
         sums: The exact sums over texts by name, for merging.
         control: Findings of the same architecture with random weights, on the same texts, if asked for.
+        descriptions: What each head does, found and not asked for; None where heads were not described.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.heads/1"
@@ -160,6 +163,7 @@ class Findings(Record):
     heads: tuple[Head, ...]
     sums: Mapping[str, NDArray[Any]] = field(metadata=beside("sum_"))
     control: tuple[Head, ...] = field(default=(), metadata=OMITTED)
+    descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -185,6 +189,27 @@ class Findings(Record):
             if measure in head.measures:
                 values[head.layer, head.head] = head.measures[measure].value
         return values
+
+    def description(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
+        """What a head does in a line, and how much of its attention that explains.
+
+        Args:
+            layer: Its layer.
+            head: Its number.
+            kind: Of attention; None = the first that the model has.
+
+        Raises:
+            AttnscopeError: Heads were not described, or there is no such head.
+        """
+        if self.descriptions is None or not self.descriptions.heads:
+            raise AttnscopeError(
+                "these findings have no descriptions of heads",
+                "study at least two texts, in Python with HeadsOptions(describe=attnscope.DescribeOptions())",
+            )
+        try:
+            return self.descriptions.of(layer, head, kind)
+        except KeyError as error:
+            raise AttnscopeError(error.args[0], "layers and heads count from 0") from None
 
     def does_nothing(self, head: Head) -> bool:
         """Whether a head that was taken out (`--causal`) makes no difference by any ablation.
@@ -268,7 +293,25 @@ class Findings(Record):
                 columns[name if part == "value" else f"{name}_{part}"] = [
                     math.nan if one is None else float(getattr(one, part)) for one in effects
                 ]
-        return columns
+        return columns | self._description_columns()
+
+    def _description_columns(self) -> dict[str, list[Any]]:
+        """What the descriptions say, where there are any."""
+        if self.descriptions is None or not self.descriptions.heads:
+            return {}
+        known = {(one.kind, one.layer, one.head): one for one in self.descriptions.heads}
+        mine = [known.get((head.kind, head.layer, head.head)) for head in self.heads]
+        numbers = {
+            "nats_from_uniform": "nats", "explained": "explained", "explained_low": "low", "explained_high": "high",
+            "explained_beside": "explained_beside",
+        }  # fmt: skip
+        return {
+            "description": ["" if one is None else one.words for one in mine],
+            **{
+                name: [math.nan if one is None else float(getattr(one, part)) for one in mine]
+                for name, part in numbers.items()
+            },
+        }
 
     @property
     def is_empty(self) -> bool:

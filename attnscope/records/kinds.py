@@ -32,7 +32,8 @@ class Kind:
         glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
         query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
         page: What makes its HTML page: `(record, findings=...)`; empty = it has none.
-        options: What `show` may be given beside: some of "query", "pick", "scale", "cmap", "measures".
+        options: What `show` may be given beside: some of "query", "pick", "scale", "cmap", "measures", "where",
+            "sort".
         lossless: The formats that it can be loaded from.
         files: File names that are not `stem` with the format as ending.
     """
@@ -108,7 +109,7 @@ KINDS = {
         ),
         Kind(
             "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:draw", options=("measures",),
+            ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:draw", options=("measures", "where", "sort"),
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",

@@ -25,7 +25,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.backend import choose_backend
+from attnscope.studies.descriptions import DescribeOptions, describe_texts
 from attnscope.studies.head_blocks import Found, Frequencies, HeadMeasurer
+from attnscope.studies.late import try_step, whole
 from attnscope.studies.memory import halving_note
 from attnscope.studies.merging import conclude, sums_of
 from attnscope.studies.passes import Driver, Pass
@@ -58,6 +60,8 @@ class HeadsOptions:
         frequencies: A file of word or token counts; None = counted in the corpus itself.
         control: Whether the same architecture with random weights is studied beside.
         seed: Of the random weights.
+        describe: How heads are described (`attnscope.describe`); None = they are not. Texts are drawn from the whole
+            corpus, whatever the shard.
     """
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -67,6 +71,7 @@ class HeadsOptions:
     frequencies: Path | None = None
     control: bool = False
     seed: int = 0
+    describe: DescribeOptions | None = None
 
 
 def heads(
@@ -161,7 +166,15 @@ def heads(
     run |= {"seed": options.seed if options.control else None, "threads": threads, "backend": backend}
     if failures := [failed for one in passes for failed in one.failures]:
         run["failures"] = failures
-    return conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
+    found = conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
+    if options.describe is None or not whole(found):
+        return found
+    how = replace(options.describe, chunk=options.chunk, stride=options.stride)
+    return try_step(
+        found,
+        "describing the heads",
+        lambda known: replace(known, descriptions=describe_texts(model, texts, frequencies, how)),
+    )
 
 
 def _measurer_of(model: Model, *, seed: int | None = None, **given: Any) -> HeadMeasurer:

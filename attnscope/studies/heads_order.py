@@ -12,6 +12,8 @@ from attnscope.models.model import Model, example_tokens
 from attnscope.records.findings import Findings
 from attnscope.records.relations import with_relations
 from attnscope.studies.causal import with_effects
+from attnscope.studies.description_features import own_feature
+from attnscope.studies.descriptions import DescribeOptions
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.late import try_step, whole
@@ -39,6 +41,7 @@ class StudyOrder:
     shard: str
     relations: Path | None = None
     causal: bool = False
+    describe: DescribeOptions | None = None
 
 
 def study(
@@ -56,9 +59,12 @@ def study(
         shard=_shard(order.shard),
         frequencies=order.frequencies,
         control=_is_untrained(order.control),
+        describe=order.describe,
     )
     if order.causal and options.shard != (1, 1):
         raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
+    for given in order.describe.features if order.describe else ():
+        own_feature(given)  # what is none is said before a model runs
     corpus = _corpus(order)
     if order.relations is not None:
         if options.shard != (1, 1):

@@ -87,7 +87,9 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
     backends = dict.fromkeys(part.run["backend"] for part in ordered if "backend" in part.run)
     run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
     whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums_of(*tallies))
-    return _with_effects(whole, ordered)
+    # Descriptions are of texts drawn from the whole corpus, whatever the shard: all parts say the same.
+    described = next((part.descriptions for part in ordered if part.descriptions is not None), None)
+    return _with_effects(replace(whole, descriptions=described), ordered)
 
 
 def _with_effects(whole: Findings, parts: Sequence[Findings]) -> Findings:

@@ -17,8 +17,10 @@ from rich.text import Text
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Findings, Head, Role
+from attnscope.records.head_query import choose
 from attnscope.views import heads_summary
 from attnscope.views.ablation_summary import number as small_number
+from attnscope.views.descriptions_terminal import description_table
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
 from attnscope.views.inks import ink_on
 from attnscope.views.picture_heads_terminal import picture_measures
@@ -32,22 +34,37 @@ _TITLE_CELLS = 22
 _NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)
 
 
-def show(findings: Findings, console: Console, *, measures: str | None = None) -> None:
-    """Prints the grid of roles and the table of heads, or of pictures and recordings what was measured.
+def show(
+    findings: Findings,
+    console: Console,
+    *,
+    measures: str | None = None,
+    where: str | None = None,
+    sort: str | None = None,
+) -> None:
+    """Prints the grid of roles, the table of heads and what each does; of pictures and recordings what was measured.
 
     Args:
         findings: What to print.
         console: Where to.
         measures: Also these measures of every head, separated by commas.
+        where: Of which heads to say what they do: see `records.head_query`.
+        sort: In which order.
 
     Raises:
-        AttnscopeError: There is no such measure.
+        AttnscopeError: There is no such measure, condition or order.
     """
+    heads = choose(findings, where, sort)
     if findings.of_senses:
         console.print(picture_measures(findings, console))
     else:
         console.print(grid(findings, console))
         console.print(table(findings, console))
+        if findings.descriptions is not None:
+            console.print(Text())
+            console.print(description_table(findings, heads, console))
+        elif where is not None or sort is not None:
+            console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads) or 'none'}"))
     if measures:
         console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
 

@@ -1,0 +1,481 @@
+"""What does each head do? A line a head that was found, not asked for, and how much of its attention it explains.
+
+Of a corpus some texts are drawn by a hash of what they say, whatever their order and the shard: a second, small pass
+over these reads whole rows of some of their queries. So a description is the same for every cut of the corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, Corpus, CorpusText, batches, chunks, count_tokens, distinct
+from attnscope.corpus.batching import tokens_of
+from attnscope.models.model import Batch, Model
+from attnscope.records.descriptions import EVEN, Descriptions, Failure, FeatureFacts, HeadDescription, Term
+from attnscope.studies.description_features import RESTING, Feature, TextFacts, blocks_of, catalogue, own_feature
+from attnscope.studies.head_blocks import Frequencies
+from attnscope.studies.texts import Texts, pad_rows, special_ids, texts_of
+
+if TYPE_CHECKING:
+    from attnscope.core.attention import Kind
+    from attnscope.core.descriptions import Part, Rows
+    from attnscope.core.row_samples import Found
+
+QUERIES, QUERIES_A_TEXT = 4000, 16
+"""Queries that are sampled; and how many of a text at least, while that leaves texts out."""
+
+MOST_BYTES = 160 * 2**20
+"""What the features of sampled rows, and what heads have of them, may take."""
+
+MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
+"""Texts that are drawn before they are tokenised, and their characters."""
+
+FEWEST_TEXTS = 2
+"""Below so many texts (chunks of long ones) nothing can be scored on others."""
+
+FAILURES = 3
+"""Tokens that are kept of those that a description fails on."""
+
+
+@dataclass(frozen=True)
+class DescribeOptions:
+    """How heads are described.
+
+    Attributes:
+        features: Features of one's own, `name=pattern` each: see `description_features.own_feature`.
+        most_terms: Terms of a description at most.
+        queries: How many queries are sampled.
+        chunk: As of `HeadsOptions`; likewise stride.
+        stride: See there.
+        seed: Of the lots by which texts and queries are drawn.
+    """
+
+    features: tuple[str, ...] = ()
+    most_terms: int = 4
+    queries: int = QUERIES
+    chunk: int | None = None
+    stride: int | None = None
+    seed: int = 0
+
+
+def describe(
+    model: Model,
+    texts: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    features: Sequence[str] = (),
+    options: DescribeOptions | None = None,
+) -> Descriptions:
+    """Says of every head of a model what it does, in the terms of a catalogue of features.
+
+        found = attnscope.describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        print(found)  # a line a head
+        found.of(3, 1).terms, found.of(3, 1).explained
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        texts: What to run it on; copies of earlier texts are left out.
+        features: Further features, `name=pattern` each.
+        options: How.
+
+    Raises:
+        AttnscopeError: There is no text, or a feature is none.
+    """
+    options = options or DescribeOptions()
+    options = replace(options, features=(*options.features, *features))
+    corpus = texts_of(texts)
+    counts = count_tokens(distinct(corpus, Copies()), model.tokenizer.encode, special_ids(model))
+    return describe_texts(model, corpus, Frequencies.of_counts(counts), options)
+
+
+def describe_texts(model: Model, texts: Texts, frequencies: Frequencies, options: DescribeOptions) -> Descriptions:
+    """As `describe`, of texts that are listed, with what is known of how frequent tokens are."""
+    own = [own_feature(given) for given in options.features]
+    sample = draw(model, texts, options)
+    n_queries = sum(len(unit.queries) for unit in sample)
+    if len(sample) < FEWEST_TEXTS:
+        return Descriptions((), len(sample), n_queries, 0)
+    groups = measure(model, sample, frequencies, own)
+    found: list[HeadDescription] = []
+    told: dict[str, FeatureFacts] = {}
+    for group in groups:
+        found += _describe_group(group, sample, options)
+        told |= {one.name: FeatureFacts(one.words, one.family, one.source) for one in group.features}
+    found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
+    n_scored = len(sample) - sum(unit.fits for unit in sample)
+    used = {term.feature for one in found for term in one.terms}
+    return Descriptions(
+        tuple(found), len(sample), n_queries, n_scored, {name: told[name] for name in told if name in used}
+    )
+
+
+# The sample -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Unit:
+    """A sampled text, or a chunk of a long one.
+
+    Attributes:
+        text: The text.
+        chunk: The chunk.
+        queries: (row,): places of its sampled queries, ascending.
+        fits: Whether descriptions are fitted on it; else they are scored on it.
+    """
+
+    text: CorpusText
+    chunk: Chunk
+    queries: NDArray[np.int64]
+    fits: bool = False
+
+
+def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
+    """Draws texts and queries by a hash of what they say; those that are fitted come first."""
+    special = special_ids(model)
+    n_heads = max(1, sum(model.info.n_heads[i] * model.info.n_layers[i] for i in range(len(model.info.kinds))))
+    units: list[tuple[bytes, bytes, Unit]] = []
+    for text in _drawn(distinct(texts, Copies()), options.seed):
+        tokens = tokens_of(text, model.tokenizer.encode, special)
+        limit = model.info.max_tokens
+        for part in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
+            asking = np.flatnonzero(~part.repeated)
+            if len(part) > 1 and len(asking):
+                of_text = _lot(text, options.seed)
+                units.append((_lot(text, options.seed, part.number), of_text, Unit(text, part, asking)))
+    units.sort(key=lambda one: one[0])
+    most_rows = max(200, min(options.queries, MOST_BYTES // 3 // (n_heads * _N_FEATURES * 2)))
+    most_entries = max(1, MOST_BYTES // 3 * 2 // _N_FEATURES)
+    sizes = np.array([(len(unit.queries), len(unit.chunk)) for *_, unit in units]).reshape(-1, 2)
+
+    def fits(n_units: int, each: int) -> bool:
+        rows = np.minimum(sizes[:n_units, 0], each)
+        return bool(rows.sum() <= most_rows and (rows * sizes[:n_units, 1]).sum() <= most_entries)
+
+    n_units = len(units)
+    each = QUERIES_A_TEXT
+    while n_units > FEWEST_TEXTS and not fits(n_units, each):
+        n_units -= max(1, n_units // 50)
+    longest = int(sizes[:n_units, 0].max(initial=0))
+    low, high = 1, max(1, longest)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(n_units, middle) else (low, middle - 1)
+    kept = units[:n_units]
+    for lot, _, unit in kept:
+        rng = np.random.default_rng(int.from_bytes(lot, "little"))
+        unit.queries = np.sort(rng.permutation(unit.queries)[:low]).astype(np.int64)
+    # Chunks of one text are in one half, where there are texts enough.
+    of_texts = sorted({of_text for _, of_text, _ in kept})
+    apart = len(of_texts) >= 6
+    names = [of_text if apart else lot for lot, of_text, _ in kept]
+    order = {name: number for number, name in enumerate(sorted(set(names), key=lambda name: name[::-1]))}
+    for name, (*_, unit) in zip(names, kept, strict=True):
+        unit.fits = order[name] % 2 == 0
+    return sorted((unit for *_, unit in kept), key=lambda unit: not unit.fits)
+
+
+_N_FEATURES = 120
+"""About how many features there are."""
+
+
+def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
+    """The texts with the smallest hashes, as many as are held."""
+    held: list[tuple[int, int, CorpusText]] = []
+    characters = 0
+    for text in texts:
+        lot = -int.from_bytes(_lot(text, seed), "big")
+        heapq.heappush(held, (lot, text.index, text))
+        characters += _size(text)
+        while len(held) > FEWEST_TEXTS and (len(held) > MOST_TEXTS or characters > MOST_CHARACTERS):
+            characters -= _size(heapq.heappop(held)[2])
+    return [text for *_, text in sorted(held, key=lambda one: -one[0])]
+
+
+def _size(text: CorpusText) -> int:
+    return len(text.text or "") if text.ids is None else 4 * len(text.ids)
+
+
+def _lot(text: CorpusText, seed: int, part: int = -1) -> bytes:
+    """A number that depends on what a text says alone."""
+    return hashlib.blake2b(text.digested() + f"{seed} {part}".encode(), digest_size=8).digest()
+
+
+# What heads have of its rows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Heads that may attend to the same keys, and the sampled rows.
+
+    Attributes:
+        kind: Of attention.
+        heads: (layer, head) of each.
+        features: The features.
+        rows: The rows.
+    """
+
+    kind: str
+    heads: tuple[tuple[int, int], ...]
+    features: tuple[Feature, ...]
+    rows: Rows
+
+
+@dataclass(eq=False)
+class _Read:
+    """What was read of a unit."""
+
+    features: NDArray[np.uint8]
+    found: Found
+
+
+def measure(model: Model, sample: Sequence[Unit], frequencies: Frequencies, own: Sequence[Feature] = ()) -> list[Group]:
+    """Runs the model on sampled texts, and reads the rows of their queries.
+
+    Args:
+        model: The model.
+        sample: The texts.
+        frequencies: How frequent tokens are.
+        own: Further features.
+    """
+    tokens = [unit.chunk.tokens for unit in sample]
+    labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
+    features = [*catalogue(list(labels)), *own]
+    frequent = _frequent(sample, frequencies)
+    reads: dict[str, dict[int, _Read]] = {}
+    place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
+    levels = np.array([feature.levels for feature in features])
+    for batch in batches([unit.chunk for unit in sample], TOKEN_BUDGET):
+        units = [sample[place_of[id(chunk)]] for chunk in batch]
+        blocks = [blocks_of(features, _facts(model, unit, frequencies, frequent), unit.queries) for unit in units]
+        for kind, found in _run(model, units, blocks, levels).items():
+            for unit, block, one in zip(units, blocks, found, strict=True):
+                if one.expected:
+                    reads.setdefault(kind, {})[place_of[id(unit.chunk)]] = _Read(block, one)
+    return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, sample)]
+
+
+def _run(
+    model: Model, units: Sequence[Unit], blocks: Sequence[NDArray[np.uint8]], levels: NDArray[np.int64]
+) -> Mapping[str, list[Found]]:
+    """The rows of a batch: kind -> what was found of each text."""
+    import torch
+
+    from attnscope.core.probes import Weights
+    from attnscope.core.row_samples import Asked, RowSamples
+
+    tokens = [unit.chunk.tokens for unit in units]
+    asked = [Asked(unit.queries, len(unit.chunk), block) for unit, block in zip(units, blocks, strict=True)]
+    kind: Kind = model.info.kinds[0]  # type: ignore[assignment]  # one of these
+    probe = RowSamples({kind: asked}, levels)
+    lengths = np.array([len(t) for t in tokens])
+    real = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
+    given = Batch(
+        torch.from_numpy(pad_rows([t.ids for t in tokens])),
+        None if bool(real.all()) else real,
+        torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens])),
+    ).to(model.info.device)
+    with torch.no_grad():
+        if model.info.path != "eager":
+            model.run(given, probe)
+            return {str(kind): probe.found[kind]}
+        kept = Weights(kinds=[kind])
+        model.run(given, kept)
+        for layer, weights in kept.maps[kind].items():
+            probe.keep(kind, layer, weights)
+    return {str(kind): probe.found[kind]}
+
+
+def _facts(model: Model, unit: Unit, frequencies: Frequencies, frequent: frozenset[int]) -> TextFacts:
+    import torch
+
+    tokens = unit.chunk.tokens
+    ids = torch.from_numpy(tokens.ids)
+    found = model.static_embeddings(ids[None].to(model.info.device))[0].float().cpu()
+    embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    return TextFacts(
+        tokens,
+        frequencies.of(tokens.ids),
+        np.array([int(number) in frequent for number in tokens.ids], np.bool_),
+        embeddings.numpy(),
+    )
+
+
+def _frequent(sample: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
+    """The most frequent words, which together are half of all words."""
+    words: set[int] = set()
+    for unit in sample:
+        tokens = unit.chunk.tokens
+        words |= {
+            int(number)
+            for number, label, special in zip(tokens.ids, tokens.labels, tokens.special, strict=True)
+            if not special and any(c.isalpha() for c in label)
+        }
+    ids = np.array(sorted(words), np.int64)
+    if not len(ids):
+        return frozenset()
+    share = np.exp(frequencies.of(ids))
+    order = np.argsort(-share, kind="stable")
+    before = np.cumsum(share[order]) - share[order]
+    return frozenset(ids[order[before < share.sum() / 2]].tolist())
+
+
+def _groups(kind: str, reads: dict[int, _Read], features: Sequence[Feature], sample: Sequence[Unit]) -> list[Group]:
+    """The rows of each set of layers whose queries may attend to the same keys."""
+    from attnscope.core.descriptions import Rows
+
+    units = sorted(reads)
+    layers = sorted(reads[units[0]].found.expected)
+    alike: dict[bytes, list[int]] = {}
+    for layer in layers:
+        digest = hashlib.blake2b()
+        for unit in units:
+            digest.update(np.packbits(reads[unit].found.allowed[layer]).tobytes())
+        alike.setdefault(digest.digest(), []).append(layer)
+    made = []
+    for mine in alike.values():
+        allowed = [reads[unit].found.allowed[mine[0]] for unit in units]
+        # A query with one key has no choice.
+        kept = [np.flatnonzero(one.sum(1) > 1) for one in allowed]
+        lengths = np.concatenate([one[rows].sum(1) for one, rows in zip(allowed, kept, strict=True)])
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        held = np.empty((len(features), int(starts[-1])), np.uint8)
+        at = 0
+        for unit, one, rows in zip(units, allowed, kept, strict=True):
+            part = reads[unit].features[:, rows][:, one[rows]]
+            held[:, at : at + part.shape[1]] = part
+            at += part.shape[1]
+            if mine is list(alike.values())[-1]:
+                reads[unit].features = reads[unit].features[:, :0]
+        heads = tuple((layer, head) for layer in mine for head in range(reads[units[0]].found.expected[layer].shape[1]))
+        expected = np.concatenate(
+            [
+                np.concatenate([reads[unit].found.expected[layer][rows] for layer in mine], 1)
+                for unit, rows in zip(units, kept, strict=True)
+            ]
+        )
+        entropies = np.concatenate(
+            [
+                np.concatenate([reads[unit].found.entropies[layer][rows] for layer in mine], 1)
+                for unit, rows in zip(units, kept, strict=True)
+            ]
+        )
+        texts = np.repeat(np.array(units), [len(rows) for rows in kept])
+        levels = np.array([feature.levels for feature in features])
+        rows_of_group = Rows(held, levels, starts, texts, expected, entropies)
+        made.append(Group(kind, heads, tuple(features), rows_of_group))
+    return made
+
+
+# What is said of it ---------------------------------------------------------------------------------------------
+
+
+def _describe_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> list[HeadDescription]:
+    from attnscope.core.descriptions import describe as find_terms
+
+    numbers = range(len(sample))
+    fitted, scored = (group.rows.of_texts([i for i in numbers if sample[i].fits == fits]) for fits in (True, False))
+    ranks = [feature.rank for feature in group.features]
+    distinct_ones = _distinct(group)
+    found = find_terms(fitted, ranks, most=options.most_terms, candidates=distinct_ones, needs=_bases(group.features))
+    others = find_terms(scored, ranks, most=1, candidates=distinct_ones, needs=_bases(group.features))
+    return [
+        _head(group, sample, scored, number, one, other)
+        for number, (one, other) in enumerate(zip(found, others, strict=True))
+    ]
+
+
+def _distinct(group: Group) -> list[int]:
+    """Features that differ from every simpler one somewhere in the sample."""
+    held, seen, kept = group.rows.features, set(), []
+    order = sorted(range(len(group.features)), key=lambda number: (group.features[number].rank, number))
+    for number in order:
+        digest = hashlib.blake2b(held[number].tobytes()).digest()
+        if digest not in seen:
+            seen.add(digest)
+            kept.append(number)
+    return kept
+
+
+def _bases(features: Sequence[Feature]) -> list[int]:
+    """For each feature the number of the one that it is a part of; -1 = it stands alone.
+
+    Special tokens may do as queries what no other does: what is from them alone may stand without its whole.
+    """
+    from attnscope.core.descriptions import LATER
+
+    numbers = {feature.name: number for number, feature in enumerate(features)} | {"": -1}
+    return [LATER if feature.name.endswith(" from special") else numbers[feature.base] for feature in features]
+
+
+def _head(group: Group, sample: Sequence[Unit], scored: Part, number: int, found: Any, other: Any) -> HeadDescription:
+    from attnscope.core.descriptions import masses, score, score_of_texts
+
+    layer, head = group.heads[number]
+    how, left = score(scored, number, found)
+    if how.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
+        nan = float("nan")
+        return HeadDescription(group.kind, layer, head, (), how.nats, nan, nan, nan, nan)
+    resting = next(i for i, feature in enumerate(group.features) if feature.name == RESTING)
+    nats = group.rows.uniform_nats[scored.index, number]
+    on = group.rows.expected[scored.index, number, resting].astype(np.float64)
+    beside = score_of_texts(scored.texts, left - _binary_nats(on, masses(scored, found, resting)), nats)
+    terms = tuple(_term(group, scored, number, found, place) for place in range(len(found.terms)))
+    agrees = found.terms[:1] == other.terms[:1] if found.terms or other.terms else None
+    return HeadDescription(
+        group.kind, layer, head, terms, how.nats, how.explained, how.low, how.high, beside.explained, agrees,
+        _failures(sample, scored, left),
+    )  # fmt: skip
+
+
+def _term(group: Group, scored: Part, number: int, found: Any, place: int) -> Term:
+    """One term of a head's description."""
+    features = group.features
+    feature = features[found.terms[place]]
+    shown, share_of = feature.shown_by
+    names = [one.name for one in features]
+    told = names.index(shown) if shown else found.terms[place] if feature.levels == 2 else None
+    whole = feature.base if feature.base in [features[f].name for f in found.terms] else ""
+    apart = feature.base and not whole
+    return Term(
+        feature=feature.name,
+        words=f"{features[names.index(feature.base)].words} {feature.words}" if apart else feature.words,
+        weight=float(found.weights[place]),
+        share=float("nan") if told is None else float(scored.expected[number, told]),
+        even=float("nan") if told is None else float(scored.even[told]),
+        gain=found.gains[place],
+        share_of=share_of,
+        part_of=whole,
+    )
+
+
+def _binary_nats(a: NDArray[np.float64], p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """KL of two shares to two others: what knowing how much is on one side is worth."""
+    tiny = 1e-9
+    a, p = np.clip(a, tiny, 1 - tiny), np.clip(p, tiny, 1 - tiny)
+    return a * np.log(a / p) + (1 - a) * np.log((1 - a) / (1 - p))
+
+
+def _failures(sample: Sequence[Unit], scored: Part, left: NDArray[np.float64]) -> tuple[Failure, ...]:
+    """The worst row of each of the texts that have the worst."""
+    first = {int(text): row for row, text in reversed(list(enumerate(scored.texts)))}
+    made: dict[int, Failure] = {}
+    for row in np.argsort(-left, kind="stable")[: 20 * FAILURES]:
+        number = int(scored.texts[row])
+        if number in made:
+            continue
+        unit = sample[number]
+        # Rows with a single key were left out: those that are here are the last of the text's.
+        n_rows = int((scored.texts == number).sum())
+        place = int(unit.queries[len(unit.queries) - n_rows + (int(row) - first[number])])
+        labels = unit.chunk.tokens.labels
+        made[number] = Failure(
+            unit.text.index, " ".join(labels[max(0, place - 6) : place]), labels[place], place, float(left[row])
+        )
+        if len(made) == FAILURES:
+            break
+    return tuple(made.values())

@@ -1,0 +1,173 @@
+"""Features of descriptions against what they say, on texts whose tokens are known."""
+
+import numpy as np
+import pytest
+
+from attnscope.annotated.texts import Link
+from attnscope.errors import UsageError
+from attnscope.records import Tokens
+from attnscope.studies.description_features import TextFacts, blocks_of, catalogue, own_feature
+from attnscope.text import build_tokens
+
+TEXT = 'The cat sat. "Alice saw the cat," he said.'
+PIECES = [
+    "[CLS]",
+    "the",
+    "cat",
+    "sa",
+    "##t",
+    ".",
+    '"',
+    "alice",
+    "saw",
+    "the",
+    "cat",
+    ",",
+    '"',
+    "he",
+    "said",
+    ".",
+    "[SEP]",
+]
+SPANS = [
+    (0, 0), (0, 3), (4, 7), (8, 10), (10, 11), (11, 12), (13, 14), (14, 19), (20, 23), (24, 27), (28, 31), (31, 32),
+    (32, 33), (34, 36), (37, 41), (41, 42), (0, 0),
+]  # fmt: skip
+IDS = [101, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 6, 10, 11, 5, 102]
+
+
+def tokens() -> Tokens:
+    special = [piece[0] == "[" for piece in PIECES]
+    return build_tokens(
+        TEXT, ids=IDS, pieces=PIECES, offsets=SPANS, special=special, segments=[0] * len(IDS), style="plain"
+    )
+
+
+def facts(**more: object) -> TextFacts:
+    read = tokens()
+    frequent = np.isin(read.ids, [1, 10])
+    return TextFacts(read, np.full(len(read), -5.0), frequent, **more)  # type: ignore[arg-type]
+
+
+FEATURES = {feature.name: feature for feature in catalogue(["[CLS]", "[SEP]"])}
+
+
+def keys(name: str, query: int, of: TextFacts | None = None) -> list[int]:
+    """The keys that a feature holds of."""
+    return np.flatnonzero(FEATURES[name].of(of or facts(), np.array([query]))[0]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "expected"),
+    [
+        ("self", 4, [4]),
+        ("offset-1", 4, [3]),
+        ("offset-1", 0, []),
+        ("offset+2", 4, [6]),
+        ("left", 3, [0, 1, 2]),
+        ("right", 14, [15, 16]),
+        ("within", 2, [0, 1, 2, 3, 4, 5, 6]),
+        ("within_left", 6, [2, 3, 4, 5, 6]),
+        ("special:[CLS]", 9, [0]),
+        ("special:[SEP]", 9, [16]),
+        ("first", 5, [0]),
+        ("last", 5, [16]),
+        ("resting", 5, [0, 16]),
+        ("punctuation", 1, [5, 6, 11, 12, 15]),
+        ("sentence_end", 1, [5, 15]),
+        ("comma", 1, [11]),
+        ("quote", 1, [6, 12]),
+        ("capital", 1, [1, 7]),  # as the text has it, though the tokenizer lowers it
+        ("name", 1, []),  # both begin a sentence, one of them after a quotation mark
+        ("piece", 1, [4]),
+        ("frequent", 1, [1, 9, 13]),
+        ("infrequent", 1, [2, 3, 7, 8, 10, 14]),
+        ("same", 2, [2, 10]),
+        ("same_elsewhere", 2, [10]),
+        ("same_elsewhere", 7, []),
+        ("word", 3, [4]),
+        ("word_start", 4, [3]),
+        ("sentence", 2, [1, 2, 3, 4, 5]),
+        ("sentence_start", 4, [1]),
+        ("clause", 13, [13, 14, 15]),
+        ("last_sentence_end", 8, [5]),
+        ("last_sentence_end", 5, []),
+        ("next_sentence_end", 8, [15]),
+        ("last_punctuation", 8, [6]),
+        ("next_punctuation", 8, [11]),
+        ("induction", 9, [2]),  # what followed the same token before
+        ("induction", 1, []),
+        ("after_same", 1, [10]),
+        ("before_same", 10, [1]),
+        ("line", 4, list(range(1, 16))),
+        ("special:[CLS] from punctuation", 5, [0]),
+        ("special:[CLS] from punctuation", 4, []),
+        ("special:[SEP] from special", 0, [16]),
+    ],
+)
+def test_a_feature_holds_of_the_keys_that_it_names(name: str, query: int, expected: list[int]) -> None:
+    assert keys(name, query) == expected
+
+
+def test_numbers_go_up_to_their_highest_level_and_no_further() -> None:
+    embeddings = np.eye(len(IDS), dtype=np.float32)
+    embeddings[2] = embeddings[7]
+    known = facts(embeddings=embeddings)
+    queries = np.arange(len(IDS))
+    levels = blocks_of(list(FEATURES.values()), known, queries)
+    for feature, block in zip(FEATURES.values(), levels, strict=True):
+        assert block.max() < feature.levels, feature.name
+    near = FEATURES["near"].of(known, np.array([5]))[0]
+    assert near.argmax() == 5 and (np.diff(near[:6]) >= 0).all() and (np.diff(near[5:]) <= 0).all()
+    assert not FEATURES["near_left"].of(known, np.array([5]))[0][6:].any()
+    likeness = FEATURES["likeness"].of(known, np.array([2]))[0]
+    assert likeness[7] == likeness.max() > 0
+    assert not likeness[[2, 10]].any()  # the same token is not a token like it
+
+
+def test_every_feature_has_a_name_words_and_a_source_of_its_own() -> None:
+    assert len({feature.name for feature in FEATURES.values()}) == len(FEATURES)
+    for feature in FEATURES.values():
+        assert feature.words and feature.source
+        assert not feature.base or feature.base in FEATURES
+        assert not feature.shown_by[0] or FEATURES[feature.shown_by[0]].levels == 2
+
+
+def test_links_of_annotated_texts_are_features() -> None:
+    links = (Link("nsubj→head", (1,), (2,)),)  # cat → sat, which is two pieces
+    known = facts(words=((0, 3), (4, 7), (8, 11)), links=links)
+    arc = {feature.name: feature for feature in catalogue([], ["nsubj→head", "obj→head"])}
+    assert np.flatnonzero(arc["arc:nsubj→head"].of(known, np.array([2]))[0]).tolist() == [3, 4]
+    assert not arc["arc:nsubj→head"].of(known, np.array([7]))[0].any()
+    assert not arc["arc:obj→head"].of(known, np.array([2]))[0].any()
+
+
+def test_a_pattern_of_ones_own_is_looked_for_in_whole_words() -> None:
+    feature = own_feature("sitting=^sat$")
+    assert np.flatnonzero(feature.of(facts(), np.array([1]))[0]).tolist() == [3, 4]
+    both = own_feature("who=(?i)^(he|she)$>^[A-Z]")
+    assert np.flatnonzero(both.of(facts(), np.array([13]))[0]).tolist() == [1, 7]
+    assert not both.of(facts(), np.array([2]))[0].any()
+
+
+@pytest.mark.parametrize("given", ["months", "=a", "months=", "months=("])
+def test_what_is_no_pattern_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="the feature|the pattern"):
+        own_feature(given)
+
+
+def test_tokens_without_text_have_features_all_the_same() -> None:
+    bare = build_tokens(
+        "",
+        ids=[7, 8, 7],
+        pieces=["<7>", "<8>", "<7>"],
+        offsets=None,
+        special=[False] * 3,
+        segments=[0] * 3,
+        style="plain",
+    )
+    known = TextFacts(bare, np.full(3, -1.0), np.zeros(3, np.bool_))
+    levels = blocks_of(list(FEATURES.values()), known, np.arange(3))
+    named = dict(zip(FEATURES, levels, strict=True))
+    assert np.flatnonzero(named["same_elsewhere"][0]).tolist() == [2]
+    assert np.flatnonzero(named["offset-1"][1]).tolist() == [0]

@@ -1,0 +1,215 @@
+"""What heads do in a line each: of models whose heads are known, for every cut of a corpus, saved and read again."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope.corpus import Corpus, CorpusText
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Model
+from attnscope.records.descriptions import Descriptions, HeadDescription, Term
+from attnscope.records.findings import Findings
+from attnscope.studies import descriptions as study
+from attnscope.studies.descriptions import DescribeOptions, describe
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.merging import merge_findings
+
+ALICE = Path(__file__).resolve().parents[1] / "sample_texts" / "alice.txt"
+FEW = DescribeOptions(queries=240)
+
+
+@pytest.fixture(scope="module")
+def own() -> Model:
+    return attnscope.load("own")
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Model:
+    return attnscope.load("minilm")
+
+
+@pytest.fixture(scope="module")
+def paragraphs() -> list[str]:
+    return [text.text or "" for text in Corpus([ALICE], split="paragraph")]
+
+
+@pytest.fixture(scope="module")
+def of_own(own: Model, paragraphs: list[str]) -> Descriptions:
+    return describe(own, paragraphs, options=FEW)
+
+
+def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descriptions) -> None:
+    built = {
+        (0, 0): "offset-1", (0, 1): "offset+1", (0, 2): "self", (0, 3): "special:[BOS]", (0, 5): "punctuation",
+        (1, 0): "offset-1", (1, 2): "self", (1, 3): "special:[BOS]", (1, 5): "offset-2",
+    }  # fmt: skip
+    for place, feature in built.items():
+        one = of_own.of(*place)
+        assert one.terms[0].feature == feature, one.line
+        assert one.explained > 0.95 and one.low <= one.explained <= one.high
+        assert one.agrees
+    for place, feature in {(0, 4): "same_elsewhere", (1, 1): "induction", (1, 4): "same_elsewhere"}.items():
+        assert {term.feature for term in of_own.of(*place).terms} == {"special:[REST]", feature}
+    even = of_own.of(0, 6)
+    assert even.spreads_evenly and not even.terms and math.isnan(even.explained)
+    assert even.line == "spreads evenly: 0.00 nats from uniform"
+
+
+def test_shares_are_those_of_the_attention(of_own: Descriptions) -> None:
+    term = of_own.of(0, 2).terms[0]
+    assert term.share == pytest.approx(1, abs=0.01)
+    assert term.even < 0.1
+    for one in of_own.heads:
+        for term in one.terms:
+            assert math.isnan(term.share) or -1e-3 <= term.share <= 1.001
+
+
+def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: list[str]) -> None:
+    found = describe(minilm, paragraphs, ["cats=(?i)^cats?$"], FEW)
+    assert len(found.heads) == 72
+    assert found.of(0, 2).terms[0].feature == "offset-1"
+    assert found.of(1, 8).terms[0].feature == "offset+1"
+    assert np.median([one.explained for one in found.heads]) > 0.5
+    sinks = [one for one in found.heads if one.terms and one.terms[0].feature == "special:[CLS]"]
+    assert len(sinks) > 20
+    assert np.mean([one.explained_beside - one.explained for one in sinks]) > 0.02
+    # What fails most is told, and is in the text.
+    failure = found.of(3, 1).failures[0]
+    assert failure.nats > 0
+    tokens = minilm.tokenizer.encode(paragraphs[failure.text])
+    assert tokens.labels[failure.place] == failure.token
+
+
+# The sample -----------------------------------------------------------------------------------------------------
+
+
+def sampled(model: Model, texts: list[str], options: DescribeOptions = FEW) -> list[tuple[str, tuple[int, ...], bool]]:
+    listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(texts)]
+    return [
+        (unit.text.text or "", tuple(unit.queries.tolist()), unit.fits) for unit in study.draw(model, listed, options)
+    ]
+
+
+def test_the_sample_depends_on_what_texts_say_alone(own: Model, paragraphs: list[str]) -> None:
+    once = sampled(own, paragraphs)
+    assert sampled(own, paragraphs[::-1]) == once
+    assert sampled(own, paragraphs, replace(FEW, seed=1)) != once
+    # Copies are no further texts.
+    assert sampled(own, [*paragraphs, *paragraphs]) == once
+
+
+def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragraphs: list[str]) -> None:
+    many = [f"{text} {n}" for n, text in enumerate(paragraphs * 8)]
+    found = sampled(own, many)
+    assert 200 < sum(len(queries) for _, queries, _ in found) <= 240
+    halves = [{text for text, _, fits in found if fits is half} for half in (True, False)]
+    assert not halves[0] & halves[1]
+    assert abs(len(halves[0]) - len(halves[1])) <= 1
+
+
+def test_of_a_growing_corpus_a_text_stays_drawn_while_its_lot_is_small(own: Model, paragraphs: list[str]) -> None:
+    small = {text for text, *_ in sampled(own, paragraphs[:30], DescribeOptions(queries=60))}
+    large = {text for text, *_ in sampled(own, paragraphs, DescribeOptions(queries=60))}
+    assert large & set(paragraphs[:30]) <= small
+
+
+def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str]) -> None:
+    whole = " ".join(paragraphs)
+    listed = [CorpusText(0, "texts", 1, text=whole)]
+    units = study.draw(own, listed, replace(FEW, chunk=64))
+    assert len(units) > 10
+    assert {unit.fits for unit in units} == {True, False}
+
+
+# In a study of heads --------------------------------------------------------------------------------------------
+
+
+def test_every_cut_of_a_corpus_gives_the_same_descriptions(
+    own: Model, paragraphs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 8)
+    options = HeadsOptions(describe=FEW)
+    whole = heads(own, paragraphs, options)
+    parts = [heads(own, paragraphs, replace(options, shard=(k, 2))) for k in (1, 2)]
+    for part in parts:
+        part.save(tmp_path / f"{part.corpus['shards'][0][0]}.npz")
+    merged = merge_findings([Findings.load(path) for path in sorted(tmp_path.iterdir())])
+    assert whole.descriptions is not None
+    assert repr(merged.descriptions) == repr(whole.descriptions)  # NaN is like itself
+    assert merged.corpus["n_texts"] == whole.corpus["n_texts"]
+
+
+def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[str], tmp_path: Path) -> None:
+    found = heads(own, paragraphs, HeadsOptions(describe=FEW))
+    one = found.description(0, 2)
+    assert isinstance(one, HeadDescription) and one.words.startswith("the token itself (")
+    kept = Findings.load(found.save(tmp_path / "heads.npz"))
+    assert repr(kept.descriptions) == repr(found.descriptions)
+    columns = found.columns()
+    assert columns["description"][2] == one.words
+    assert columns["explained"][2] == one.explained
+    document = found.as_json()["descriptions"]
+    assert document["heads"][2]["terms"][0]["feature"] == "self"
+    assert document["features"]["self"]["source"]
+
+
+def test_without_descriptions_a_record_says_so(own: Model, paragraphs: list[str]) -> None:
+    found = heads(own, paragraphs[:3])
+    assert found.descriptions is None and "description" not in found.columns()
+    with pytest.raises(AttnscopeError, match="no descriptions"):
+        found.description(0, 0)
+    described = heads(own, paragraphs[:6], HeadsOptions(describe=FEW))
+    with pytest.raises(AttnscopeError, match="no description of L9H0"):
+        described.description(9, 0)
+
+
+def test_one_text_is_not_described(own: Model) -> None:
+    found = heads(own, ["A single text, which says nothing of others."], HeadsOptions(describe=FEW))
+    assert found.descriptions is not None and not found.descriptions.heads
+    with pytest.raises(AttnscopeError, match="no descriptions"):
+        found.description(0, 0)
+
+
+def test_a_failure_costs_the_descriptions_alone(
+    own: Model, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AttnscopeError("no luck", "try again")
+
+    monkeypatch.setattr("attnscope.studies.heads.describe_texts", fail)
+    found = heads(own, paragraphs[:4], HeadsOptions(describe=FEW))
+    assert found.heads and found.descriptions is None
+    assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
+
+
+# Words ----------------------------------------------------------------------------------------------------------
+
+CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
+
+
+def line(*terms: Term, nats: float = 2.32, explained: float = 0.66) -> str:
+    return HeadDescription("encoder", 3, 8, terms, nats, explained, 0.6, 0.7, 0.7).line
+
+
+def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
+    near = Term("near", "near tokens", 2.0, 0.46, 0.1, 0.3, share_of="at most 4 away")
+    assert line(CLS, near) == "[CLS] (27%; even 2%), near tokens (46% at most 4 away; even 10%): 66% of 2.32 nats"
+    more = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
+    less = replace(more, weight=-1.0, words="from commas")
+    assert line(CLS, near, more, less).startswith("[CLS] (27%; even 2%; more from rare tokens; less from commas), near")
+    avoided = Term("right", "to the right", -1.0, 0.14, 0.51, 0.1)
+    assert "not to the right (14%; even 51%)" in line(CLS, avoided)
+    # A weight below 0 may belong to what else is said of the same keys: they are looked at all the same.
+    assert line(replace(CLS, weight=-0.1)).startswith("[CLS] (27%")
+    assert line(CLS, explained=0.2) == "[CLS] (27%; even 2%); mostly undescribed: 20% of 2.32 nats"
+    assert line(nats=0.05) == "spreads evenly: 0.05 nats from uniform"
+    assert line(explained=0.0) == "undescribed: 0% of 2.32 nats"
+
+
+def test_the_public_names_are_there() -> None:
+    assert attnscope.describe is describe
+    assert attnscope.DescribeOptions is DescribeOptions

@@ -1,0 +1,94 @@
+"""Conditions on heads: a small language that is parsed, never run."""
+
+from dataclasses import replace
+
+import pytest
+
+from attnscope.errors import UsageError
+from attnscope.records.descriptions import Descriptions, HeadDescription, Term
+from attnscope.records.findings import Findings
+from attnscope.records.head_query import HeadQuery, choose
+from tests.findings_helpers import fake_findings as make_findings
+
+
+@pytest.fixture
+def found() -> Findings:
+    return make_findings(3, 4)
+
+
+def described(found: Findings) -> Findings:
+    """The same with descriptions: each head explains a tenth more than the one before."""
+    term = Term("near", "near tokens", 1.0, 0.5, 0.1, 0.3)
+    heads = tuple(
+        HeadDescription(head.kind, head.layer, head.head, (term,), 1.0, 0.1 * n, 0.0, 1.0, 0.5)
+        for n, head in enumerate(found.heads)
+    )
+    return replace(found, descriptions=Descriptions(heads, 4, 20, 2))
+
+
+def names(found: Findings, where: str) -> list[str]:
+    return [head.name for head in HeadQuery(where).select(found)]
+
+
+def test_numbers_are_compared(found: Findings) -> None:
+    every = [head.name for head in found.heads]
+    assert names(found, "layer >= 0") == every
+    assert names(found, "layer == 0") == [head.name for head in found.heads if head.layer == 0]
+    assert names(found, "not layer == 0") == [head.name for head in found.heads if head.layer]
+    assert names(found, "0 <= head < 1 and layer < 1 or layer > 1000") == [
+        head.name for head in found.heads if not head.head and not head.layer
+    ]
+    assert names(found, "2 * head - layer / 2 > -layer + 1") == [
+        head.name for head in found.heads if 2 * head.head - head.layer / 2 > -head.layer + 1
+    ]
+    assert names(found, "layer / 0 > 0") == []
+
+
+def test_measures_and_roles_are_names(found: Findings) -> None:
+    measure = found.measure_names[0]
+    values = {head.name: head.measures[measure].value for head in found.heads}
+    middle = sorted(values.values())[len(values) // 2]
+    assert names(found, f"{measure} > {middle!r}") == [name for name, value in values.items() if value > middle]
+    assert names(found, "unclassified") == [head.name for head in found.heads if not head.roles]
+    role = next(head.roles[0].name for head in found.heads if head.roles)
+    named = f"is_{role}" if role in found.measure_names else role
+    assert names(found, named) == [h.name for h in found.heads if any(one.name == role for one in h.roles)]
+
+
+def test_what_is_not_known_fulfils_nothing(found: Findings) -> None:
+    known = described(found)
+    assert known.descriptions is not None
+    first = replace(known.descriptions.heads[0], explained=float("nan"))
+    known = replace(known, descriptions=replace(known.descriptions, heads=(first, *known.descriptions.heads[1:])))
+    for condition in ("explained > -9", "explained != 3", "explained"):
+        assert found.heads[0].name not in names(known, condition)
+    assert names(known, "explained > 0.05") == [head.name for head in found.heads[1:]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "", "layer >", "__import__('os')", "layer.real", "layer[0]", "lambda: 1", "'a' < layer", "layer ** 9",
+        "layer in (1,)", "[layer]", "layer if layer else 1", "f(layer)", "layer := 3", "layer is head", "1j < layer",
+        "(" * 500 + "1" + ")" * 500,
+    ],
+)  # fmt: skip
+def test_all_else_is_refused_before_anything_runs(given: str) -> None:
+    with pytest.raises(UsageError, match="condition"):
+        HeadQuery(given)
+
+
+def test_a_name_that_there_is_not_is_said(found: Findings) -> None:
+    with pytest.raises(UsageError, match="there is no 'laier'") as error:
+        choose(found, "laier > 1")
+    assert "layer" in error.value.hint
+    with pytest.raises(UsageError, match="there is no 'explained'"):
+        choose(found, "explained > 1")
+
+
+def test_heads_come_in_the_order_that_is_asked_for(found: Findings) -> None:
+    known = described(found)
+    assert [head.name for head in choose(known, sort="explained")] == [head.name for head in found.heads][::-1]
+    assert choose(known, sort="layer") == list(found.heads)
+    with pytest.raises(UsageError, match="there is no order"):
+        choose(known, sort="size")
