@@ -334,7 +334,7 @@ class Drawing:
 class Listing:
     """Which heads are listed with what they do."""
 
-    PANEL: ClassVar[str] = "Descriptions"
+    PANEL: ClassVar[str] = "Heads"
 
     only: Annotated[
         str | None,
@@ -358,7 +358,7 @@ class Listing:
 class Describing:
     """How heads are described."""
 
-    PANEL: ClassVar[str] = "Descriptions"
+    PANEL: ClassVar[str] = "Heads"
 
     no_describe: Annotated[bool, "Leave out what each head does in a line."] = False
     feature: Annotated[

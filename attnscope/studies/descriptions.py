@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attnscope.core.descriptions import Part, Rows
     from attnscope.core.row_samples import Found
 
-QUERIES, QUERIES_A_TEXT = 4000, 16
+QUERIES, QUERIES_A_TEXT = 2000, 16
 """Queries that are sampled; and how many of a text at least, while that leaves texts out."""
 
 MOST_BYTES = 160 * 2**20
