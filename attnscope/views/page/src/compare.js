@@ -140,7 +140,7 @@ export class CompareView {
       ...layers.map((layer) => [`mean${layer}`, nameOf(`mean${layer}`)]),
       ...map.full.map((layer) => [`full${layer}`, nameOf(`full${layer}`)]),
       ...manifest.texts.flatMap(({ title }, number) =>
-        number === state.t ? [] : [[`text${number}`, `text ${number + 1}: ${telling(title, mine, 40)}`]],
+        number === state.t ? [] : [[`text${number}`, `text ${number + 1}: ${telling(title, mine, 30)}`]],
       ),
       ...map.heads.map((pair) => [pair.join("."), nameOf(pair.join("."))]),
     ];

@@ -84,7 +84,7 @@ function labelOf(axis, at, size, width, weight) {
 }
 
 function labelColour(axis, number, colours) {
-  return axis.halves?.[number] ? colours.mark : axis.special[number] ? colours.special : axis.written[number] ? colours.written : colours.ink;
+  return axis.special[number] ? colours.special : axis.written[number] ? colours.written : colours.ink;
 }
 
 /**
