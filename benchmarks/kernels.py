@@ -1,7 +1,8 @@
 """Tiles alone against plain scaled-dot-product attention.
 
-12 heads of 32, float32. `tiles`: scores, weights and output; `entropies`: those of each query and its largest weight
-besides; `dense`: attention on the whole map. The last line is JSON.
+12 heads of 32, float32. `tiles`: scores, weights and output; `torch` and `numba`: every measure of one layer besides,
+by either back end, with what the texts and the mask determine worked out beforehand, as all but the first layer find
+it; `dense`: attention on the whole map. The last line is JSON.
 
 usage: python benchmarks/kernels.py [--runs 3] [--threads 2] [--keys 512 1024 2048 4096 8192]
 """
@@ -10,11 +11,18 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 
 import torch
 
 from attnscope.core.attention import AttentionCall, attend, attend_with_weights
-from attnscope.core.tiles import Tile, attend_in_tiles
+from attnscope.core.measures import TextFacts
+from attnscope.core.sums import Sums
+from attnscope.core.tiles import attend_in_tiles
+
+BACKENDS = ["torch", *(["numba"] if find_spec("numba") else [])]
 
 N_HEADS, D_HEAD = 12, 32
 
@@ -38,14 +46,26 @@ def ratios(n: int, is_causal: bool, runs: int) -> dict[str, float]:
     query, key, value = (torch.randn(1, N_HEADS, n, D_HEAD, generator=generator) for _ in range(3))
     call = AttentionCall(0, "decoder", query, key, value, D_HEAD**-0.5, is_causal=is_causal)
 
-    def read(tile: Tile) -> None:
-        tile.entropies(tile.log_sum_exp(tile.weights.amax(-1)))
+    ids = torch.randint(0, max(n // 4, 2), (1, n), generator=generator)
+    ends = (torch.arange(n) == 0) | (torch.arange(n) == n - 1)
+    table = torch.nn.functional.normalize(torch.randn(n, 384, generator=generator), dim=-1)
+    facts = TextFacts(
+        real=torch.ones(1, n, dtype=torch.bool), special=ends[None], ids=ids, punctuation=ids % 7 == 0,
+        log_frequency=-(ids % 9).float(), embeddings=table[ids], rarest=(torch.arange(n) == n // 3)[None],
+    )  # fmt: skip
+    probes = {backend: Sums(facts, backend=backend) for backend in BACKENDS}
+    layers = iter(range(10**6))
+
+    def measure(probe: Sums) -> None:
+        layer = next(layers)
+        probe(replace(call, layer=layer))
+        probe.sums[call.kind].clear()
 
     rivals = {
         "plain": lambda: attend(call),
         "dense": lambda: attend_with_weights(call),
         "tiles": lambda: attend_in_tiles(call),
-        "entropies": lambda: attend_in_tiles(call, read),
+        **{backend: partial(measure, probe) for backend, probe in probes.items()},
     }
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for run in range(runs + 1):  # the first round warms up and is not counted

@@ -1,9 +1,10 @@
 """All head measures on minilm: the Sums probe against the plain forward, and against dense weights, in turn.
 
 For texts of about 500 tokens and of about 25, in batches as a study of heads makes them: seconds of the plain
-scaled-dot-product forward, of the same with every measure on, and of its rivals: batched eager attention with the same
+scaled-dot-product forward, of the same with every measure on, by the torch back end (`torch`) and by the compiled pass
+(`numba`, where it is installed), and of its rivals: batched eager attention with the same
 measures from its dense weights (`dense`), that one text at a time (`one_by_one`), and our own measures one text at a
-time (`sums_one_by_one`). The last line is JSON.
+time (`torch_one_by_one`). The last line is JSON.
 
 usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
 """
@@ -11,6 +12,8 @@ usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [
 import argparse
 import json
 import time
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +29,8 @@ from attnscope.models.model import Batch
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 N_HEADS = 12
-RIVALS = ["dense", "one_by_one", "sums_one_by_one"]
+RIVALS = ["dense", "one_by_one", "torch_one_by_one"]
+BACKENDS = ["torch", *(["numba"] if find_spec("numba") else [])]
 
 
 def main() -> None:
@@ -101,8 +105,8 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
     def plain(batch: Batch, _: TextFacts) -> None:
         model.run(batch, attend)
 
-    def measured(batch: Batch, facts: TextFacts) -> None:
-        model.run(batch, Sums(facts, output_projections=factors, buffers=buffers))
+    def measured(batch: Batch, facts: TextFacts, *, backend: str) -> None:
+        model.run(batch, Sums(facts, output_projections=factors, buffers=buffers, backend=backend))
 
     def from_weights(batch: Batch, facts: TextFacts) -> None:
         model.run(batch, Dense(facts, factors))
@@ -122,9 +126,9 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
     def sums_one_by_one(batch: Batch, facts: TextFacts) -> None:
         alone(batch, facts, lambda text: Sums(text, output_projections=factors, buffers=buffers))
 
-    rivals = {"plain": plain, "sums": measured}
+    rivals = {"plain": plain, **{backend: partial(measured, backend=backend) for backend in BACKENDS}}
     rivals |= {
-        name: {"dense": from_weights, "one_by_one": one_by_one, "sums_one_by_one": sums_one_by_one}[name]
+        name: {"dense": from_weights, "one_by_one": one_by_one, "torch_one_by_one": sums_one_by_one}[name]
         for name in others
     }
     times: dict[str, list[list[float]]] = {name: [] for name in rivals}
@@ -147,7 +151,9 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
 def summary(times: dict[str, np.ndarray], length: int) -> dict[str, float]:
     """Ratios of whole rounds, and of each batch's fastest time, which a busy machine hardly changes."""
     found = {f"{name}_s": round(float(np.median(elapsed.sum(1))), 3) for name, elapsed in times.items()}
-    for name, over in (("sums", "plain"), ("dense", "sums"), ("one_by_one", "sums"), ("sums_one_by_one", "sums")):
+    pairs = [(backend, "plain") for backend in BACKENDS]
+    pairs += [(rival, backend) for rival in RIVALS for backend in BACKENDS]
+    for name, over in pairs:
         if name in times:
             ratios = times[name].sum(1) / times[over].sum(1)
             found[f"{name}_over_{over}"] = round(float(np.median(ratios)), 3)

@@ -36,13 +36,14 @@ def make_facts(
     cls, sep = real & (place == start), real & (place == start + length - 1) & (length > 1)
     if not special_ends:
         cls, sep = torch.zeros_like(real), torch.zeros_like(real)
-    embeddings = torch.randn(batch, n, d, generator=generator, dtype=torch.float64)
+    ids = torch.randint(0, vocabulary, (batch, n), generator=generator)
+    embeddings = torch.randn(vocabulary, d, generator=generator, dtype=torch.float64)[ids]
     # One rarest token, or two of them that are equally rare.
     rarest = real & ((place == start + length // 2) | (place == start + length // 4)) & (place > start)
     return TextFacts(
         real=real,
         special=cls | sep,
-        ids=torch.randint(0, vocabulary, (batch, n), generator=generator),
+        ids=ids,
         cls=cls,
         sep=sep,
         punctuation=torch.rand(batch, n, generator=generator) < 0.2,

@@ -140,11 +140,7 @@ class _Reader:
         batch, n_heads, n_keys = len(call.query), call.n_heads, call.key.shape[2]
         self._plan, self._wanted, self._outlying = plan, wanted, outlying
         self._parts = wanted_parts(names, plan)
-        self._totals = Totals(names, batch * plan.n_units, n_heads)
-        self._uniform = plan.uniform.copy()
-        # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
-        self._totals.take_counts(self._uniform)
-        self._uniform.widen(n_heads)
+        self._totals, self._uniform = plan.totals(n_heads)
         self._key_norms = key_norms(self._totals, call.value, n_heads, factor)
         # Of the unit at hand of each text; and of whole texts, where these have several.
         self._received = torch.zeros(batch, n_heads, n_keys, dtype=plan.summed, device=plan.device)

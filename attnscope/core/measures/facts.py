@@ -27,7 +27,8 @@ class TextFacts:
         sep: (batch, token), bool: separating and closing special tokens.
         punctuation: (batch, token), bool.
         log_frequency: (batch, token), float, finite: natural log of each token's relative frequency in the corpus.
-        embeddings: (batch, token, d), float: each token's static embedding (the input layer's row), of length 1.
+        embeddings: (batch, token, d), float: each token's static embedding (the input layer's row), of length 1;
+            tokens that are the same have the same.
         rarest: (batch, token), bool: the text's rarest tokens: one, or several that are equally rare.
         context: (batch, token), bool: tokens that are there for others to attend to: as queries they count nothing.
 

@@ -98,9 +98,21 @@ class Plan:
         self._all_real: dict[Block, bool] = {}
         self._kept: dict[tuple[Block, str], object] = {}
         self._of_texts: dict[tuple[int, str], object] = {}
+        self._begun: dict[int, tuple[Totals, Totals]] = {}
         columns = {start: key_columns(facts, self.dtype) for start, facts in self._texts.items()}
         for block in self.blocks:
             self._prepare(block, mask_heads, queries.asking, columns[block.texts.start])
+
+    def totals(self, n_heads: int) -> tuple[Totals, Totals]:
+        """What a layer's measures begin with: counts that are no matter of the head; and uniform attention, by head."""
+        if n_heads not in self._begun:
+            totals, uniform = Totals(self.uniform.names, *self.uniform.sum.shape[1:2], n_heads), self.uniform.copy()
+            # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
+            totals.take_counts(uniform)
+            uniform.widen(n_heads)
+            self._begun[n_heads] = totals, uniform
+        totals, uniform = self._begun[n_heads]
+        return totals.copy(), uniform.copy()
 
     def units(self, block: Block) -> slice:
         """The units of evidence that a block is part of, one a text; see SumsOf."""
@@ -237,12 +249,24 @@ class Plan:
 
     def cosines(self, block: Block) -> Tensor | None:
         """Cosines of static embeddings, (text, query, key), -1 to 1; None where embeddings are not known."""
-        embeddings = self.texts_of(block).embeddings
-        if embeddings is None:
+        texts = self.texts_of(block)
+        if texts.embeddings is None:
             return None
 
+        def make_distinct() -> tuple[Tensor, Tensor]:
+            """Directions of the text's distinct tokens, and which of them each token is."""
+            assert texts.embeddings is not None
+            distinct, which = texts.ids[0].unique(return_inverse=True)
+            first = torch.zeros_like(distinct).scatter_(0, which, torch.arange(len(which), device=self.device))
+            return texts.embeddings[0, first].to(self.dtype), which
+
         def make() -> Tensor:
-            directions = embeddings.to(self.dtype)
+            assert texts.embeddings is not None
+            if block.shape[0] == 1:
+                directions, which = self.keep_texts(block, "distinct tokens", make_distinct)
+                by_token = directions[which[block.queries]] @ directions.mT
+                return by_token.index_select(1, which[block.keys])[None]
+            directions = texts.embeddings.to(self.dtype)
             return directions[:, block.queries] @ directions[:, block.keys].mT
 
         return self.keep(block, "cosines", make)

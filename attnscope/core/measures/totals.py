@@ -169,9 +169,9 @@ class Totals:
     def copy(self) -> "Totals":
         """The same sums, to be added to apart."""
         self.settle()
-        other = Totals(self.names, self.sum.shape[1], self.sum.shape[2])
-        other.sum[:], other.count[:] = self.sum, self.count
-        other.offset_sum[:], other.offset_count[:] = self.offset_sum, self.offset_count
+        other = Totals(self.names, 0, 0)
+        for name in ("sum", "count", "offset_sum", "offset_count"):
+            setattr(other, name, getattr(self, name).copy())
         return other
 
     def take_counts(self, other: "Totals") -> None:
