@@ -221,7 +221,7 @@ def test_every_command_runs(page: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
 def test_no_block_is_of_an_unknown_kind(page: Path) -> None:
     """A block that names no language would slip through unseen."""
     fences = re.findall(r"^```(.*)$", page.read_text("utf-8"), flags=re.MULTILINE)
-    assert set(fences[::2]) <= {"bash", "python", "text", "json"}, fences
+    assert set(fences[::2]) <= {"bash", "python", "text", "json", "diff"}, fences
     assert not any(fences[1::2])
 
 

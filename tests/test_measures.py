@@ -1,5 +1,11 @@
 import dataclasses
 import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,6 +151,32 @@ def test_active_measures_leave_resting_keys_out() -> None:
     np.testing.assert_allclose(got.value("resting"), (0.5 * (n - 2) + 2) / n)
     # Spread evenly over the six keys that nobody rests on, the token before would have a sixth.
     np.testing.assert_allclose(got.uniform("previous_token_active"), 1 / (n - 1))
+
+
+def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
+    """The example of contributing.md is applied to a copy, and there held against the definition by every engine."""
+    root = Path(__file__).parent.parent
+    page = (root / "docs" / "contributing.md").read_text("utf-8")
+    (diff,) = re.findall(r"```diff\n(.*?)```", page, re.S)
+    assert len(diff.splitlines()) < 30
+    for name in ("attnscope", "tests"):
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    for path, hunks in re.findall(r"^\+\+\+ (\S+)\n(.*?)(?=^\+\+\+ |\Z)", diff, re.S | re.M):
+        file = tmp_path / path
+        for after, added in re.findall(r"^ (.*\n)((?:\+.*\n)+)", hunks, re.M):
+            text = file.read_text("utf-8")
+            assert text.count("\n" + after) == 1, after
+            file.write_text(text.replace("\n" + after, "\n" + after + re.sub(r"^\+", "", added, flags=re.M)), "utf-8")
+    chosen = ["-k", "complete or without_it or fused_pass_is_its_definition or every_measure_is_its_definition"]
+    tests = [f"tests/test_{name}.py" for name in ("measures", "sums", "backends")]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", *tests, *chosen],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True, timeout=250,
+    )  # fmt: skip
+
+
+# More cases in closed form.
 
 
 def test_max_weight_leaves_the_final_special_token_out() -> None:

@@ -22,7 +22,7 @@ from attnscope.core.measures.facts import OFF_REST, TextFacts, outlying
 from attnscope.core.measures.norms import output_factor
 from attnscope.core.measures.plan import Plan
 from attnscope.core.measures.torch_pass import Read, wanted_parts
-from attnscope.core.measures.totals import SumsOf, Totals, internal_names, join_totals
+from attnscope.core.measures.totals import SumsOf, internal_names, join_totals
 from attnscope.core.tile_probe import TileProbe
 from attnscope.core.tiles import Block, Buffers
 
