@@ -213,3 +213,22 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
 def test_the_public_names_are_there() -> None:
     assert attnscope.describe is describe
     assert attnscope.DescribeOptions is DescribeOptions
+
+
+def test_links_of_annotated_texts_are_terms(own: Model) -> None:
+    """A head that looks at the previous token, on texts where that is what every link goes to."""
+    from attnscope.annotated import AnnotatedText, Link
+
+    words = ["time flies like an arrow", "it is noon", "the cat sat on the mat", "we saw the sea"] * 3
+    texts = []
+    for n, line in enumerate(words):
+        line = f"{line} {'abcdefghijkl'[n]}"
+        starts = [i for i in range(len(line)) if i == 0 or line[i - 1] == " "]
+        spans = tuple((start, start + len(line[start:].split(" ")[0])) for start in starts)
+        links = tuple(Link("back", (i,), (i - 1,)) for i in range(1, len(spans)))
+        texts.append(AnnotatedText(line, spans, links, "texts", n))
+    found = describe(own, texts, options=DescribeOptions(queries=200))
+    assert found.n_texts == 12
+    assert "offset-1" in found.features or "arc:back" in found.features
+    facts = {name: facts for name, facts in found.features.items() if name.startswith("arc:")}
+    assert all(one.words.endswith("(annotated)") for one in facts.values())

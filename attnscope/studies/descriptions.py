@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.annotated import AnnotatedCorpus, AnnotatedText
+from attnscope.annotated.texts import merged
 from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, Corpus, CorpusText, batches, chunks, count_tokens, distinct
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Batch, Model
@@ -67,7 +69,7 @@ class DescribeOptions:
 
 def describe(
     model: Model,
-    texts: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    texts: Corpus | str | Sequence[str] | Sequence[CorpusText] | AnnotatedCorpus | Sequence[AnnotatedText],
     features: Sequence[str] = (),
     options: DescribeOptions | None = None,
 ) -> Descriptions:
@@ -79,7 +81,7 @@ def describe(
 
     Args:
         model: A loaded model, see `attnscope.load`.
-        texts: What to run it on; copies of earlier texts are left out.
+        texts: What to run it on; copies of earlier texts are left out. The links of annotated texts are features too.
         features: Further features, `name=pattern` each.
         options: How.
 
@@ -88,15 +90,36 @@ def describe(
     """
     options = options or DescribeOptions()
     options = replace(options, features=(*options.features, *features))
-    corpus = texts_of(texts)
+    annotations: dict[str, AnnotatedText] = {}
+    corpus = texts_of(_without_annotation(texts, annotations))
     counts = count_tokens(distinct(corpus, Copies()), model.tokenizer.encode, special_ids(model))
-    return describe_texts(model, corpus, Frequencies.of_counts(counts), options)
+    return describe_texts(model, corpus, Frequencies.of_counts(counts), options, annotations)
 
 
-def describe_texts(model: Model, texts: Texts, frequencies: Frequencies, options: DescribeOptions) -> Descriptions:
-    """As `describe`, of texts that are listed, with what is known of how frequent tokens are."""
+def _without_annotation(texts: Any, annotations: dict[str, AnnotatedText]) -> Any:
+    """The texts alone; annotations are put by, by what they are of."""
+    is_annotated = isinstance(texts, AnnotatedCorpus) or (
+        isinstance(texts, list | tuple) and bool(texts) and isinstance(texts[0], AnnotatedText)
+    )
+    if not is_annotated:
+        return texts
+    for text in merged(texts):
+        annotations.setdefault(text.text, text)
+    return list(annotations)
+
+
+def describe_texts(
+    model: Model,
+    texts: Texts,
+    frequencies: Frequencies,
+    options: DescribeOptions,
+    annotations: Mapping[str, AnnotatedText] | None = None,
+) -> Descriptions:
+    """As `describe`, of texts that are listed, with what is known of how frequent tokens are, and of annotated ones."""
     own = [own_feature(given) for given in options.features]
     sample = draw(model, texts, options)
+    for unit in sample:
+        unit.annotation = (annotations or {}).get(unit.text.text or "")
     n_queries = sum(len(unit.queries) for unit in sample)
     if len(sample) < FEWEST_TEXTS:
         return Descriptions((), len(sample), n_queries, 0)
@@ -126,12 +149,14 @@ class Unit:
         chunk: The chunk.
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
+        annotation: The text with its links, if it is annotated.
     """
 
     text: CorpusText
     chunk: Chunk
     queries: NDArray[np.int64]
     fits: bool = False
+    annotation: AnnotatedText | None = None
 
 
 def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
@@ -244,7 +269,8 @@ def measure(model: Model, sample: Sequence[Unit], frequencies: Frequencies, own:
     """
     tokens = [unit.chunk.tokens for unit in sample]
     labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
-    features = [*catalogue(list(labels)), *own]
+    relations = sorted({link.relation for unit in sample if unit.annotation for link in unit.annotation.links})
+    features = [*catalogue(list(labels), relations), *own]
     frequent = _frequent(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
@@ -302,6 +328,8 @@ def _facts(model: Model, unit: Unit, frequencies: Frequencies, frequent: frozens
         frequencies.of(tokens.ids),
         np.array([int(number) in frequent for number in tokens.ids], np.bool_),
         embeddings.numpy(),
+        () if unit.annotation is None else unit.annotation.words,
+        () if unit.annotation is None else unit.annotation.links,
     )
 
 

@@ -22,6 +22,7 @@ from attnscope.views.canvas import (
     wrap_lines,
     write_pages,
 )
+from attnscope.views.descriptions_figures import cards_page, texts_of
 from attnscope.views.heads_summary import Mark, label, model_of, number, printable
 from attnscope.views.inks import blend, ink_on
 from attnscope.views.lettering import Lettering, lettering_for
@@ -47,7 +48,8 @@ def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png"
     """Draws findings into a folder, each file whole or not at all; the same findings give the same bytes.
 
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
-    give no roles). `measures` has a small map of each measure, `measure-NAME` a large one with numbers.
+    give no roles). `descriptions` has a card a head, where heads were described. `measures` has a small map of each
+    measure, `measure-NAME` a large one with numbers.
 
     Raises:
         AttnscopeError: An unknown format; no heads; the folder cannot be written.
@@ -66,6 +68,8 @@ def pages(findings: Findings) -> Iterator[tuple[str, Page]]:
     shared: dict[object, MeasurePage] = {}
     if not findings.of_senses:
         yield "roles", atlas_page(findings, lettering)
+    if findings.descriptions is not None and findings.descriptions.heads:
+        yield "descriptions", cards_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
     if scales:
         yield "measures", measures_page(findings, scales, lettering)
@@ -337,6 +341,7 @@ def _texts(findings: Findings) -> list[str]:
         *findings.kinds,
         *heads_summary.role_notes(findings),
     ]
+    said += texts_of(findings)
     return [printable(text, 400) for text in (*roles, *measures, *units, *glyphs, *said)]
 
 
