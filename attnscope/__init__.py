@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
     from attnscope.models import load
-    from attnscope.records import AttentionMap, Heatmap, Tokens
+    from attnscope.records import AttentionMap, Heatmap, Tokens, record_from_arrays
     from attnscope.records import load as load_record
     from attnscope.records.ablation import Ablation
     from attnscope.records.batches import Batch
@@ -120,6 +120,7 @@ _PUBLIC = {
     "picture_rollout": "attnscope.studies.rollout:picture_rollout",
     "pooled_heatmap": "attnscope.studies.pooled:pooled_heatmap",
     "prune": "attnscope.studies.pruning:prune",
+    "record_from_arrays": "attnscope.records:record_from_arrays",
     "relations": "attnscope.studies.relations:relations",
     "rollout": "attnscope.studies.rollout:rollout",
     "sound_heatmap": "attnscope.studies.heatmap:sound_heatmap",
@@ -185,6 +186,7 @@ __all__ = [
     "picture_rollout",
     "pooled_heatmap",
     "prune",
+    "record_from_arrays",
     "relations",
     "rollout",
     "sound_heatmap",

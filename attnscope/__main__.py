@@ -2,7 +2,7 @@
 
 import os
 
-from attnscope.interrupts import wait_for_imports
+from attnscope.host import wait_for_imports
 
 
 def main() -> None:

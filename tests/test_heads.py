@@ -18,7 +18,7 @@ import attnscope.studies.heads as study
 from attnscope.core.measures import catalogue
 from attnscope.corpus import CorpusText, chunks
 from attnscope.errors import AttnscopeError
-from attnscope.interrupts import delay_interrupts
+from attnscope.host import delay_interrupts
 from attnscope.models.own import roles as own_roles
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings, Head

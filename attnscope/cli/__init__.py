@@ -25,8 +25,7 @@ from attnscope.cli.show import show
 from attnscope.cli.split import split
 from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
-from attnscope.interrupts import die_at_once
-from attnscope.studies.memory import tune_heap
+from attnscope.host import claim_process, die_at_once
 from attnscope.version import VERSION
 
 
@@ -87,7 +86,7 @@ def main() -> None:
     """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
     # Nothing is drawn on a screen here, so a window system that the environment names must not stop it.
     os.environ["MPLBACKEND"] = "agg"
-    tune_heap()
+    claim_process()
     _tolerate_unprintable()
     status = 0
     try:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from attnscope.records import reading
+from attnscope.records.elsewhere import load_arrays, record_from_arrays
 from attnscope.records.head_maps import spans
 from attnscope.records.kinds import KINDS, kind_of_schema
 from attnscope.records.maps import AttentionMap, Heatmap
@@ -10,11 +11,23 @@ from attnscope.records.record import Record
 from attnscope.records.storage import write_whole
 from attnscope.records.tokens import Tokens
 
-__all__ = ["AttentionMap", "Heatmap", "Record", "Tokens", "file_of", "load", "spans", "write_whole"]
+__all__ = [
+    "AttentionMap",
+    "Heatmap",
+    "Record",
+    "Tokens",
+    "file_of",
+    "load",
+    "record_from_arrays",
+    "spans",
+    "write_whole",
+]
 
 
 def load(path: str | Path) -> Record:
     """Reads a record of any kind, which it is known by, not by its name; without loss.
+
+    An npz archive of bare arrays is read as well: `weights` and `tokens`, as `record_from_arrays` takes them.
 
     Args:
         path: The file, or the folder that a command wrote it into.
@@ -23,6 +36,8 @@ def load(path: str | Path) -> Record:
         AttnscopeError: The file is not there, damaged, or no record.
     """
     path = file_of(Path(path))
+    if (found := load_arrays(path)) is not None:
+        return found
     with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
         schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]
         kind: type[Record] = kind_of_schema(schema).record_class()

@@ -78,15 +78,12 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
 
     The description of JSON is its `record`; where there is none, the whole document.
     """
+    arrays = read_archive(path)
+    if arrays is not None:
+        return arrays, _description(arrays["record"])
     with path.open("rb") as file:
-        if zipfile.is_zipfile(file):
-            require_room(file, path)
-            with np.load(file, allow_pickle=False) as archive:
-                held = {name: archive[name] for name in archive.files}
-            return held, _description(held["record"])
         if path.stat().st_size > MOST_JSON_BYTES:
             raise ValueError(f"it is no archive, and larger than {MOST_JSON_BYTES:,} bytes")
-        file.seek(0)
         try:
             held = json.load(file)
         except ValueError:
@@ -100,6 +97,16 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
     if described["schema"] != held.get("schema", described["schema"]):
         raise ValueError(f"it names two schemas, {held['schema']!r} and {described['schema']!r}")
     return held, described
+
+
+def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
+    """The arrays of an npz archive, by name; None where the file is no archive."""
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            return None
+        require_room(file, path)
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
 
 
 def described_by(path: Path) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
-from attnscope.interrupts import delay_interrupts
+from attnscope.host import delay_interrupts
 from attnscope.models.model import Batch, Model
 from attnscope.records import Tokens
 from attnscope.studies import passes

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from attnscope.errors import AttnscopeError, is_out_of_memory
+from attnscope.host import is_claimed
 
 if TYPE_CHECKING:
     import ctypes
@@ -33,21 +34,9 @@ too, and their pages cost a tenth to a third more time; with 2 MiB the time is t
 _NEVER_APART = 32 << 20  # the most that glibc itself goes up to
 
 
-_tunes = False
-
-
-def tune_heap() -> None:
-    """Lets studies tell the heap of this process what to keep: the command line's and its workers', never a host's.
-
-    Called from Python, attnscope leaves the allocator as it is; who wants it tuned there calls this once.
-    """
-    global _tunes
-    _tunes = True
-
-
 def _glibc() -> ctypes.CDLL | None:
     """The C library where it is glibc, whose heap can be told what to keep, and may be; None elsewhere."""
-    return _load_glibc() if _tunes else None
+    return _load_glibc() if is_claimed() else None
 
 
 @cache

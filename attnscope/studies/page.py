@@ -15,6 +15,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import HOME, require_writable
 from attnscope.records import AttentionMap, Heatmap, file_of
+from attnscope.records.elsewhere import load_arrays
 from attnscope.records.findings import Findings
 from attnscope.records.storage import is_stream, require_replaceable, write_stream, write_whole
 from attnscope.studies.choice import Choice
@@ -158,7 +159,7 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
         require_writable(HOME if wanted.out is None else wanted.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
     findings = None if wanted.heads_record is None else Findings.load(file_of(wanted.heads_record))
-    shown = [PageText(_chosen(Heatmap.load(file_of(path)), wanted.choice)) for path in wanted.records]
+    shown = [PageText(_chosen(_load_maps(path), wanted.choice)) for path in wanted.records]
     if wanted.texts or wanted.files:
         model = loading.load(spec)
         n_tokens = 0
@@ -235,6 +236,12 @@ def _by_layer(attention: AttentionMap, full: Mapping[int, Tensor]) -> NDArray[np
         if layer in full:
             whole[place] = full[layer].numpy()
     return whole
+
+
+def _load_maps(path: Path) -> Heatmap:
+    """The record of a file or folder, also of bare arrays."""
+    path = file_of(path)
+    return load_arrays(path) or Heatmap.load(path)
 
 
 def _chosen(record: Heatmap, choice: Choice) -> Heatmap:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError
-from attnscope.interrupts import delay_interrupts
+from attnscope.host import delay_interrupts
 from attnscope.models.model import Batch, Model
 from attnscope.records.comparison import Arrangement, HeadPlace, PairTable
 from attnscope.records.maps import divided_by_rest

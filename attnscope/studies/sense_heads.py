@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError
-from attnscope.interrupts import delay_interrupts
+from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of
 from attnscope.records.findings import PICTURES, RECORDINGS, Estimate, Findings, Head
 from attnscope.records.storage import finite

@@ -19,7 +19,7 @@ import traceback
 from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.studies.memory import tune_heap
+from attnscope.host import claim_process
 from attnscope.studies.worker import Doer, WorkerLostError
 from attnscope.views.process import start_python
 
@@ -100,7 +100,7 @@ class ProcessWorker:
 def main() -> None:
     """What the process runs: messages arrive, and are answered, until the other side closes."""
     signal.signal(signal.SIGTERM, _leave)
-    tune_heap()
+    claim_process()
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print must not get between the answers
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,12 +1,21 @@
 """No command line that is made by lot ends in a traceback, in silence, or in files where none should be."""
 
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import attnscope
 from tests.hostile.check import RECORDS, clean, problems, run_case
 from tests.hostile.generator import BASES, COMMANDS, Generator
+from tests.processes import started
 
 FEW, MANY = 300, 4000
 
@@ -49,3 +58,44 @@ def test_whatever_is_given_one_line_says_why(generator: Generator, home: Path) -
 @pytest.mark.slow
 def test_much_that_is_given(generator: Generator, home: Path) -> None:
     assert not attack(range(FEW, MANY), generator, home)
+
+
+WRITING = [(name, number) for name in BASES for number, line in enumerate(BASES[name]) if "OUT" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_stopped_at_any_moment_files_are_whole_and_no_process_is_left(
+    sent: signal.Signals, generator: Generator, home: Path
+) -> None:
+    """A hundred times over all commands that write; the times are drawn over what the commands take."""
+    lot = random.Random(7)
+    for turn in range(100):
+        case = generator.base(*WRITING[turn % len(WRITING)])
+        call = [sys.executable, "-m", "attnscope", *case.arguments]
+        with started(call, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(lot.uniform(0.05, 5))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, sent) if sent == signal.SIGINT else os.kill(run.pid, sent)
+            said = run.communicate(timeout=60)[1]  # until none of its processes holds its stderr any more
+        told = f"{case.arguments}: {run.returncode}: {said}"
+        assert run.returncode in (0, 130, -sent), told
+        assert "Traceback" not in said, told
+        require_whole(home, parts=sent == signal.SIGKILL)
+        clean(home, generator)
+
+
+def require_whole(home: Path, parts: bool) -> None:
+    """Every file of a result is whole; whether parts of files may be left is said."""
+    for path in home.rglob("out*/**/*"):
+        if not path.is_file() or path.name == "log.jsonl":
+            continue
+        if path.name.endswith(".part"):
+            assert parts, path
+        elif path.suffix == ".npz":
+            attnscope.load_record(path)
+        elif path.suffix == ".json":
+            json.loads(path.read_text("utf-8"))
+        else:
+            assert path.stat().st_size, path

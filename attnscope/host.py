@@ -1,6 +1,7 @@
-"""Ctrl-C: what must not be cut in two waits for it, and an import is such a thing.
+"""What attnscope does to the process that it runs in: to one of its own more than to one that calls it.
 
-An interruption in the middle of an import leaves modules half made, and C extensions turn it into other errors.
+Ctrl-C: what must not be cut in two is finished first, and an import is such a thing: it would leave modules half made,
+and C extensions turn an interruption into other errors.
 """
 
 import _thread
@@ -10,6 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+_is_ours = False
+
+
+def claim_process() -> None:
+    """Says that this process is the command line's or one of its workers': studies may tell its heap what to keep.
+
+    Called from Python, attnscope leaves the allocator as it is; who wants memory tuned there calls this once.
+    """
+    global _is_ours
+    _is_ours = True
+
+
+def is_claimed() -> bool:
+    """Whether this process is attnscope's own."""
+    return _is_ours
+
 
 _AGAIN_S = 0.05
 """Seconds after which an interruption that fell into an import is tried again."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import attnscope
-from attnscope.interrupts import delay_interrupts, die_at_once, wait_for_imports
+from attnscope import host
+from attnscope.host import delay_interrupts, die_at_once, wait_for_imports
 from attnscope.studies import memory
 from attnscope.studies.heads import heads
 
@@ -89,11 +90,11 @@ def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> N
 def test_from_python_the_heap_of_the_process_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(memory, "_load_glibc", lambda: asked.append(1))
-    monkeypatch.setattr(memory, "_tunes", False)
+    monkeypatch.setattr(host, "_is_ours", False)
     own = attnscope.load("own")
     long = "The animal crossed the street because it was tired. " * 12
     heads(own, [long])
     assert not asked
-    memory.tune_heap()
+    host.claim_process()
     heads(own, [long])
     assert asked

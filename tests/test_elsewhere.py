@@ -1,0 +1,103 @@
+"""Attention that was computed elsewhere draws, saves and opens as attnscope's own; what is none is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope.errors import AttnscopeError
+from tests.conftest import Run
+
+TOKENS = ["<s>", "Ġthe", "▁cat", "##s", "sat"]
+
+
+def softmax(*shape: int, causal: bool = False) -> np.ndarray[Any, Any]:
+    scores = np.random.default_rng(5).normal(size=shape)
+    if causal:
+        scores[..., *np.triu_indices(shape[-1], 1)] = -np.inf
+    powers = np.exp(scores)
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def test_what_is_given_is_what_is_there(tmp_path: Path) -> None:
+    weights = softmax(2, 3, 5, 5)
+    record = attnscope.record_from_arrays(
+        weights, TOKENS, layers=[4, 7], special=[0], text="the cats sat", model="mine"
+    )
+    assert record.tokens == ("<s>", "·the", "·cat", "##s", "sat")
+    assert record.maps[0].keys.offsets.tolist() == [[-1, -1], [0, 3], [4, 7], [7, 8], [9, 12]]
+    np.testing.assert_array_equal(record.of(7, 2), weights[1, 2].astype(np.float32))
+    assert (record.maps[0].kind, record.run["model"], record.run["dtype"]) == ("encoder", "mine", "float64")
+    assert len(record.hide_special().tokens) == 4
+    again = attnscope.load_record(record.save(tmp_path / "mine.npz"))
+    np.testing.assert_array_equal(again.maps[0].weights, record.weights)
+    assert [path.name for path in record.only([(4, 1)]).draw(tmp_path / "out", ["png"])]
+
+
+@pytest.mark.parametrize(
+    ("weights", "more", "kind"),
+    [
+        (softmax(1, 2, 5, 5), {}, "encoder"),
+        (softmax(1, 2, 5, 5, causal=True), {}, "decoder"),
+        (softmax(1, 2, 5, 5, causal=True), {"kind": "encoder"}, "encoder"),
+        (softmax(1, 2, 5, 3), {"keys": ["a", "b", "c"]}, "cross"),
+    ],
+    ids=["both ways", "looks back", "said", "cross"],
+)
+def test_its_kind_is_told_by_what_it_is(weights: Any, more: dict[str, Any], kind: str) -> None:
+    assert attnscope.record_from_arrays(weights, TOKENS, **more).maps[0].kind == kind
+
+
+def test_a_head_that_a_layer_lacks_is_nan() -> None:
+    weights = softmax(2, 2, 5, 5)
+    weights[1, 1] = np.nan
+    record = attnscope.record_from_arrays(weights, TOKENS)
+    assert [record.maps[0].exists(1, head) for head in (0, 1)] == [True, False]
+
+
+GOOD = softmax(1, 1, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens", "more", "message"),
+    [
+        (GOOD[0], TOKENS, {}, r"shape \(1, 5, 5\), not \(layer, head, 5 queries, 5 keys\)"),
+        (GOOD, TOKENS[:4], {}, "4 queries"),
+        (GOOD * 3, TOKENS, {}, "more than 1|not between 0 and 1"),
+        (-GOOD, TOKENS, {}, "not between 0 and 1"),
+        (np.log(GOOD), TOKENS, {}, "not between 0 and 1"),
+        (GOOD, "the c", {}, "no list of texts"),
+        (GOOD, [1, 2, 3, 4, 5], {}, "no list of texts"),
+        (GOOD, TOKENS, {"layers": [0, 1]}, "2 layers are named, and the weights have 1"),
+        (GOOD, TOKENS, {"layers": [-1]}, "there is no layer -1"),
+        (GOOD, TOKENS, {"special": [9]}, "no token 9"),
+        (GOOD, TOKENS, {"kind": "both"}, "no 'both' attention"),
+        (GOOD, ["\udcff"] * 5, {}, "surrogates"),
+        ("text", TOKENS, {}, "no array of numbers"),
+        (np.zeros((0, 0, 5, 5)), TOKENS, {}, "shape"),
+    ],
+)
+def test_what_is_no_attention_is_refused(weights: Any, tokens: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttnscopeError, match=message):
+        attnscope.record_from_arrays(weights, tokens, **more)
+
+
+def test_show_and_page_take_an_archive_of_bare_arrays(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.npz"
+    np.savez(path, weights=softmax(2, 3, 5, 5), tokens=TOKENS, special=[0], text="the cats sat")
+    status, out, err = run("show", path)
+    assert status == 0, err
+    assert "cat" in out
+    status, out, err = run("show", path, "-o", "drawn", "-f", "png,npz,json", "--pick", "L1H2")
+    assert status == 0, err
+    assert (tmp_path / "drawn" / "weights.npz").is_file()
+    status, _, err = run("page", "--record", path, "-o", "page.html")
+    assert status == 0, err
+    np.savez(path, weights=softmax(2, 3, 5, 5), tokens=TOKENS, wieghts=[0])
+    status, _, err = run("show", path)
+    assert (status, "holds an array 'wieghts'" in err) == (1, True)
+    np.savez(path, weights=softmax(2, 3, 5, 5), tokens=np.array([object()] * 5))
+    status, _, err = run("show", path)
+    assert (status, len(err.splitlines())) == (1, 2), err
