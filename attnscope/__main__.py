@@ -2,7 +2,7 @@
 
 import os
 
-from attnscope.host import wait_for_imports
+from attnscope.host import die_at_once, wait_for_imports
 
 
 def main() -> None:
@@ -15,6 +15,8 @@ def main() -> None:
     except KeyboardInterrupt:  # before it began, or as it was to end: nothing is left to do
         os.write(2, b"error: interrupted\n")
         os._exit(130)  # as shells count: 128 + SIGINT
+    finally:
+        die_at_once()
 
 
 if __name__ == "__main__":

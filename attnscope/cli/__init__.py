@@ -25,7 +25,7 @@ from attnscope.cli.show import show
 from attnscope.cli.split import split
 from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
-from attnscope.host import claim_process, die_at_once
+from attnscope.host import claim_process
 from attnscope.version import VERSION
 
 
@@ -119,7 +119,6 @@ def main() -> None:
         )
     if status == _INTERRUPTED:
         _fail("interrupted", status=status)
-    die_at_once()
     sys.exit(status)
 
 
@@ -151,7 +150,6 @@ def _fail_usage(error: Any) -> NoReturn:
 
 
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
-    die_at_once()
     for name, line in (("error", message), ("hint", hint)):
         if line:
             print(f"{name}: {one_line(line)}", file=sys.stderr)
