@@ -331,6 +331,7 @@ def test_commands_are_short_and_start_without_studies() -> None:
     imported = {node.module for tree in modules for node in tree.body if isinstance(node, ast.ImportFrom)}
     ours = {str(name) for name in imported if str(name).startswith("attnscope")}
     assert all(
-        name.startswith(("attnscope.cli", "attnscope.errors", "attnscope.version")) or name == "attnscope"
+        name.startswith(("attnscope.cli", "attnscope.errors", "attnscope.host", "attnscope.version"))
+        or name == "attnscope"
         for name in ours
     ), ours
