@@ -76,3 +76,14 @@ def parse_json(content: str | bytes) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def amount(n: int, one: str, several: str = "") -> str:
+    """Such as "1 layer", "26 texts" or "1,024 tokens".
+
+    Args:
+        n: How many.
+        one: What one of them is called.
+        several: What more or none of them are called; empty = the same with an s.
+    """
+    return f"{n:,} {one if n == 1 else several or one + 's'}"

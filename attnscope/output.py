@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
-from attnscope.records.kinds import FIGURE_FORMATS, KINDS, Kind, load_named
+from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
@@ -72,8 +72,8 @@ class Output:
         return [name for name in self.formats if name in FIGURE_FORMATS]
 
     def style(self, record: Record) -> Any:
-        """How the figures of a record of maps are coloured."""
-        return record.style(self.options.get("scale"), self.options.get("cmap"))
+        """How the figures of a record are drawn."""
+        return record.style(**_of_style(self.options))
 
     @contextlib.contextmanager
     def draw_ahead(self) -> Iterator[DrawingAhead]:
@@ -108,6 +108,7 @@ class Output:
         paths = [] if out is None else write(record, out, self.formats, self.options, drawing)
         run: Mapping[str, Any] = getattr(record, "run", {})
         notes = [*run.get("notes", ()), *_note_repeated(record, self.options.get("query"))]
+        notes += note_fonts(_texts_in(record.describe()), map(str, paths), self.options.get("font"))
         say([*notes, *_note_others(guarded, paths, before)], self.quiet)
         self.show(record, paths)
         fail_if_not_whole(getattr(record, "corpus", {}), run)
@@ -193,8 +194,7 @@ def plan(
         require_writable(folder)
     given = {name: value for name, value in options.items() if value is not None}
     found.require_options(given)
-    if "scale" in found.options:
-        load_named("attnscope.views.style:Style")(given.get("scale", "fixed"), given.get("cmap", "Blues"))
+    load_named("attnscope.views.style:Style")(**_of_style(given))
     return Output(found, out, files, json, quiet, TEXT in named, replace, given)
 
 
@@ -229,8 +229,7 @@ def show(
     if out is not None and not files:
         raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
     require_formats(files)
-    if "scale" in kind.options:
-        record.style(given.get("scale"), given.get("cmap"))  # what is none is said before anything is written
+    record.style(**_of_style(given))  # what is none is said before anything is written
     if "pick" in given:
         record = record.only(given.pop("pick"))  # type: ignore[attr-defined]  # maps have heads to pick
     if given.get("query") is not None:
@@ -239,7 +238,8 @@ def show(
         require_writable(out)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given)
     paths = [] if out is None else write(record, out, files, given)
-    say([*getattr(record, "run", {}).get("notes", ()), *_note_repeated(record, given.get("query"))], quiet)
+    notes = [*getattr(record, "run", {}).get("notes", ()), *_note_repeated(record, given.get("query"))]
+    say([*notes, *note_fonts(_texts_in(record.describe()), map(str, paths), given.get("font"))], quiet)
     wanted.show(record, paths)
 
 
@@ -252,7 +252,7 @@ def write(
         record: The record.
         out: The folder.
         formats: Some of its kind's formats.
-        options: How figures are drawn: "scale", "cmap", "query".
+        options: How figures are drawn: "scale", "cmap", "query" and `records.kinds.SIZES`.
         drawing: What draws them; None = this process.
 
     Returns:
@@ -268,10 +268,16 @@ def write(
 
 
 def _draw(record: Record, out: Path, figures: Sequence[str], options: Mapping[str, Any]) -> list[Path]:
-    known = record.record_kind().options
-    return record.draw(
-        out, figures, **{name: options.get(name) for name in ("scale", "cmap", "query") if name in known}
-    )
+    known = (*record.record_kind().options, *SIZES)
+    return record.draw(out, figures, **{n: v for n, v in options.items() if n in known and n in (*_STYLE, "query")})
+
+
+_STYLE = ("scale", "cmap", *SIZES)
+
+
+def _of_style(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some options that say how figures are drawn."""
+    return {name: options[name] for name in _STYLE if name in options}
 
 
 # Before a model runs
@@ -398,6 +404,26 @@ def _note_repeated(record: Record, query: str | None) -> list[str]:
         f"{name!r} stands at {', '.join(f'@{place}' for place in at)}: all are shown; --query @{at[0]} shows one"
         for name, at in repeated.items()
     ]
+
+
+def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:
+    """A note where figures among some files show code points in the place of characters that no font has."""
+    if not any(name.endswith(FIGURE_FORMATS) for name in files):
+        return []
+    note = load_named("attnscope.views.lettering:note_missing")(texts, font)
+    return [note] if note else []
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """All texts in what describes a record."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts_in(one)
 
 
 def _note_others(folder: Path | None, written: Sequence[Path], before: Mapping[Path, bytes]) -> list[str]:

@@ -40,9 +40,9 @@ for it: the first token has no previous token, and the mass on punctuation is un
 attend to none. Under a sliding window, `first_token` and `previous_token` count only the queries that may see
 that key. Where a formula speaks of a whole text, the last lines below the measures say what is counted.
 
-`NAME_active` is the measure without the keys on which trained heads rest, the special tokens and the first:
+`NAME_active` is the measure excluding sinks, the special tokens and the first:
 the sum over the other keys, divided by all the mass that is on them. What a learned sink takes
-counts as neither resting nor active.
+counts as neither.
 
 Each measure has a 95% interval: Student's t over texts with the linearised variance of a ratio and m - 1 degrees
 of freedom, m = (sum of counts)² / (sum of counts²) over texts. Texts are taken as independent, and tokens of a text

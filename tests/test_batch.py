@@ -110,7 +110,8 @@ def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied
 
 def test_what_is_missing_cut_off_or_stale_is_drawn_again(corpus: Path, undisturbed: Path, copied: Path) -> None:
     first, second, third = (copied / folder_name(i, TEXTS[i]) for i in range(3))
-    (first / "overview.png").unlink()
+    (first / "query-001.png").unlink(missing_ok=True)
+    (first / "L00.png").unlink()
     (second / "L00.svg").write_bytes((second / "L00.svg").read_bytes()[:-1])
     entry = (third / "entry.json").read_text().replace('"fingerprint": "', '"fingerprint": "0')
     (third / "entry.json").write_text(entry)

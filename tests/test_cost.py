@@ -1,5 +1,6 @@
 """Costs: equal to what transformers' own models hold, and to arithmetic by hand."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, div
 from attnscope.records.cost import Cost
 from attnscope.studies.cost import BYTES, cost, find_sizes
 from attnscope.views import cost_figure
+from attnscope.views.cost_terminal import show
+from attnscope.views.layout import SCREEN
+from attnscope.views.plain_text import open_console
 from attnscope.views.units import abbreviate
 from tests.core_helpers import few_examples
 from tests.processes import python
@@ -328,7 +332,7 @@ def test_figures_are_the_same_bytes_every_time(kind: str, tmp_path: Path) -> Non
 
 def test_the_figure_shows_the_curves_and_names_its_ticks() -> None:
     record = cost("gpt3", 2048)
-    left, right = cost_figure._figure(record).axes
+    left, right = cost_figure._drawing(record, SCREEN).figure.axes
     assert [line.get_label() for line in left.lines[:3]] == [
         "projections",
         "scores and weighted values",
@@ -359,3 +363,16 @@ def test_large_numbers_in_short(value: float, unit: str, said: str) -> None:
 def test_divisors() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(1) == [1] and divisors(16) == [1, 2, 4, 8, 16]
     assert set(BYTES.values()) == {1, 2, 4}
+
+
+@pytest.mark.parametrize("name", ["bert-base", "llama-2-70b"])
+def test_a_terminal_of_eighty_columns_breaks_formulas_before_their_numbers(name: str) -> None:
+    file = io.StringIO()
+    show(cost(find_sizes(name)), open_console(file=file, width=80))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.startswith("      ") and line != line.rstrip() and line[6] != " "]
+    numbers = [line for line in lines if line.strip().startswith("= ")]
+    assert numbers and all(line.startswith("      = ") for line in numbers)
+    # What does not fit on one line is broken between terms.
+    assert all(line.count("(") == line.count(")") for line in lines if line.startswith("      = "))

@@ -67,6 +67,10 @@ def test_an_overview_comes_first_then_a_figure_a_layer() -> None:
     assert sheets[2].heads == ((1, 0), (1, 1), (1, 2))
 
 
+def test_of_one_layer_there_is_no_overview_beside_its_figure() -> None:
+    assert stems(simple(layers=1)) == ["L00"] and stems(simple(layers=1), "t1") == ["L00", "query-001"]
+
+
 def test_picked_heads_make_one_figure_in_the_order_of_picking() -> None:
     record = simple().only([(1, 2), (0, 1)])
     assert stems(record) == ["picked"]

@@ -195,7 +195,7 @@ def test_facts_come_from_the_options() -> None:
     assert record.measure_facts("entropy_nats").low == 0
     assert math.isnan(record.measure_facts("entropy_nats").high)
     active = record.measure_facts("local_active")
-    assert active.what == "attends within 3 tokens (of what does not rest)"
+    assert active.what == "attends within 3 tokens (excluding sinks)"
     assert (active.unit, active.low, active.high) == ("share", 0, 1)
     facts = record.role_facts("induction")
     assert (facts.measure, facts.threshold) == ("induction", 0.4)
@@ -308,3 +308,13 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> 
         ": encoder L0H0 (previous token), encoder L0H2 (previous token), cross L0H0 (previous token), "
         "cross L0H2 (previous token)"
     )
+
+
+def test_roles_of_a_table_stand_in_the_order_of_the_record_whichever_is_strongest() -> None:
+    roles = [role("local", 0.9), role("previous_token", 0.8), role("a_new_one", 0.7)]
+    listed = {name: {"what": "", "measure": name, "threshold": 0.4} for name in ("previous_token", "local")}
+    found = Findings({}, {}, {"roles": listed}, (Head("encoder", 0, 0, tuple(roles), 0.2, {}),), {})
+    same = replace(found, heads=(replace(found.heads[0], roles=tuple(roles[::-1])),))
+    assert found.columns()["roles"] == same.columns()["roles"] == [["previous_token", "local", "a_new_one"]]
+    assert found.to_csv() == same.to_csv() and "previous_token+local+a_new_one" in found.to_csv()
+    assert [one.name for one in found.heads[0].roles] == ["local", "previous_token", "a_new_one"]

@@ -409,7 +409,7 @@ class TestUndefined:
     def test_numbers_are_dashes(self) -> None:
         findings = undefined(fake_findings(1, 2))
         scale = measure_figures.scale_of(findings, "local")
-        numbers = measure_figures.numbers_of(findings, "local", scale, {"encoder": (0, 0)}, (50, 50), True)
+        numbers = measure_figures.numbers_of(findings, "local", scale, {"encoder": (0, 0)}, (50, 50), 13, True)
         assert [one.text for one in numbers] == ["–", "–"]
 
 
@@ -528,13 +528,13 @@ class TestMeasurePages:
         small = {"x": Estimate(0.25, 0.248, 0.252, 0.2, 9)}
         findings = of(Head("encoder", 0, 0, (), NAN, estimate), Head("encoder", 0, 2, (), NAN, small))
         scale = measure_figures.scale_of(findings, "x")
-        numbers = measure_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), True)
+        numbers = measure_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), 15, True)
         assert [one.text for one in numbers] == ["0.50", "±0.10", "0.25", "±0.002"]
         assert numbers[0].x == pytest.approx(129)
         assert numbers[2].x == pytest.approx(249)
         assert numbers[0].color != numbers[2].color
         assert not any("±" in one.text for one in measure_figures.numbers_of(findings, "x", scale, {"encoder": (0, 0)},
-                                                                           (60, 50), False))  # fmt: skip
+                                                                           (60, 50), 15, False))  # fmt: skip
 
     def test_numbers_go_where_cells_are_too_small(self) -> None:
         few, many = fake_findings(1, 32), fake_findings(1, 64)

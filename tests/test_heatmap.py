@@ -221,6 +221,6 @@ def test_a_choice_is_checked_against_the_model(minilm: Model) -> None:
 def test_the_record_draws_and_saves_itself(minilm: Model, tmp_path: Path) -> None:
     record = attnscope.heatmap(minilm, "The cat", layers=[0], heads=[0, 1])
     paths: Sequence[Path] = record.draw(tmp_path, ["png"], query="cat")
-    assert [path.name for path in paths] == ["overview.png", "L00.png", "query-002.png"]
+    assert [path.name for path in paths] == ["L00.png", "query-002.png"]
     loaded = attnscope.load_record(record.save(tmp_path / "weights.npz"))
     np.testing.assert_array_equal(loaded.weights, record.weights)

@@ -8,7 +8,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnscope.views import layout
-from attnscope.views.layout import Grid, bar_grid, columns_for, labelled_grid, nice_ticks, overview_grid, pooled_grid
+from attnscope.views.layout import (
+    Grid,
+    Paper,
+    bar_grid,
+    columns_for,
+    labelled_grid,
+    nice_ticks,
+    overview_grid,
+    pooled_grid,
+)
 
 Box = tuple[float, float, float, float]
 
@@ -67,7 +76,7 @@ NOTES = ["rows: queries (attend) · columns: keys (are attended to)", "word piec
 def test_maps_with_labels_never_overlap(n_panels: int, rows: int, columns: int, letters: float) -> None:
     grid = labelled_grid(n_panels, (rows, columns), widest_of(letters), NOTES, width_of)
     assert len(grid.corners) == n_panels
-    assert grid.width_px >= 1600
+    assert grid.width_px >= 560
     require_apart(boxes_of(grid, (rows, columns), letters), grid.width_px, grid.height_px)
     # A label has room above it and below it, and is large enough to be read.
     assert grid.cell_px * grid.label_step >= layout.LEGIBLE_PX
@@ -130,8 +139,33 @@ def test_maps_of_a_long_target_and_a_short_text_fill_their_page(
 
 
 def test_one_head_has_numbers_while_they_fit() -> None:
-    assert labelled_grid(1, (16, 16), widest_of(7), NOTES, width_of).numbers_fit
-    assert not labelled_grid(1, (100, 100), widest_of(7), NOTES, width_of).numbers_fit
+    assert labelled_grid(1, (16, 16), widest_of(7), NOTES, width_of).number_px
+    assert not labelled_grid(1, (100, 100), widest_of(7), NOTES, width_of).number_px
+
+
+@pytest.mark.parametrize(("n_panels", "n", "widths"), [(1, 2, (560, 560)), (2, 2, (560, 800)), (1, 16, (560, 1250))])
+def test_few_cells_make_no_wide_page(n_panels: int, n: int, widths: tuple[int, int]) -> None:
+    grid = labelled_grid(n_panels, (n, n), widest_of(7), NOTES, width_of)
+    assert widths[0] <= grid.width_px <= widths[1]
+    assert n_panels * n * grid.cell_px >= 0.3 * grid.width_px
+
+
+@given(st.integers(1, 64), SIZES, SIZES, st.floats(1, 18), st.sampled_from([3.3, 6.9, 13.0]), st.floats(4, 14))
+@example(12, 16, 16, 7, 3.3, 6.0)
+@example(1, 2, 2, 5, 3.3, 6.5)
+def test_maps_on_paper_fill_their_width_and_never_overlap(
+    n_panels: int, rows: int, columns: int, letters: float, inches: float, points: float
+) -> None:
+    paper = Paper.of_width(inches, points, 300, True, None)
+    grid = labelled_grid(n_panels, (rows, columns), widest_of(letters), NOTES, width_of, paper=paper)
+    assert (grid.width_px - 2 * paper.crop_px) / paper.inch_px == pytest.approx(inches)
+    assert grid.label_px / paper.inch_px * 72 == pytest.approx(points)
+    assert grid.cell_px * grid.label_step >= grid.label_px
+    for x, y in grid.corners:
+        assert x >= layout.MARGIN_PX and x + columns * grid.cell_px <= grid.width_px - layout.MARGIN_PX + 1e-6
+        assert y + rows * grid.cell_px < grid.height_px
+    for (x, y), (further, lower) in itertools.pairwise(grid.corners):
+        assert further - x >= columns * grid.cell_px or lower - y >= rows * grid.cell_px
 
 
 @pytest.mark.parametrize(

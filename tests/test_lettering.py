@@ -1,13 +1,23 @@
 """Labels: fonts that hold their characters, cuts that fit, and a note on what cannot be drawn."""
 
 import unicodedata
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from matplotlib import font_manager
 
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.views import lettering
+from attnscope.views.layout import Paper
 from attnscope.views.lettering import BASE_FAMILY, ELLIPSIS, Lettering, lettering_for
+from tests.conftest import Run
+from tests.record_helpers import map_of, record_of, tokens_of
 
 
 @pytest.fixture
@@ -49,7 +59,7 @@ def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch: pytest.Monk
         "second": frozenset(map(ord, "你")),
         "third": frozenset(map(ord, "你好")),
     }
-    monkeypatch.setattr(lettering, "_charmap", lambda path: maps.get(path, maps["first"]))
+    monkeypatch.setattr(lettering, "charmap", lambda path: maps.get(path, maps["first"]))
     monkeypatch.setattr(lettering, "_other_fonts", lambda: [("Second", "second"), ("Third", "third")])
     found = lettering_for(["ab", "你好", "x"])
     assert found.families == (BASE_FAMILY, "Second", "Third")
@@ -57,8 +67,8 @@ def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch: pytest.Monk
 
 
 def test_damaged_fonts_hold_nothing(tmp_path: object) -> None:
-    assert lettering._charmap(__file__) == frozenset()
-    assert lettering._charmap("/nowhere.ttf") == frozenset()
+    assert lettering.charmap(__file__) == frozenset()
+    assert lettering.charmap("/nowhere.ttf") == frozenset()
 
 
 def test_fonts_of_boxes_and_of_symbols_are_never_taken() -> None:
@@ -107,3 +117,118 @@ def test_width_grows_with_size(text: str) -> None:
 
 def test_lettering_is_a_value() -> None:
     assert Lettering(("A",), ("a",), frozenset()) == Lettering(("A",), ("a",), frozenset())
+
+
+# A font of one's own, and fonts that are missing -------------------------------------------------------------------
+
+
+def write_font(path: Path, characters: str, family: str = "Little Cat") -> Path:
+    """Writes a font that has a square for each of these characters."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    pen = TTGlyphPen(None)
+    for move, point in (("moveTo", (50, 0)), ("lineTo", (50, 700)), ("lineTo", (750, 700)), ("lineTo", (750, 0))):
+        getattr(pen, move)(point)
+    pen.closePath()
+    names = [".notdef", *(f"u{ord(c):04X}" for c in characters)]
+    made = FontBuilder(1000, isTTF=True)
+    made.setupGlyphOrder(names)
+    made.setupCharacterMap({ord(c): f"u{ord(c):04X}" for c in characters})
+    square = pen.glyph()
+    made.setupGlyf(dict.fromkeys(names, square))
+    made.setupHorizontalMetrics(dict.fromkeys(names, (800, 50)))
+    made.setupHorizontalHeader(ascent=800, descent=-200)
+    made.setupNameTable({"familyName": family, "styleName": "Regular", "psName": family.replace(" ", "")})
+    made.setupOS2(sTypoAscender=800, sTypoDescender=-200, usWinAscent=800, usWinDescent=200)
+    made.setupPost()
+    made.save(path)
+    return path
+
+
+@pytest.fixture
+def cat(tmp_path: Path) -> Iterator[Path]:
+    """A font file with two Chinese characters, which matplotlib forgets afterwards."""
+    before = list(font_manager.fontManager.ttflist)
+    yield write_font(tmp_path / "cat.ttf", "你好")
+    font_manager.fontManager.ttflist[:] = before
+    lettering._named.cache_clear()
+
+
+def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat: Path, only_dejavu: None, tmp_path: Path) -> None:
+    found = lettering_for(["你好 a猫"], Paper(font=str(cat)))
+    assert found.families == ("Little Cat", BASE_FAMILY) and found.missing == {"猫"}
+    assert found.spell("你a猫") == "你aU+732B"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record = record_of(map_of(tokens_of(["你", "好"]), layers=1, heads=1), text="你好")
+        svg, pdf = record.draw(tmp_path / "out", ["svg", "pdf"], font=str(cat), width="column")
+    drawn = svg.read_text("utf-8")
+    assert ">你</text>" in drawn and ">U+" not in drawn and "font-family: 'Little Cat'; font-weight: 400" in drawn
+    assert b"LittleCat" in pdf.read_bytes()
+
+
+def test_letters_that_have_no_bold_are_plain_and_nothing_is_logged(
+    cat: Path, only_dejavu: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = lettering_for(["你"], Paper(font=str(cat)))
+    assert not found.has_bold and lettering_for(["a"]).has_bold
+    record_of(map_of(tokens_of(["你", "好"])), text="你好").draw(tmp_path, ["png", "svg"], font=str(cat))
+    assert not caplog.records
+
+
+def test_an_installed_family_is_named_as_people_write_it() -> None:
+    assert lettering_for(["a"], Paper(font="dejavu serif")).families == ("DejaVu Serif", BASE_FAMILY)
+    with pytest.raises(UsageError, match="there is no font 'DejaVu Serf'") as caught:
+        lettering.require_font("DejaVu Serf")
+    assert caught.value.hint == "did you mean DejaVu Serif?"
+
+
+def test_a_file_that_is_no_font_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.ttf").write_text("no font")
+    for path in (tmp_path / "a.ttf", tmp_path / "nowhere.otf"):
+        with pytest.raises(AttnscopeError, match="is no font that can be read"):
+            lettering.require_font(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "packages"),
+    [
+        ("你好", "fonts-noto-cjk"),
+        ("カタカナ", "fonts-noto-cjk"),
+        ("안녕", "fonts-noto-cjk"),
+        ("नमस्ते", "fonts-noto-core"),
+        ("🦜", "fonts-symbola"),
+        ("你 नम", "fonts-noto-cjk and fonts-noto-core"),
+    ],
+)
+def test_a_note_names_packages_of_fonts_for_the_script(only_dejavu: None, text: str, packages: str) -> None:
+    note = lettering.note_missing([text, "plain"])
+    assert f"install {packages} (Debian, Ubuntu), or name a font with --font" in note
+    assert lettering.note_missing(["plain é Ω שלום", "\x07\x1b"]) == ""
+
+
+def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu: None, run: Run, tmp_path: Path) -> None:
+    record = record_of(map_of(tokens_of(["你", "a"]), layers=1, heads=1), text="你 a").save(tmp_path / "weights.npz")
+    status, _, err = run("show", record, "-o", tmp_path / "out", "-f", "png,svg")
+    assert status == 0 and err.count("note: no installed font has 1 of the characters (U+4F60)") == 1
+    for quiet in (["-q", "-o", tmp_path / "out"], ["-f", "text"], ["-f", "npz", "-o", tmp_path / "data"]):
+        assert "no installed font" not in run("show", record, *quiet)[2]
+
+
+@pytest.mark.parametrize("label", ["a\x1fb", "\x07", "a\nb", "\x85", "\u2028", "\x00", "\x7f"])
+def test_control_characters_in_labels_leak_no_warnings_of_glyphs(label: str, tmp_path: Path) -> None:
+    record = record_of(map_of(tokens_of([label, "b"]), layers=1, heads=1), text=label, run={"model": label})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record.draw(tmp_path, ["png", "svg", "pdf"])
+
+
+@pytest.mark.parametrize("value", [-1.0, float("inf"), float("-inf"), float("nan"), 1e38])
+def test_values_that_no_model_computes_leak_no_warnings(value: float, tmp_path: Path) -> None:
+    base = map_of(tokens_of(["a", "b"]), layers=1, heads=1)
+    record = record_of(replace(base, weights=np.full_like(base.weights, value)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for scale in ("fixed", "head", "figure"):
+            record.draw(tmp_path, ["png", "svg"], scale=scale)

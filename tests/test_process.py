@@ -39,7 +39,7 @@ def ahead_of(record: Heatmap) -> Heatmap:
 
 def drawn_by(drawing: DrawingProcess, folder: Path, formats: Sequence[str] = ("png", "svg")) -> dict[str, bytes]:
     paths = drawing.draw(RECORD, folder, formats, style=Style(), query="t1")
-    assert [path.name for path in paths] == [f"{s}.{f}" for s in ("overview", "L00", "query-001") for f in formats]
+    assert [path.name for path in paths] == [f"{s}.{f}" for s in ("L00", "query-001") for f in formats]
     return files(folder)
 
 

@@ -94,10 +94,10 @@ def test_files_are_the_same_with_threads_and_without(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in many] == [path.read_bytes() for path in one]
 
 
-def test_vectors_have_larger_cells_and_pixels_stay_as_they_were() -> None:
+def test_vectors_have_rectangles_for_cells_and_pixels_stay_as_they_were() -> None:
     canvas = page("one")
     before = canvas.pixels()
-    assert b'width="16"' in canvas.vector("svg")  # 2 cells of 8
+    assert b"<image" not in canvas.vector("svg")
     np.testing.assert_array_equal(canvas.pixels(), before)
 
 

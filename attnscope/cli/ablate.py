@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from attnscope.studies.ablation_sweep import Mode
 
 
-@groups.command(pick="Single heads, such as L3H1,L5H11: each, and all together.")
+@groups.command(omit=("scale", "cmap"), pick="Single heads, such as L3H1,L5H11: each, and all together.")
 def ablate(
     *,
     texts: groups.Texts,
@@ -36,6 +36,7 @@ def ablate(
     joint: Annotated[bool, "Pairs of the picked heads, else of the 8 without which most changes."] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of masked tokens, random orders and directions.")] = 0,
     where: groups.Where,
+    drawing: groups.Drawing,
     running: groups.Running,
     loading: groups.Loading,
     printing: groups.Printing,
@@ -53,7 +54,7 @@ def ablate(
         modes=_modes(ablation), importance=importance, by_layer=_by_layer(normalize), curve=curve, joint=joint,
         choice=which.choice(), kind=kind, loss=loss, masked=_masked(masked), target=target, seed=seed,
     )  # fmt: skip
-    output = where.plan("ablate", printing)
+    output = where.plan("ablate", printing, **drawing.options())
     corpus, load = texts.wanted().corpus(), loading.options()
     load = load if loss == "none" else load.with_head(model)
     shared = running.share(model, load)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import groups, options
-from attnscope.errors import AttnscopeError, one_line
+from attnscope.errors import AttnscopeError, amount, one_line
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch
@@ -62,16 +62,18 @@ def batch(
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
         result = draw(model, texts.wanted(files).corpus(), out, how, report)
-    print_batch(result, out, printing.json, printing.quiet)
+    print_batch(result, out, printing.json, printing.quiet, drawing.font)
     fail_if_not_whole(result)
 
 
-def print_batch(result: "Batch", out: Path, json: bool, quiet: bool) -> None:
+def print_batch(result: "Batch", out: Path, json: bool, quiet: bool, font: str | None = None) -> None:
     """The result on stdout: one JSON document, else the paths of the index and the manifest, which name the others."""
-    from attnscope.output import print_document, say
+    from attnscope.output import note_fonts, print_document, say
 
     before = len(result.drawn) - result.n_fresh
-    say([f"{before:,} of {result.n_texts:,} texts were drawn before"] if before else [], quiet)
+    say([f"{before:,} of {amount(result.n_texts, 'text')} were drawn before"] if before else [], quiet)
+    drawn = [name for one in result.drawn for name in one.files]
+    say(note_fonts((text for one in result.drawn for text in (one.text, *one.tokens)), drawn, font), quiet)
     print_document(result.as_json, [out / "index.html", out / "manifest.jsonl"], json)
 
 
@@ -81,9 +83,12 @@ def fail_if_not_whole(result: "Batch") -> None:
         print("failed: " + one_line(str(failure)), file=sys.stderr)
     if not result.complete:
         done = len(result.drawn)
-        print(f"note: {done:,} of {result.n_texts:,} texts are drawn; the same command goes on", file=sys.stderr)
+        print(
+            f"note: {done:,} of {amount(result.n_texts, 'text')} are drawn; the same command goes on", file=sys.stderr
+        )
         raise KeyboardInterrupt
     if result.failed:
-        n = len(result.failed)
-        what = "1 text" if n == 1 else f"{n:,} texts"
-        raise AttnscopeError(f"{what} could not be read or drawn", "all others are drawn" if result.drawn else "")
+        raise AttnscopeError(
+            f"{amount(len(result.failed), 'text')} could not be read or drawn",
+            "all others are drawn" if result.drawn else "",
+        )

@@ -11,7 +11,7 @@ from attnscope.cli import groups, options
 from attnscope.errors import UsageError
 
 
-@groups.command(pick="Put single heads side by side instead, such as L3H1,L5H11.")
+@groups.command(omit=("scale", "cmap"), pick="Put single heads side by side instead, such as L3H1,L5H11.")
 def compare(
     *,
     texts: groups.Texts,
@@ -39,6 +39,7 @@ def compare(
     model: groups.Model = "minilm",
     which: groups.Heads,
     where: groups.Where,
+    drawing: groups.Drawing,
     running: groups.Running,
     loading: groups.Loading,
     printing: groups.Printing,
@@ -57,7 +58,7 @@ def compare(
         )
     from attnscope.studies.compare_order import CompareOrder, study
 
-    output = where.plan("compare", printing)
+    output = where.plan("compare", printing, **drawing.options())
     order = CompareOrder(
         texts=texts.wanted(), choice=which.choice(), other_text=other_text, other_model=other_model, query=query,
         measures=measures, hide_special=hide_special, heads_record=heads_record,

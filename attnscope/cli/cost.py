@@ -8,6 +8,7 @@ from attnscope.cli import groups
 
 
 @groups.command(
+    omit=("scale", "cmap"),
     out="A folder for cost.json and figures.  [default with --plot: attnscope-out]",
     formats="Files: several of json, png, svg, pdf.  [default: json,png]",
 )
@@ -34,6 +35,7 @@ def cost(
     dtype: Annotated[str, "Precision of the scores: float32, float16, bfloat16, int8."] = "float16",
     plot: Annotated[bool, "Draw the costs against the length of the text."] = False,
     where: groups.Where,
+    drawing: groups.Drawing,
     printing: groups.Printing,
 ) -> None:
     """Count what attention costs: parameters, multiply-adds, memory of scores and KV cache, with formulas.
@@ -51,6 +53,6 @@ def cost(
         "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, "n_kv_heads": n_kv_heads, "d_head": d_head,
         "d_ff": d_ff, "vocab_size": vocab,
     }  # fmt: skip
-    output = where.plan("cost", printing, has_folder=plot)
+    output = where.plan("cost", printing, has_folder=plot, **drawing.options())
     found = count(find_sizes(model, **sizes), tokens, dtype=dtype)
     output.deliver(found, HOME / f"cost-{slug(found.name)}" if plot else None)

@@ -313,7 +313,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How figures are coloured."""
+    """How figures are drawn."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -322,12 +322,28 @@ class Drawing:
         "What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).",
     ] = None
     cmap: Annotated[str, "A matplotlib colormap, such as viridis or Greys."] = "Blues"
+    width: Annotated[
+        str | None,
+        "Width of each figure in inches, exactly; or column (3.3), page (6.9).  [default: as wide as it needs to be]",
+    ] = None
+    dpi: Annotated[int | None, "Pixels an inch of a PNG.  [default: 100; 300 with --width]"] = None
+    font_size: Annotated[
+        float | None, "Size in points of the smallest letters.  [default: as it comes; 6.5 with --width]"
+    ] = None
+    no_title: Annotated[bool, "Leave out what stands above a figure: a paper has its caption."] = False
+    font: Annotated[str | None, "A font to take first, for texts of any script: an installed family, or a file."] = None
 
-    def style(self, usual: str = "fixed") -> "Style":
-        """The style, with the scale that is usual where none is given."""
+    def options(self) -> dict[str, Any]:
+        """What was asked for, by the names that `draw` of a record has for it."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        asked = {name: value for name, value in vars(self).items() if value != defaults[name]}
+        return asked | {"title": False} if asked.pop("no_title", False) else asked
+
+    def style(self) -> "Style":
+        """The style."""
         from attnscope.views.style import Style
 
-        return Style(usual if self.scale is None else self.scale, self.cmap)  # type: ignore[arg-type]  # it refuses others
+        return Style(**self.options())
 
 
 @dataclass(frozen=True)

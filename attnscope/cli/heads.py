@@ -9,7 +9,7 @@ import typer
 from attnscope.cli import groups, options
 
 
-@groups.command()
+@groups.command(omit=("scale", "cmap"))
 def heads(
     *,
     texts: groups.Texts,
@@ -53,6 +53,7 @@ def heads(
     describing: groups.Describing,
     listing: groups.Listing,
     where: groups.Where,
+    drawing: groups.Drawing,
     running: groups.Running,
     loading: groups.Loading,
     printing: groups.Printing,
@@ -79,7 +80,7 @@ def heads(
             frequencies=frequencies, relations=relations, control=control, causal=causal, shard=shard != "1/1",
             feature=describing.feature,
         )  # fmt: skip
-    output = where.plan("heads", printing, measures=measures, **listing.shown())
+    output = where.plan("heads", printing, measures=measures, **listing.shown(), **drawing.options())
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text)
         with options.progress(printing.quiet, *(("pictures", "patches") if image else ("recordings",))) as report:
@@ -95,12 +96,13 @@ def heads(
     return output.deliver(found)
 
 
-@groups.command(omit=("out",))
+@groups.command(omit=("out", "scale", "cmap"))
 def merge(
     *,
     parts: Annotated[list[Path], "Records of shards (heads.npz), or the folders that hold them."],
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole."), "Output"],
     where: groups.Where,
+    drawing: groups.Drawing,
     printing: groups.Printing,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
@@ -109,6 +111,6 @@ def merge(
     from attnscope.records.findings import Findings
     from attnscope.studies.merging import merge_findings
 
-    output = plan("heads", out, where.formats, **vars(printing))
+    output = plan("heads", out, where.formats, **vars(printing), **drawing.options())
     paths = [file_of(part) for part in parts]
     output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))

@@ -63,7 +63,7 @@ def heatmap(
     from attnscope.studies.choice import Cut
     from attnscope.studies.heatmap_order import MapOrder, home_of, study
 
-    shown = {"query": tokens.query, **vars(drawing)}
+    shown = {"query": tokens.query, **drawing.options()}
     output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
     cut = Cut(options.span_from("--rows", rows), options.span_from("--cols", cols))
     order = MapOrder(which.choice(), **vars(tokens), cut=cut, pooled=pooled, pool=pool)

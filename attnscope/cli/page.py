@@ -9,7 +9,7 @@ from attnscope.cli import groups, options
 
 
 @groups.command(
-    omit=("text", "query", "cmap", "formats"),
+    omit=("text", "query", "cmap", "width", "dpi", "font_size", "no_title", "font", "formats"),
     split=groups.Changed(default="file"),
     pick="Single heads, such as L3H1,L5H11.",
     words="Open with word pieces merged.",

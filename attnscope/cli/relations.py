@@ -7,7 +7,7 @@ import typer
 from attnscope.cli import groups, options
 
 
-@groups.command()
+@groups.command(omit=("scale", "cmap"))
 def relations(
     *,
     files: Annotated[
@@ -25,6 +25,7 @@ def relations(
         int, typer.Option(min=0, max=100, help="Show so many texts of each relation that a head expresses.")
     ] = 0,
     where: groups.Where,
+    drawing: groups.Drawing,
     running: groups.Running,
     loading: groups.Loading,
     printing: groups.Printing,
@@ -37,7 +38,7 @@ def relations(
     """
     from attnscope.studies.relations_order import RelationsOrder, study
 
-    output = where.plan("relations", printing)
+    output = where.plan("relations", printing, **drawing.options())
     order, load = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples), loading.options()
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:

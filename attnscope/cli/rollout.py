@@ -43,7 +43,7 @@ def rollout(
     from attnscope.studies.rollout import picture_rollout
     from attnscope.studies.rollout import rollout as study
 
-    output = where.plan("rollout", printing, query=tokens.query, **vars(drawing))
+    output = where.plan("rollout", printing, query=tokens.query, **drawing.options())
     load = loading.options()
     if image is not None:
         options.refuse_beside("--image", one, flow=flow)

@@ -45,7 +45,7 @@ def show(
     from attnscope.records import load
 
     loaded = load(record)
-    shown = {**vars(drawing), "query": tokens.query, "pick": options.heads_from(which.pick), "measures": measures}
+    shown = {**drawing.options(), "query": tokens.query, "pick": options.heads_from(which.pick), "measures": measures}
     shown |= listing.shown()
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.

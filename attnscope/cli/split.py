@@ -9,6 +9,7 @@ from attnscope.errors import UsageError
 
 
 @groups.command(
+    omit=("scale", "cmap"),
     text="A text; `-` reads stdin.  [default: the worked example]",
     out="A folder for the record and a figure.",
     formats="Files: several of json, png, svg, pdf.  [default: json,png]",
@@ -29,6 +30,7 @@ def split(
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
     where: groups.Where,
+    drawing: groups.Drawing,
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
@@ -43,7 +45,7 @@ def split(
     from attnscope.studies.split import SplitOptions, split_example
     from attnscope.studies.split import split as study
 
-    output, numbers = where.plan("split", printing), options.numbers_from
+    output, numbers = where.plan("split", printing, **drawing.options()), options.numbers_from
     how = SplitOptions(numbers(counts) or (), same_columns, project, seed, numbers(drop) or ())
     if not one.given:
         if layer:

@@ -25,7 +25,7 @@ from attnscope.corpus.formats import (
 from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
 from attnscope.corpus.parquet import read_parquet
 from attnscope.corpus.remote import files_at, is_address, open_address, size_of
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.records.parquet import arrow
 from attnscope.text import is_blank
 
@@ -156,7 +156,7 @@ class Corpus:
             why = f"; {self.problems[0]}" if self.problems else ""
             more = f", and {len(self.problems) - 1} more problems" if len(self.problems) > 1 else ""
             raise AttnscopeError(
-                f"no text is left: nothing to read in {_count(len(self.sources), 'source')}{why}{more}",
+                f"no text is left: nothing to read in {amount(len(self.sources), 'source')}{why}{more}",
                 self._hint(),
             )
         self.sha256 = digest.hexdigest()
@@ -244,7 +244,3 @@ def _identity(name: str) -> str:
         return str(Path(name).resolve())
     except (OSError, RuntimeError):  # links that go round in a circle
         return name
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"

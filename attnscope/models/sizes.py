@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, amount, first_line
 from attnscope.models.layouts import LAYOUTS, Encoder
 
 Config = Mapping[str, Any]
@@ -127,7 +127,8 @@ def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> S
     if "d_head" not in given and d_model % n_heads:
         raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
     return Sizes(
-        name=f"{n_layers} layers of {n_heads} heads, d_model {d_model}", source="the options given", kind="decoder",
+        name=f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}",
+        source="the options given", kind="decoder",
         d_model=d_model, n_layers=n_layers, n_heads=n_heads,
         **({"n_kv_heads": n_heads, "d_head": d_model // n_heads, "d_ff": 4 * d_model, "d_embedding": d_model,
             "unembedding": "tied" if given.get("vocab_size") else ""} | given),

@@ -6,7 +6,7 @@ The exact sums over texts are kept beside what was concluded from them, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -244,7 +244,7 @@ class Findings(Record):
         told, beside = _told(self.options, "measures", measure), ""
         if not told and measure.endswith("_active"):
             told = _told(self.options, "measures", measure.removesuffix("_active"))
-            beside = " (of what does not rest)"
+            beside = " (excluding sinks)"
         what = _words(told.get("what"))
         bounds = told.get("range")
         low, high = bounds if isinstance(bounds, Sequence) and len(bounds) == 2 else (None, None)
@@ -266,10 +266,16 @@ class Findings(Record):
         yield from zip(*columns.values(), strict=True)
 
     def to_csv(self) -> str:
-        """The table as CSV: several roles have a + between them, none are "unclassified"."""
+        """The table as CSV: several roles have a + between them, in the catalogue's order; none are "unclassified"."""
         columns = self.columns()
         columns["roles"] = ["+".join(names) or "unclassified" for names in columns["roles"]]
         return csv_text([list(columns), *zip(*columns.values(), strict=True)])
+
+    def _in_order(self, roles: Iterable[str]) -> list[str]:
+        """Roles in the order in which the record lists them all, so that a table can be sorted and grouped by them."""
+        listed = self.options.get("roles")
+        order = list(listed) if isinstance(listed, Mapping) else []
+        return sorted(roles, key=lambda name: (order.index(name) if name in order else len(order), name))
 
     def columns(self) -> dict[str, list[Any]]:
         """One value a head in each column: kind, layer, head, roles, tentative, resting share, then the measures."""
@@ -277,7 +283,7 @@ class Findings(Record):
             "kind": [head.kind for head in self.heads],
             "layer": [head.layer for head in self.heads],
             "head": [head.head for head in self.heads],
-            "roles": [[role.name for role in head.roles] for head in self.heads],
+            "roles": [self._in_order(role.name for role in head.roles) for head in self.heads],
             "tentative": [any(role.tentative for role in head.roles) for head in self.heads],
             "resting_share": [float(head.resting_share) for head in self.heads],
         }

@@ -11,6 +11,9 @@ from attnscope.errors import UsageError
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
 
+SIZES = ("width", "dpi", "font_size", "title", "font")
+"""Options of how any figure is drawn."""
+
 NOTEBOOK = "attnscope.views.notebook:to_html"
 """What shows a record of any kind in a notebook."""
 
@@ -33,7 +36,7 @@ class Kind:
         query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
         page: What makes its HTML page: `(record, findings=...)`; empty = it has none.
         options: What `show` may be given beside: some of "query", "pick", "scale", "cmap", "measures", "where",
-            "sort".
+            "sort"; what has figures may be given `SIZES` too.
         lossless: The formats that it can be loaded from.
         files: File names that are not `stem` with the format as ending.
     """
@@ -80,8 +83,9 @@ class Kind:
             UsageError: One of them does.
         """
         for name in given:
-            if name not in self.options:
-                raise UsageError(f"a {self.what} has no --{name}", "leave it out")
+            if name not in (*self.options, *(SIZES if self.draw else ())):
+                option = "no-title" if name == "title" else name.replace("_", "-")
+                raise UsageError(f"a {self.what} has no --{option}", "leave it out")
 
     def view(self, which: str) -> Any:
         """What shows or draws it: the function that a field such as `show` names."""

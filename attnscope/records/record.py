@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records import codec
 from attnscope.records.kinds import NOTEBOOK, Kind, kind_of_schema, load_named
 from attnscope.records.parquet import parquet
@@ -114,14 +114,14 @@ class Record:
         """What the darkest colour of its figures means, unless it is said."""
         return "fixed"
 
-    def style(self, scale: str | None, cmap: str | None) -> Any:
-        """How its figures are coloured, as `draw` is asked for it.
+    def style(self, **given: Any) -> Any:
+        """How its figures are drawn, a `views.style.Style`: what is given, and what is usual for the rest.
 
         Raises:
-            UsageError: There is no such scale or colormap.
+            UsageError: There is no such scale, colormap, size or font.
         """
-        usual = self.usual_scale if scale is None else scale
-        return load_named("attnscope.views.style:Style")(usual, "Blues" if cmap is None else cmap)
+        asked = {name: value for name, value in given.items() if value is not None}
+        return load_named("attnscope.views.style:Style")(**{"scale": self.usual_scale, **asked})
 
     @property
     def is_empty(self) -> bool:
@@ -136,6 +136,11 @@ class Record:
         scale: str | None = None,
         cmap: str | None = None,
         query: str | None = None,
+        width: float | str | None = None,
+        dpi: int | None = None,
+        font_size: float | None = None,
+        title: bool | None = None,
+        font: str | None = None,
     ) -> list[Path]:
         """Draws the record's figures into a folder, each file whole or not at all.
 
@@ -147,24 +152,31 @@ class Record:
             cmap: Of maps: name of a matplotlib colormap; None = "Blues".
             query: Of maps: also draws bars of what this token attends to: a token, a word, or a place such as `@3`. Of
                 a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
+            width: Width of each figure in inches, exactly, or "column" (3.3) or "page" (6.9); None = as wide as it
+                needs to be.
+            dpi: Pixels an inch of a PNG; None = 100, with a width 300.
+            font_size: Size in points of the smallest letters; None = as it comes, with a width 6.5.
+            title: Whether a figure says above itself what it shows; None = it does.
+            font: A font to take first: the name of an installed family, or a file.
 
         Returns:
             The files, overview first.
 
         Raises:
-            AttnscopeError: An unknown format, scale, colormap or token, or an option that this kind of record has no
-                use for; the folder cannot be written.
+            AttnscopeError: An unknown format, scale, colormap, size, font or token, or an option that this kind of
+                record has no use for; the folder cannot be written.
         """
         kind, wanted = self.record_kind(), [formats] if isinstance(formats, str) else list(formats)
         for name in wanted:
             if name not in kind.figures:
                 known = ", ".join(kind.figures)
                 raise UsageError(f"a {kind.what} is not drawn as {name!r}", f"choose from {known}" if known else "")
-        given = {"scale": scale, "cmap": cmap, "query": query}
-        kind.require_options([name for name, value in given.items() if value is not None])
+        style: dict[str, Any] = {"scale": scale, "cmap": cmap}
+        style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
+        kind.require_options([name for name, value in {**style, "query": query}.items() if value is not None])
         how: dict[str, Any] = {"query": query} if "query" in kind.options else {}
-        if "scale" in kind.options:
-            how["style"] = self.style(scale, cmap)
+        if kind.draw:
+            how["style"] = self.style(**style)
         made: list[Path] = kind.view("draw")(self, Path(folder), wanted, **how)
         return made
 
@@ -197,9 +209,11 @@ class Record:
         run, corpus = getattr(self, "run", {}), getattr(self, "corpus", {})
         told = [f"{run['model']!r}"] if "model" in run else []
         told += [f"on {self.text[:40]!r}"] if getattr(self, "text", "") else []  # type: ignore[attr-defined]
-        told += [f"{corpus['n_texts']:,} texts"] if "n_texts" in corpus else []
+        told += [amount(corpus["n_texts"], "text")] if "n_texts" in corpus else []
         extent = [
-            f"{len(held):,} {name}" for name in ("heads", "relations", "steps") if (held := getattr(self, name, ()))
+            amount(len(held), name[:-1])
+            for name in ("heads", "relations", "steps")
+            if (held := getattr(self, name, ()))
         ]
         return f"{type(self).__name__}({', '.join([*told, *extent])})"
 

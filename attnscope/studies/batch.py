@@ -45,7 +45,7 @@ class BatchOptions:
         heads: Numbers of heads in those layers; None = all.
         pick: Single heads as (layer, head), instead of the other two.
         formats: Some of "png", "svg", "pdf", "npz", "json".
-        style: How figures are coloured.
+        style: How figures are drawn.
         query: A token whose attention is drawn as bars too, in the texts that have it.
         words: Whether word pieces are merged.
         hide_special: Whether special tokens are hidden.
@@ -290,8 +290,7 @@ def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
         "--heads": choice.heads and spans(choice.heads),
         "--pick": choice.pick and ",".join(f"L{layer}H{head}" for layer, head in choice.pick),
         "--format": ",".join(options.formats),
-        "--scale": options.style.scale,
-        "--cmap": options.style.cmap,
+        **{f"--{f.name.replace('_', '-')}": getattr(options.style, f.name) for f in fields(options.style)},
         **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _SHOWN},
         **{f"--{f.name.replace('_', '-')}": getattr(loading, f.name) for f in fields(loading) if f.name in _RUN},
     }

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from attnscope.corpus import BLOCK, Corpus, CorpusText
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model
 from attnscope.records.comparison import HeadComparison, ModelComparison
 from attnscope.records.findings import Findings
@@ -115,7 +115,7 @@ def compare(
         roles=None
         if known is None
         else tuple(next((role.name for role in known.get((kind, *place), ())), "") for place in sums.heads[0]),
-        roles_source="" if roles is None else f"{roles.run.get('model')}, {roles.corpus.get('n_texts')} texts",
+        roles_source="" if roles is None else f"{roles.run.get('model')}, {amount(roles.corpus['n_texts'], 'text')}",
     )
 
 

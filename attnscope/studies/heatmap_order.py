@@ -11,6 +11,7 @@ from attnscope.errors import UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.layouts import native_info
 from attnscope.records import Heatmap
+from attnscope.records.kinds import SIZES
 from attnscope.records.pooled import PooledHeatmap
 from attnscope.senses.photos import Photo
 from attnscope.studies.choice import Choice, Cut
@@ -142,6 +143,7 @@ def _foresee(source: models.Source, given: Given, order: MapOrder, loading: Load
 def home_of(record: Heatmap | PooledHeatmap, order: MapOrder, style: Style) -> Path:
     """How its own folder is called: `<model>-<slug of the text>-<8 hex of text, model and options>`."""
     told: dict[str, object] = {"query": order.query, "scale": style.scale, "cmap": style.cmap}
+    told |= {name: getattr(style, name) for name in SIZES if getattr(style, name) != getattr(Style, name)}
     if isinstance(record, PooledHeatmap):
         told["cells"] = list(record.maps[0].cells.shape[2:])
     elif record.maps[0].part is not None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from attnscope.corpus import Problem
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import ModelInfo
 
 MOST_NAMED = 10
@@ -93,7 +93,7 @@ class LeftOut:
         ]
         if self.n > len(found):
             more = self.n - len(found)
-            told = f"{more:,} more {'text' if more == 1 else 'texts'} not studied: NaN or infinity in {info.dtype}"
+            told = f"{amount(more, 'more text')} not studied: NaN or infinity in {info.dtype}"
             found.append(Problem(found[-1].source, None, told))
         return [asdict(problem) for problem in found]
 

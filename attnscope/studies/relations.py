@@ -15,7 +15,7 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import Placed, placed, placed_pair
 from attnscope.annotated.texts import merged
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.records import Tokens
 from attnscope.records.relations import LEAST_MASS, Relation, Relations
@@ -172,7 +172,7 @@ def _not_finite(done: Found, model: Model) -> list[dict[str, Any]]:
     if not done.not_finite:
         return []
     first, n = done.not_finite[0], len({(one.source, one.line) for one in done.not_finite})
-    which = "1 text was" if n == 1 else f"{n:,} texts, of which this is the first, were"
+    which = amount(n, "text was", "texts, of which this is the first, were")
     reason = f"{which} not studied: attention is not finite (NaN) in layer {first.layer} in {model.info.dtype}"
     return [asdict(Problem(first.source, first.line, reason))]
 

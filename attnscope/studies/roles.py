@@ -78,7 +78,7 @@ class Rule:
             whose window is a few tokens: that says nothing about a head.
         needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
             same, which of them is the largest says nothing.
-        is_sink: Whether it says where a head rests, and nothing of what it does elsewhere: it is told after all others.
+        is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is told after all others.
     """
 
     what: str
@@ -98,10 +98,10 @@ RULES: dict[str, Rule] = {
     "induction": Rule("attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4),
     "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
     "first_token": Rule(
-        "rests on the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
+        "attends to the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
     ),
     "outlier_token": Rule(
-        "rests on tokens of outlying norm: second sinks (Sun 2024)",
+        "attends to tokens of outlying norm: second sinks (Sun 2024)",
         ("outlier_token",),
         0.3,
         least_defined=0.1,

@@ -14,15 +14,19 @@ from attnscope.views import layout
 from attnscope.views.ablation_summary import label, notes, number, order_label, predicted_line
 from attnscope.views.canvas import FAINT, INK, LINE, Box, Page, wrap_lines, write_pages
 from attnscope.views.heads_summary import corpus_line, model_of, printable
+from attnscope.views.layout import SCREEN, Paper
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.measure_figures import measure_page, scale_of
+from attnscope.views.style import USUAL, Style
 
 _COLORS = {"effect": "#0072B2", "importance": "#D55E00", "sensitivity": "#D55E00", "random": "#8a8a8a"}
-_WIDTH_PX, _HEIGHT_PX = 1600, 900
+_WIDTH_PX, _HEIGHT_PX, _NAME_PX = 1600, 900, 22
 _LEFT_PX, _RIGHT_PX, _TOP_PX, _BELOW_PX = 110, 330, 96, 86
 
 
-def draw(found: Ablation, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw(
+    found: Ablation, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
     """Draws an ablation into a folder, each file whole or not at all; the same record gives the same bytes.
 
     `effect-NAME` has a map of each quantity with numbers, the main one first; `curve` what is left of the model with
@@ -33,12 +37,12 @@ def draw(found: Ablation, folder: str | Path, formats: Sequence[str] = ("png",))
     """
     if not found.heads:
         raise AttnscopeError("this ablation is of no heads", "so there is nothing to draw")
-    return write_pages(pages(found), folder, formats)
+    return write_pages(pages(found, style or USUAL), folder, formats)
 
 
-def pages(found: Ablation) -> Iterator[tuple[str, Page]]:
+def pages(found: Ablation, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending."""
-    lettering = lettering_for(_texts(found))
+    lettering = lettering_for(_texts(found), style.paper)
     maps = as_findings(found)
     names = sorted(found.names, key=lambda name: name != found.main)
     for name in names:
@@ -124,7 +128,7 @@ class Plot:
         return x + width * out / self.n_heads, y + height * (1 - min(1.0, max(0.0, share)))
 
 
-def plot_of(found: Ablation) -> Plot:
+def plot_of(found: Ablation, paper: Paper = SCREEN) -> Plot:
     """Places the curves of a record."""
     name = "loss" if "loss" in found.curves[0].points[0] else "l2"
     n_heads = found.curves[0].n_left[0]
@@ -141,7 +145,11 @@ def plot_of(found: Ablation) -> Plot:
     x_step = max(1, round(layout.nice_ticks(float(n_heads))[1]))
     round_ones = [left for left in range(0, n_heads, x_step) if n_heads - left >= x_step / 3]
     x_ticks = (n_heads, *reversed(round_ones))
-    box = (_LEFT_PX, _TOP_PX + 34, _WIDTH_PX - _LEFT_PX - _RIGHT_PX, _HEIGHT_PX - _TOP_PX - _BELOW_PX - 110)
+    if paper.fixed:  # the lines are named below
+        height = round(paper.room_px * (0.75 if paper.is_narrow else 0.5))
+        box = (layout.MARGIN_PX + 56, _TOP_PX + 34, paper.room_px - 56 - 8, height)
+    else:
+        box = (_LEFT_PX, _TOP_PX + 34, _WIDTH_PX - _LEFT_PX - _RIGHT_PX, _HEIGHT_PX - _TOP_PX - _BELOW_PX - 110)
     return Plot(
         box=box,
         lines=lines,
@@ -175,7 +183,8 @@ def _line(order: str, curves: Sequence[Curve], name: str, n_heads: int) -> Line:
 
 def curve_page(found: Ablation, lettering: Lettering) -> Page:
     """What is left of the model with fewer and fewer heads."""
-    plot = plot_of(found)
+    paper = lettering.paper
+    plot = plot_of(found, paper)
     n_random = sum(curve.order == "random" for curve in found.curves)
     said = [
         "each head that goes is taken out by zero ablation, beside those that went before",
@@ -183,8 +192,11 @@ def curve_page(found: Ablation, lettering: Lettering) -> Page:
         "other bands: 95% interval of the change over texts" if _any_band(plot) else "",
         *(note for note in notes(found) if not note.startswith(("mean ablation", "changes of hidden"))),
     ]
-    footer = wrap_lines(" · ".join(part for part in said if part), _WIDTH_PX - 2 * layout.MARGIN_PX, lettering)
-    page = Page(_WIDTH_PX, _HEIGHT_PX + layout.LINE_PX * (len(footer) - 1), lettering)
+    footer = wrap_lines(" · ".join(part for part in said if part), paper.room_px, lettering)
+    bottom = _HEIGHT_PX
+    if paper.fixed:
+        bottom = math.ceil(plot.box[1] + plot.box[3]) + 72 + len(plot.lines) * _NAME_PX + 60
+    page = Page(paper.width_for(_WIDTH_PX), bottom + layout.LINE_PX * (len(footer) - 1), lettering)
     subtitle = " · ".join(part for part in (corpus_line(found, predictions=True), predicted_line(found)) if part)
     page.head(f"{model_of(found.run)} · heads taken out one after another", subtitle)
     _draw_frame(page, plot)
@@ -193,7 +205,7 @@ def curve_page(found: Ablation, lettering: Lettering) -> Page:
     for line in plot.lines:
         page.lines([[plot.at(*point) for point in line.points]], color=line.color, width_px=2.6, zorder=3)
     _draw_names(page, plot)
-    page.foot(_HEIGHT_PX - 46, footer)
+    page.foot(bottom - 46, footer)
     return page
 
 
@@ -209,7 +221,7 @@ def _draw_frame(page: Page, plot: Plot) -> None:
         page.lines([[(at, y + height), (at, y + height + 6)]], color=LINE, width_px=1.2)
         page.write(at, y + height + 20, f"{left}", layout.PANEL_TITLE_PX, ha="center", color=FAINT)
     page.write(x + width / 2, y + height + 48, "heads left", layout.PANEL_TITLE_PX, ha="center")
-    page.write(x - 70, y - 26, plot.what, layout.PANEL_TITLE_PX, ha="left")
+    page.write(layout.MARGIN_PX if page.paper.fixed else x - 70, y - 26, plot.what, layout.PANEL_TITLE_PX, ha="left")
 
 
 def _draw_band(page: Page, plot: Plot, line: Line) -> None:
@@ -226,12 +238,15 @@ def _draw_band(page: Page, plot: Plot, line: Line) -> None:
 
 def _draw_names(page: Page, plot: Plot) -> None:
     """A key beside the frame, in the order in which the lines stand at their middle."""
-    x = plot.box[0] + plot.box[2] + 34
+    fixed = page.paper.fixed
+    x = layout.MARGIN_PX if fixed else plot.box[0] + plot.box[2] + 34
+    top, pitch = (plot.box[1] + plot.box[3] + 76, _NAME_PX) if fixed else (plot.box[1] + 24, 44)
+    room = page.paper.room_px - 44 if fixed else _RIGHT_PX - 34 - 44 - layout.MARGIN_PX
     ordered = sorted(plot.lines, key=lambda line: -line.points[len(line.points) // 2][1])
     for place, line in enumerate(ordered):
-        y = plot.box[1] + 24 + place * 44
+        y = top + place * pitch
         page.lines([[(x, y), (x + 30, y)]], color=line.color, width_px=3.2)
-        name = page.lettering.fit(line.name, layout.PANEL_TITLE_PX, _RIGHT_PX - 34 - 44 - layout.MARGIN_PX)
+        name = page.lettering.fit(line.name, layout.PANEL_TITLE_PX, room)
         page.write(x + 42, y, name, layout.PANEL_TITLE_PX, ha="left")
 
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import write_whole
 from attnscope.records.kinds import FIGURE_FORMATS
 from attnscope.version import VERSION
 from attnscope.views import layout
 from attnscope.views.lettering import BASE_FAMILY, Lettering
+from attnscope.views.vectors import cells_as_rectangles, embed_fonts, vertices_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -49,15 +50,17 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "svg": {"Date": None, "Creator": f"attnscope {VERSION}"},
     "pdf": {"CreationDate": None, "Creator": f"attnscope {VERSION}"},
 }
-_RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "path"}
+_RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "none"}
 # The settings of matplotlib that can change a figure.
 _SHIPPED = (
     *("agg.", "axes.", "figure.", "font.", "image.", "lines."),
     *("patch.", "path.", "pdf.", "savefig.", "svg.", "text."),
 )
-# Viewers of vector files smooth small images; cells that are drawn larger keep sharp edges.
-_VECTOR_CELL_PX = 8
-_VECTOR_MAP_PX = 1024
+MOST_VECTOR_CELLS = 64
+"""Rows and columns of a map up to which its cells are rectangles in vector files; larger ones are images there."""
+
+_HALF_DIGIT = 0.365  # of the font size: the middle of digits over the line that they stand on
+_MOST_PIXELS = 400_000_000  # a PNG of more takes over a gigabyte to draw
 
 
 @contextmanager
@@ -71,16 +74,22 @@ def matplotlib_defaults() -> Iterator[None]:
 
 
 class Drawing:
-    """A figure of matplotlib, as pixels and as vectors."""
+    """A figure of matplotlib, as pixels and as vectors; `families` are the fonts that its letters are from."""
 
-    def __init__(self, figure: Figure) -> None:
+    def __init__(self, figure: Figure, families: Sequence[str]) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        self.figure = figure
+        self.figure, self.families = figure, families
         self.agg: Any = FigureCanvasAgg(figure)
+
+    @property
+    def dpi(self) -> int:
+        """Pixels an inch."""
+        return round(self.figure.dpi)
 
     def pixels(self) -> NDArray[np.uint8]:
         """The figure as it stands now, (height, width, 3)."""
+        self.require_drawable()
         self.agg.draw()
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
 
@@ -88,7 +97,19 @@ class Drawing:
         """The figure as it stands now as SVG or PDF, the same bytes every time."""
         held = io.BytesIO()
         self.figure.savefig(held, format=kind, metadata=_METADATA[kind])
-        return held.getvalue()
+        return held.getvalue() if kind != "svg" else embed_fonts(held.getvalue(), self.families)
+
+    def require_drawable(self) -> None:
+        """Refuses more pixels than can be drawn.
+
+        Raises:
+            AttnscopeError: There are.
+        """
+        width, height = (round(inches * self.dpi) for inches in self.figure.get_size_inches())
+        if max(width, height) >= 2**16 or width * height > _MOST_PIXELS:
+            raise AttnscopeError(
+                f"a PNG of {width:,} x {height:,} pixels is too large to draw", "lower --dpi, or draw svg or pdf"
+            )
 
 
 def write_pages(
@@ -118,10 +139,13 @@ def write_pages(
     def contents() -> Iterator[tuple[Path, Callable[[], bytes]]]:
         for stem, page in pages:
             for wanted in formats:
-                content = partial(png, page.pixels()) if wanted == "png" else partial(bytes, page.vector(wanted))
+                content = (
+                    partial(png, page.pixels(), page.dpi) if wanted == "png" else partial(bytes, page.vector(wanted))
+                )
                 yield Path(folder) / f"{stem}.{wanted}", content
 
-    with matplotlib_defaults():
+    # Values that no model computed may be negative or infinite: NumPy's warnings tell a user nothing.
+    with matplotlib_defaults(), np.errstate(all="ignore"):
         if not threads:
             return [_write(*one) for one in contents()]
         with ThreadPoolExecutor(threads) as pool:
@@ -147,7 +171,8 @@ def distinct(stems: Iterable[str]) -> list[str]:
 def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
     """The first of some figures as a PNG, for notebooks."""
     with matplotlib_defaults():
-        return png(next(iter(pages))[1].pixels())
+        page = next(iter(pages))[1]
+        return png(page.pixels(), page.dpi)
 
 
 class Canvas(Drawing):
@@ -165,34 +190,38 @@ class Canvas(Drawing):
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
         from matplotlib.figure import Figure
 
-        super().__init__(Figure(figsize=(width_px / DPI, height_px / DPI), dpi=DPI, facecolor="white"))
-        self.lettering = lettering
+        self.lettering, self.paper = lettering, (paper := lettering.paper)
         self.width_px, self.height_px = width_px, height_px
+        edge, top = paper.crop_px, paper.crop_ends_px
+        size = (width_px - 2 * edge) / paper.inch_px, (height_px - 2 * top) / paper.inch_px
+        super().__init__(Figure(figsize=size, dpi=paper.dpi, facecolor="white"), lettering.families)
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
-        self.axes.set_xlim(0, width_px)
-        self.axes.set_ylim(height_px, 0)
+        self.axes.set_xlim(edge, width_px - edge)
+        self.axes.set_ylim(height_px - top, top)
         self.axes.set_autoscale_on(False)
         self.temporary = False
         self._animated: list[Artist] = []
         self._boxes: dict[Artist, Box] = {}
         self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
         self._temporary: list[Artist] = []
-        self._cells: dict[AxesImage, NDArray[np.float32]] = {}
+        self._cells: dict[Any, Box] = {}
+        self._outlined: list[tuple[Artist, Sequence[Number]]] = []
         self._background: Any = None
+        self._trimmed = False
 
     def write(
         self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **how: Any
     ) -> Text:
         """Puts a text at a place; `how` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
         how.setdefault("va", "center")
-        if len(self.lettering.families) > 1:
-            how.pop("weight", None)  # fonts for other scripts seldom have a bold, and matplotlib complains
+        if not self.lettering.has_bold:
+            how.pop("weight", None)  # matplotlib complains
         placed = self.axes.text(
             x,
             y,
-            text,
-            fontsize=size_px * 72 / DPI,
+            self.lettering.spell(text),
+            fontsize=self.points(self.paper.letters(size_px)),
             family=list(self.lettering.families),
             color=color,
             parse_math=False,  # a token may be `$`
@@ -201,6 +230,16 @@ class Canvas(Drawing):
         )
         self.keep(placed, animated)
         return placed
+
+    def points(self, size_px: float) -> float:
+        """A length of the layout in points, as matplotlib takes sizes of letters and widths of lines."""
+        return size_px * 72 / self.paper.inch_px
+
+    def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
+        """Every how many-th of some labels side by side has room for it where they are so far apart; 1 on a screen."""
+        if not self.paper.least_px:
+            return 1
+        return max(1, math.ceil((self.lettering.width_px(longest, size_px) * 1.15 + 4) / pitch_px))
 
     def keep(self, placed: Artist, animated: bool = False) -> None:
         """Remembers whether an artist, which is on the axes, is drawn anew in each figure."""
@@ -216,6 +255,7 @@ class Canvas(Drawing):
         for artist in self._temporary:
             artist.remove()
         self._animated = [artist for artist in self._animated if artist not in self._temporary]
+        self._outlined = [one for one in self._outlined if one[0] not in self._temporary]
         self._temporary = []
 
     def image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
@@ -246,16 +286,18 @@ class Canvas(Drawing):
             values: What it shows.
             limits: Which values have the first and the last colour.
         """
-        image.set_data(values)
+        image.set_data(np.ma.masked_invalid(values))
         image.set_clim(*limits)
-        self._cells[image] = values
+        left, right, below, above = image.get_extent()
+        self._cells[image] = left, above, right - left, below - above
 
-    def copy(self, box: tuple[int, int, int, int], to: Sequence[tuple[int, int]]) -> None:
+    def copy(self, box: Box, to: Sequence[tuple[float, float]]) -> None:
         """Repeats the static part of a box in the pixels at other places, given by their upper left corners.
 
         Nothing else may be in those places. Vector files have no such copies: there everything must be written.
         """
-        self._copies.append((box, list(to)))
+        left, top, width, height = map(int, box)
+        self._copies.append(((left, top, width, height), [(int(x), int(y)) for x, y in to]))
 
     def lines(
         self,
@@ -269,7 +311,7 @@ class Canvas(Drawing):
         """Straight or broken lines, each a sequence of points."""
         from matplotlib.collections import LineCollection
 
-        placed = LineCollection(segments, colors=color, linewidths=width_px * 72 / DPI, **how)
+        placed = LineCollection(segments, colors=color, linewidths=self.points(width_px), **how)
         self.axes.add_collection(placed, autolim=False)
         self.keep(placed, animated)
 
@@ -299,11 +341,13 @@ class Canvas(Drawing):
     @staticmethod
     def place_boxes(boxes: PolyCollection, places: NDArray[np.float64]) -> None:
         """Moves rectangles to places, (box, 4): x, y, width, height."""
-        boxes.set_verts(_vertices(places))
+        boxes.set_verts(list(vertices_of(places)))
 
     def prepare(self) -> None:
         """Draws the static part, unless that is done."""
         if self._background is None:
+            self.trim()
+            self.require_drawable()
             self.agg.draw()
             drawn = np.asarray(self.agg.buffer_rgba())
             for (x, y, width, height), places in self._copies:
@@ -323,6 +367,8 @@ class Canvas(Drawing):
 
     def _paste(self, image: Any, box: Box) -> bool:
         """Puts an image whose cells are whole pixels straight onto the picture; False if it must be drawn."""
+        if not self.paper.is_screen:
+            return False
         colours = image.to_rgba(image.get_array(), bytes=True)
         (x, y, width, height), (rows, columns) = map(int, box), colours.shape[:2]
         if box != (x, y, width, height) or height % rows or width % columns or (colours[:, :, 3] != 255).any():
@@ -332,13 +378,57 @@ class Canvas(Drawing):
         return True
 
     def vector(self, kind: str) -> bytes:
-        """The figure as it stands now as SVG or PDF."""
-        for image, values in self._cells.items():
-            image.set_data(enlarge_cells(values))
-        drawn = super().vector(kind)
-        for image, values in self._cells.items():
-            image.set_data(values)
-        return drawn
+        """The figure as it stands now as SVG or PDF: cells as rectangles where they are few, numbers as text."""
+        self.trim()
+        shown: dict[Any, NDArray[np.uint8]] = {
+            image: image.to_rgba(image.get_array(), bytes=True) for image in self._cells
+        }
+        few = [image for image, colours in shown.items() if max(colours.shape[:2]) <= MOST_VECTOR_CELLS]
+        hidden: list[Artist] = [image for image in few if image.get_visible()]
+        added: list[Artist] = []
+        for order in sorted({image.get_zorder() for image in few}):
+            mine = [image for image in few if image.get_zorder() == order]
+            maps = [(self._cells[image], shown[image]) for image in mine]
+            for patch in cells_as_rectangles(maps):
+                patch.set_zorder(order)
+                added.append(self.axes.add_artist(patch))
+        for outlines, numbers in self._outlined:
+            hidden.append(outlines)
+            added += [self._write_number(one, outlines.get_zorder()) for one in numbers]
+        try:
+            for artist in hidden:
+                artist.set_visible(False)
+            return super().vector(kind)
+        finally:
+            for artist in hidden:
+                artist.set_visible(True)
+            for artist in added:
+                artist.remove()
+
+    def _write_number(self, one: Number, order: float) -> Text:
+        """A number as text, where its outlines are."""
+        return self.axes.text(
+            one.x, one.y + one.size_px * _HALF_DIGIT, self.lettering.spell(one.text), zorder=order, color=one.color,
+            fontsize=self.points(one.size_px), family=list(self.lettering.families), ha="center", va="baseline",
+            weight="bold" if one.font == "bold" else "normal", style="italic" if one.font == "italic" else "normal",
+            parse_math=False, clip_on=False,
+        )  # fmt: skip
+
+    def trim(self) -> None:
+        """Lets a figure without a title begin where what it shows begins."""
+        if self.paper.title or self._trimmed:
+            return
+        self._trimmed = True
+        data, below = self.axes.transData, self.axes.get_ylim()[0]
+        drawn = [one for one in (*self.axes.texts, *self.axes.images, *self.axes.patches) if one.get_visible()]
+        extents = [one.get_window_extent(self.agg.get_renderer()) for one in drawn]
+        highest = max((extent.y1 for extent in extents if extent.width and extent.height), default=0.0)
+        tops = [float(data.inverted().transform((0, highest))[1])]
+        tops += [limits.y0 for one in self.axes.collections if math.isfinite((limits := one.get_datalim(data)).y0)]
+        top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
+        top = min(max(top, self.axes.get_ylim()[1]), below - 1)
+        self.axes.set_ylim(below, top)
+        self.figure.set_size_inches(self.figure.get_size_inches()[0], (below - top) / self.paper.inch_px)
 
 
 @dataclass(frozen=True)
@@ -370,10 +460,14 @@ class Page(Canvas):
         """
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
         size, below = layout.TITLE_PX * zoom, layout.SUBTITLE_PX * zoom
+        if self.paper.fixed:  # where letters are to be small
+            size, below = layout.PANEL_TITLE_PX, layout.CAPTION_PX
         title = self.lettering.fit(title, size * bold, room)
         placed = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated)
         subtitle = self.lettering.fit(subtitle, below, room)
-        self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
+        written = self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
+        for text in (placed, written):
+            text.set_visible(self.paper.title)
         return placed
 
     def foot(self, y: float, lines: Sequence[str], zoom: float = 1.0) -> None:
@@ -388,62 +482,62 @@ class Page(Canvas):
 
         if not boxes:
             return
-        vertices = _vertices(np.array(boxes, np.float64))
-        placed = PolyCollection(vertices, facecolors=colors, edgecolors=edge, linewidths=0.7)
+        vertices = list(vertices_of(np.array(boxes, np.float64)))
+        placed = PolyCollection(vertices, facecolors=colors, edgecolors=edge, linewidths=self.points(1))
         self.axes.add_collection(placed, autolim=False)
         self.keep(placed)
 
     def numbers(self, numbers: Sequence[Number]) -> None:
         """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
+        for color in sorted({one.color for one in numbers}):
+            self.outline_numbers([one for one in numbers if one.color == color], 3)
+        self.drawn = (*self.drawn, *numbers)
+
+    def dot(self, at: tuple[float, float], radius: float, color: str) -> None:
+        """A disc over what is there."""
+        from matplotlib.patches import Circle
+
+        self.keep(self.axes.add_artist(Circle(at, radius, facecolor=color, edgecolor="none", zorder=4)))
+
+    def outline_numbers(self, numbers: Sequence[Number], order: float) -> None:
+        """Numbers of one colour as outlines; text in vector files."""
+        if not self.lettering.has_bold:
+            numbers = [replace(one, font="plain") for one in numbers]
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path as Outline
 
-        for color in sorted({one.color for one in numbers}):
-            vertices, codes = [], []
-            for one in numbers:
-                if one.color == color:
-                    points, kinds = outline_of(one.text, one.font)
-                    vertices.append(points * (one.size_px / 100) + (one.x, one.y))
-                    codes.append(kinds)
-            path = Outline(np.concatenate(vertices), np.concatenate(codes))
-            placed = PathPatch(path, facecolor=color, edgecolor="none", zorder=3)
-            self.axes.add_artist(placed)
-            self.keep(placed)
-        self.drawn = (*self.drawn, *numbers)
+        vertices, codes = [], []
+        for one in numbers:
+            points, kinds = outline_of(one.text, one.font, self.lettering.families[0])
+            vertices.append(points * (one.size_px / 100) + (one.x, one.y))
+            codes.append(kinds)
+        path = Outline(np.concatenate(vertices), np.concatenate(codes))
+        placed = PathPatch(path, facecolor=numbers[0].color, edgecolor="none", zorder=order)
+        self.axes.add_artist(placed)
+        self.keep(placed)
+        self._outlined.append((placed, numbers))
 
     def sides(
         self,
         corner: tuple[float, float],
         shape: tuple[int, int],
-        cell: tuple[int, int],
+        cell: tuple[float, float],
         size_px: float = layout.PANEL_TITLE_PX,
     ) -> None:
         """Names of layers at the left and of heads above; where there is no room for all, of every second and so on."""
-        size = min(size_px, cell[0] / 1.6 if size_px > 12 else size_px)
-        step = -(-math.ceil(self.lettering.width_px(f"H{shape[1] - 1}", size) * 1.25) // cell[0])
+        size = self.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
+        step = math.ceil(math.ceil(self.lettering.width_px(f"H{shape[1] - 1}", size) * 1.25) / cell[0])
         for head in range(0, shape[1], step):
             x = corner[0] + (head + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
             self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
-        step = -(-math.ceil(size_px * 1.25) // cell[1])
+        size_px = self.paper.letters(size_px)
+        step = math.ceil(math.ceil(size_px * 1.25) / cell[1])
         for layer in range(0, shape[0], step):
             y = corner[1] + (layer + 0.5) * cell[1]
             self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
 
 
-def _vertices(boxes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """The corners of boxes, (box, 4): x, y, width, height."""
-    x, y, width, height = boxes.T
-    corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
-    return list(np.stack([np.stack(corner, 1) for corner in corners], 1))
-
-
-def enlarge_cells(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """An array with every cell repeated, for vector files."""
-    times = max(1, min(_VECTOR_CELL_PX, _VECTOR_MAP_PX // max(values.shape)))
-    return values.repeat(times, 0).repeat(times, 1)
-
-
-def png(pixels: NDArray[np.uint8]) -> bytes:
+def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
     """Pixels, (height, width, 3), as a PNG file.
 
     Every row is filtered as its difference to the one above (PNG specification, third edition, 9.2): figures are made
@@ -455,7 +549,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     filtered[:, 0] = 2  # "Up"
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
-    dots_per_metre = round(DPI / 0.0254)
+    dots_per_metre = round(dpi / 0.0254)
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits each of red, green and blue
         (b"tEXt", f"Software\0attnscope {VERSION}".encode("latin-1")),
@@ -487,13 +581,13 @@ def hex_of(cmap: Colormap, share: float) -> str:
 
 
 @lru_cache(maxsize=4096)
-def outline_of(text: str, font: FontStyle) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
     made = FontProperties(
-        family=BASE_FAMILY,
+        family=family,
         weight="bold" if font == "bold" else "normal",
         style="italic" if font == "italic" else "normal",
     )
@@ -503,4 +597,4 @@ def outline_of(text: str, font: FontStyle) -> tuple[NDArray[np.float64], NDArray
     across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
     middle = (across.min() + across.max()) / 2
     # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
-    return (points - (middle, 36.5)) * (1, -1), codes
+    return (points - (middle, 100 * _HALF_DIGIT)) * (1, -1), codes

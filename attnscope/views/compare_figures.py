@@ -29,7 +29,6 @@ from attnscope.views.canvas import (
     Page,
     colormap,
     hex_of,
-    outline_of,
     wrap_lines,
     write_pages,
 )
@@ -45,7 +44,9 @@ from attnscope.views.compare_summary import (
 )
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for, model_of
 from attnscope.views.inks import ink_on
+from attnscope.views.layout import SCREEN, Paper
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import USUAL, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -58,11 +59,14 @@ _TREE_PX = 130
 _STRIP_PX = 14
 _LEGEND_PX = 250
 _MATRIX_PX = 1010
+_NAMES_PX = 110  # of layers and roles beside a map on paper
 _PLANE_PX = 720
 _MOST_NUMBERED = 300  # heads on a map; of more the numbers would hide the map
 
 
-def draw(found: Comparison, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw(
+    found: Comparison, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
     """Draws a comparison into a folder, each file whole or not at all; the same record gives the same bytes.
 
     All heads: `matrix`, `map`, `layers`. Picked heads: `picked`, `differences`. A minimal pair: `change`, `maps`, and
@@ -71,26 +75,26 @@ def draw(found: Comparison, folder: str | Path, formats: Sequence[str] = ("png",
     Raises:
         AttnscopeError: An unknown format; the folder cannot be written.
     """
-    return write_pages(pages(found), folder, formats)
+    return write_pages(pages(found, style or USUAL), folder, formats)
 
 
-def pages(found: Comparison) -> Iterator[tuple[str, Page]]:
+def pages(found: Comparison, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending."""
     if isinstance(found, HeadComparison):
-        lettering = lettering_for([title_of(found), texts_line(found.corpus), found.roles_source])
+        lettering = lettering_for([title_of(found), texts_line(found.corpus), found.roles_source], style.paper)
         yield "matrix", matrix_page(found, lettering)
         yield "map", map_page(found, lettering)
         yield "layers", layers_page(found, lettering)
     elif isinstance(found, ModelComparison):
-        lettering = lettering_for([title_of(found), texts_line(found.corpus)])
+        lettering = lettering_for([title_of(found), texts_line(found.corpus)], style.paper)
         yield "matrix", models_page(found, lettering)
         if found.same():
             yield "same-heads", same_heads_page(found, lettering)
     elif isinstance(found, PickedHeads):
-        yield from compare_maps.picked_pages(found)
+        yield from compare_maps.picked_pages(found, style.paper)
     elif isinstance(found, MinimalPair):
-        yield "change", change_page(found)
-        yield from compare_maps.pair_pages(found)
+        yield "change", change_page(found, style.paper)
+        yield from compare_maps.pair_pages(found, style.paper)
 
 
 # -- matrices
@@ -125,19 +129,26 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
     order = arrangement.order
     marks = marks_for(set(found.roles or ()) - {""})
     strips = 1 + (found.roles is not None)
-    cell = max(2, min(44, _MATRIX_PX // n))
     left = layout.MARGIN_PX + 56 + strips * (_STRIP_PX + 3) + 4
+    paper = lettering.paper
+    cell = _cell_px(paper, left, n, 44)
     top = _TOP_PX + _TREE_PX + 8 + strips * (_STRIP_PX + 3)
     size = n * cell
     layers = sorted({layer for layer, _ in found.heads})
-    entries_px = _legend_px(layers) + (_legend_px(marks) + 60 if found.roles is not None else 0)
-    width = left + size + 40 + _LEGEND_PX + layout.MARGIN_PX
+    layer_colors = _layer_colors(layers)
+    layer_entries = [(f"L{layer}", layer_colors[layer], "") for layer in layers]
+    role_entries = [] if found.roles is None else _role_entries(found.roles, marks)
+    width = paper.width_for(left + size + 40 + _LEGEND_PX + layout.MARGIN_PX)
+    x, y, bar_px = _key_place(paper, left, top, size)
+    columns = (paper.room_px // 66, paper.room_px // 220) if paper.is_narrow else (1, 1)
+    key_px = _bar_px(table_line(table), bar_px, lettering) + 26 + 22 + _legend_px(layer_entries, columns[0])
+    key_px += 36 + _legend_px(role_entries, columns[1]) if role_entries else 0
     notes = [
         "heads in the order of their clusters (average linkage); lines above: where clusters merge",
         *table_notes(table),
     ]
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = math.ceil(max(top + size, top + 110 + entries_px)) + 30
+    footer_y = math.ceil(max(top + size, y + key_px)) + 30
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title_of(found), texts_line(found.corpus))
     tree = tree_of(arrangement.merges, order)
@@ -147,7 +158,6 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
         color="#555555",
         width_px=1.1,
     )
-    layer_colors = _layer_colors(layers)
     colors = [[layer_colors[found.heads[head][0]] for head in order]]
     if found.roles is not None:
         colors.append([marks[found.roles[head]].color if found.roles[head] else _NO_ROLE for head in order])
@@ -160,17 +170,16 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
     high = float(np.nanmax(values, initial=0.0)) or 1.0
     _image(page, (left, top, size, size), values, colormap(_ALIKE), high)
     names = [head_name(found.heads[head]) for head in order]
-    step = max(1, math.ceil(9 / cell))
+    step = _label_step(paper, cell)
     for place in range(0, n, step):
         page.write(
             left - strips * (_STRIP_PX + 3) - 5, top + (place + 0.5) * cell, names[place],
-            min(12.0, cell * step * 0.82), ha="right", va="center_baseline",
+            paper.letters(min(12.0, cell * step * 0.82)), ha="right", va="center_baseline",
         )  # fmt: skip
-    x = left + size + 40
-    y = _bar(page, (x, top + 4, _LEGEND_PX - 40, 14), _ALIKE, high, table_line(table), "dark: alike")
-    y = _legend(page, x, y + 26, "layer", [(f"L{layer}", layer_colors[layer], "") for layer in layers])
-    if found.roles is not None:
-        _legend(page, x, y + 14, "strongest role", _role_entries(found.roles, marks))
+    below = _bar(page, (x, y, bar_px, 14), _ALIKE, high, table_line(table), "dark: alike")
+    below = _legend(page, x, below + 26, "layer", layer_entries, columns[0])
+    if role_entries:
+        _legend(page, x, below + 14, "strongest role", role_entries, columns[1])
     page.foot(footer_y, footer)
     return page
 
@@ -179,9 +188,12 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
     """The distances between the heads of two models, matched pairs framed."""
     table, matching = found.tables[0], found.matchings[0]
     rows, columns = len(found.heads), len(found.other_heads)
-    cell = max(2, min(40, _MATRIX_PX // max(rows, columns)))
-    left, top = layout.MARGIN_PX + 84, _TOP_PX + 66
-    width = left + columns * cell + 40 + _LEGEND_PX + layout.MARGIN_PX
+    paper = lettering.paper
+    left, top = layout.MARGIN_PX + (60 if paper.fixed else 84), _TOP_PX + 66
+    cell = _cell_px(paper, left, max(rows, columns), 40)
+    width = paper.width_for(left + columns * cell + 40 + _LEGEND_PX + layout.MARGIN_PX)
+    x, y, bar_px = _key_place(paper, left, top, rows * cell)
+    x = x if paper.is_narrow else math.ceil(left + columns * cell) + 40
     notes = [
         f"rows: heads of {model_of(found.run)} · columns: heads of {model_of(found.other_run)}",
         "framed: the one-to-one matching with the least sum of distances; "
@@ -189,23 +201,23 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
         *table_notes(table),
     ]
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = max(top + rows * cell, top + 120) + 30
+    key_px = _bar_px(table_line(table), bar_px, lettering)
+    footer_y = math.ceil(max(top + rows * cell, top + 120, y + key_px * paper.is_narrow)) + 30
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title_of(found), texts_line(found.corpus))
     values = table.distances
     high = float(np.nanmax(values, initial=0.0)) or 1.0
     _image(page, (left, top, columns * cell, rows * cell), values, colormap(_ALIKE), high)
     page.outline([(left + b * cell, top + a * cell, cell, cell) for a, b in matching.tolist()], _MATCH, 1.6)
-    step = max(1, math.ceil(9 / cell))
-    size = min(12.0, cell * step * 0.82)
+    step = _label_step(paper, cell)
+    size = paper.letters(min(12.0, cell * step * 0.82))
     for place in range(0, rows, step):
         name = head_name(found.heads[place])
         page.write(left - 6, top + (place + 0.5) * cell, name, size, ha="right", va="center_baseline")
     for place in range(0, columns, step):
         name = head_name(found.other_heads[place])
         page.write(left + (place + 0.5) * cell, top - 6, name, size, ha="center", va="bottom", rotation=90)
-    bar = (left + columns * cell + 40, top + 4, _LEGEND_PX - 40, 14)
-    _bar(page, bar, _ALIKE, high, table_line(table), "dark: alike")
+    _bar(page, (x, y, bar_px, 14), _ALIKE, high, table_line(table), "dark: alike")
     page.foot(footer_y, footer)
     return page
 
@@ -234,11 +246,16 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
         entries = _role_entries(found.roles, marks)
         glyphs = [m.glyph if numbered and m.glyph != UNCLASSIFIED else "" for m in marked]
         panels.append((roles, [m.color for m in marked], glyphs, entries))
-    pitch = _PLANE_PX + 30 + 180
-    width = 2 * layout.MARGIN_PX + len(panels) * pitch - 30
+    paper = lettering.paper
+    beside = not paper.is_narrow
+    plane = _PLANE_PX
+    if paper.fixed:
+        plane = paper.room_px if not beside else (paper.room_px - 30 * (len(panels) - 1)) // len(panels) - _NAMES_PX
+    pitch = plane + 30 + (180 if not paper.fixed else _NAMES_PX)
+    width = paper.width_for(2 * layout.MARGIN_PX + len(panels) * pitch - 30)
     low, high = arrangement.places.min(0, initial=0.0), arrangement.places.max(0, initial=0.0)
     extent = float((high - low).max()) * 1.1 or 1.0
-    tall = max(320, math.ceil(_PLANE_PX * min(1.0, (float(high[1] - low[1]) / extent) + 0.1)))
+    tall = max(min(320, plane), math.ceil(plane * min(1.0, (float(high[1] - low[1]) / extent) + 0.1)))
     shares = [f"{share:.0%}" for share in arrangement.explained]
     notes = [
         f"classical multidimensional scaling; the axes hold {shares[0]} and {shares[1]} of the variance: heads "
@@ -248,39 +265,45 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
     ]
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     top = _TOP_PX + 26
-    longest = max(_legend_px(entries) for *_, entries in panels)
-    footer_y = top + max(tall, math.ceil(longest)) + 34
+    columns = [1 if beside else max(1, paper.room_px // (66 if not number else 220)) for number in range(len(panels))]
+    keys = [_legend_px(entries, n) for n, (*_, entries) in zip(columns, panels, strict=True)]
+    pitch_y = 0 if beside else math.ceil(tall + max(keys)) + 60
+    footer_y = top + math.ceil(max(tall, *keys) if beside else pitch_y * len(panels) - 30) + 34
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(f"{title_of(found)}: a map", f"{table_line(table)} · {texts_line(found.corpus)}")
-    scale = _PLANE_PX / extent
+    scale = plane / extent
     middle = (low + high) / 2
+    radius = 11.0 if len(found.heads) <= 100 else 8.5 if numbered else 5.0
+    if paper.fixed:  # discs of which none hides too many others; letters where they have room
+        radius = min(radius, max(3.0, plane / 45))
     for number, (heading, fills, inside, entries) in enumerate(panels):
-        left = layout.MARGIN_PX + number * pitch
-        box = (left, top, _PLANE_PX, tall)
+        left = layout.MARGIN_PX + number * pitch * beside
+        top += pitch_y * (number > 0)
+        box = (left, top, plane, tall)
+        heading = heading if radius * 1.1 >= paper.least_px else heading.partition(" · ")[0].partition(" and ")[0]
         page.write(left, top - 12, heading, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         page.frames([box])
-        at = (arrangement.places - middle) * (scale, -scale) + (left + _PLANE_PX / 2, top + tall / 2)
-        _discs(page, at, 11.0 if len(fills) <= 100 else 8.5 if numbered else 5.0, fills, inside)
+        at = (arrangement.places - middle) * (scale, -scale) + (left + plane / 2, top + tall / 2)
+        _discs(page, at, radius, fills, inside)
         _scale_bar(page, box, scale, extent)
-        _legend(page, left + _PLANE_PX + 20, top + 10, "", entries)
+        if beside:
+            _legend(page, left + plane + 20, top + 10, "", entries)
+        else:
+            _legend(page, left, top + tall + 18, "", entries, columns[number])
     page.foot(footer_y, footer)
     return page
 
 
 def _discs(page: Page, at: NDArray[np.float64], radius: float, colors: Sequence[str], inside: Sequence[str]) -> None:
     """Discs with a letter or number in each; later ones lie over earlier ones, what is written in them too."""
-    from matplotlib.patches import Circle, PathPatch
-    from matplotlib.path import Path as Outline
+    from matplotlib.patches import Circle
 
     for number, ((x, y), color, text) in enumerate(zip(at.tolist(), colors, inside, strict=True)):
         order = 3 + number * 1e-3
-        disc = Circle((x, y), radius, facecolor=color, edgecolor="#ffffff", linewidth=0.9, zorder=order)
+        disc = Circle((x, y), radius, facecolor=color, edgecolor="#ffffff", linewidth=page.points(1.25), zorder=order)
         page.axes.add_artist(disc)
-        if text:
-            points, kinds = outline_of(text, "bold")
-            path = Outline(points * (radius * 0.011) + (x, y), kinds)
-            ink = PathPatch(path, facecolor=ink_on(color), edgecolor="none", zorder=order + 5e-4)
-            page.axes.add_artist(ink)
+        if text and radius * 1.1 >= page.paper.least_px:
+            page.outline_numbers([Number(x, y, text, radius * 1.1, ink_on(color), "bold")], order + 5e-4)
 
 
 def _scale_bar(page: Page, box: Box, scale: float, extent: float) -> None:
@@ -299,19 +322,28 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
     table, arrangement = found.tables[0], found.arrangements[0]
     layers = list(dict.fromkeys(layer for layer, _ in found.heads))
     n = len(layers)
-    cell = max(14, min(92, 640 // n))
+    paper = lettering.paper
     left, top = layout.MARGIN_PX + 50, _TOP_PX + 56
+    if paper.fixed:
+        cell = min(92.0, (paper.room_px - 50 if paper.is_narrow else 0.42 * paper.room_px) / n)
+    else:
+        cell = max(14, min(92, 640 // n))
     size = n * cell
-    right = left + size + 130
-    room = 560
-    width = right + room + layout.MARGIN_PX + 60
+    pitch = max(size / n, paper.least_px * 1.2)
+    right, room, down = math.ceil(left + size) + 130, 560, top
+    if paper.is_narrow:
+        right, down = layout.MARGIN_PX + 70, math.ceil(top + size) + 150
+    if paper.fixed:
+        room = paper.width_px - layout.MARGIN_PX - 60 - right
+    width = paper.width_for(right + room + layout.MARGIN_PX + 60)
     notes = [
         "a cell: the distance between the heads of two layers, over all pairs of heads; on the diagonal within a layer",
         *(["lines: 95% interval over texts"] if np.isfinite(arrangement.layers_low).any() else []),
         *table_notes(table),
     ]
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = top + max(size, 200) + 92
+    tall = pitch * n if paper.fixed else size
+    footer_y = math.ceil(max(top + max(size, 200 * (not paper.fixed)) + 92, down + tall + 30))
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(f"{title_of(found)}: layers", f"{table_line(table)} · {texts_line(found.corpus)}")
     values = arrangement.layers
@@ -319,22 +351,22 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
     least = float(np.nanmin(values, initial=high))
     low = math.floor(least * 20 - 0.5) / 20 if high - least < high / 2 else 0.0
     page.write(left, top - 40, "layer by layer", layout.PANEL_TITLE_PX, ha="left", weight="bold")
-    _cells(page, (left, top), values, cell, (max(0.0, low), high), numbers=cell >= 34)
-    step = max(1, math.ceil(14 / cell))
+    _cells(page, (left, top), values, cell, (max(0.0, low), high), numbers=cell >= max(34, 2.6 * paper.least_px))
+    step = max(1, math.ceil(max(14, 1.2 * paper.least_px) / cell))
     for place in range(0, n, step):
         middle = (place + 0.5) * cell
         page.write(left - 8, top + middle, f"L{layers[place]}", 13, ha="right", va="center_baseline", color=FAINT)
-        page.write(left + middle, top - 12, f"L{layers[place]}", 13, ha="center", color=FAINT)
+        if place % page.label_step(f"L{layers[-1]}", 13, cell) == 0:
+            page.write(left + middle, top - 12, f"L{layers[place]}", 13, ha="center", color=FAINT)
     _bar(page, (left, top + size + 20, min(300, size), 12), _ALIKE, high, "", "dark: alike", max(0.0, low))
-    page.write(right, top - 40, "each layer to the next", layout.PANEL_TITLE_PX, ha="left", weight="bold")
-    pitch = size / n
+    page.write(right, down - 40, "each layer to the next", layout.PANEL_TITLE_PX, ha="left", weight="bold")
     thick = min(30.0, pitch * 0.55)
     bars, whiskers = [], []
     for place in range(n - 1):
         value, low, top_end = (
             float(a[place, place + 1]) for a in (arrangement.layers, arrangement.layers_low, arrangement.layers_high)
         )
-        y = top + (place + 1) * pitch
+        y = down + (place + 1) * pitch
         if not math.isfinite(value):
             continue
         bars.append((right, y - thick / 2, room * value / high, thick))
@@ -343,11 +375,11 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
             ends = [right + room * min(1.05, bound / high) for bound in (low, top_end)]
             whiskers += [[(ends[0], y), (ends[1], y)], *[[(e, y - 5), (e, y + 5)] for e in ends]]
             end = max(end, ends[1])
-        if place % step == 0:
+        if place % (1 if paper.fixed else step) == 0:
             page.write(right - 10, y, f"L{layers[place]}–L{layers[place + 1]}", 13, ha="right", va="center_baseline")
             page.write(end + 8, y, distance(value), 13, ha="left", va="center_baseline", color=FAINT)
     page.fill(bars, ["#2f6fb0"] * len(bars))
-    page.lines([[(right, top), (right, top + size)]])
+    page.lines([[(right, down), (right, down + pitch * n)]])
     if whiskers:
         page.lines(whiskers, color=INK, width_px=1.4)
     page.foot(footer_y, footer)
@@ -368,9 +400,9 @@ def same_heads_page(found: ModelComparison, lettering: Lettering) -> Page:
     return grid_page(title, subtitle, [("", values)], notes, lettering, framed=moved)
 
 
-def change_page(found: MinimalPair) -> Page:
+def change_page(found: MinimalPair, paper: Paper = SCREEN) -> Page:
     """How much the rows of each head change, layers down and heads across: at the query, and overall."""
-    lettering = lettering_for([title_of(found), *(tokens.text for tokens in found.tokens), found.query or ""])
+    lettering = lettering_for([title_of(found), *(tokens.text for tokens in found.tokens), found.query or ""], paper)
     grids = [
         ("overall: queries that are equal in both texts", dict(zip(found.heads, found.overall().tolist(), strict=True)))
     ]
@@ -395,16 +427,20 @@ def grid_page(
     """Grids of layers and heads, one scale for all, some heads framed in the first."""
     places = [place for _, values in grids for place in values]
     shape = max(layer for layer, _ in places) + 1, max(head for _, head in places) + 1
-    room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - 50
-    cell_w = max(14, min(120, room // shape[1] // (2 if len(grids) > 1 else 1)))
+    paper = lettering.paper
+    several = 2 if len(grids) > 1 and not paper.is_narrow else 1
+    if paper.fixed:
+        cell_w = min(120.0, ((paper.room_px - 40 * (several - 1)) / several - 50) / shape[1])
+    else:
+        cell_w = max(14, min(120, (paper.room_px - 50) // shape[1] // several))
     cell_h = max(14, min(round(cell_w * 0.66), 60, max(20, 900 // shape[0])))
-    beside = len(grids) > 1 and 2 * (50 + shape[1] * cell_w) <= layout.MIN_WIDTH_PX
+    beside = several == 2 and (paper.fixed or 2 * (50 + shape[1] * cell_w) <= layout.MIN_WIDTH_PX)
     pitch_x, pitch_y = (50 + shape[1] * cell_w + 40, 0) if beside else (0, shape[0] * cell_h + 110)
-    width = max(1000, 2 * layout.MARGIN_PX + 50 + shape[1] * cell_w + (pitch_x if beside else 0))
+    width = paper.width_for(1000, 2 * layout.MARGIN_PX + 50 + shape[1] * cell_w + (pitch_x if beside else 0))
     left, top = layout.MARGIN_PX + 50, _TOP_PX + 50
     bottom = top + shape[0] * cell_h + pitch_y * (len(grids) - 1)
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = bottom + 86
+    footer_y = math.ceil(bottom) + 86
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title, subtitle)
     high = max((v for _, values in grids for v in values.values() if math.isfinite(v)), default=0.0) or 1.0
@@ -417,8 +453,8 @@ def grid_page(
         fills = {p: hex_of(cmap, v / high) if math.isfinite(v) else _UNKNOWN for p, v in values.items()}
         page.fill(list(boxes.values()), list(fills.values()))
         page.sides((x, y), shape, (cell_w, cell_h), size_px=13.0)
-        if cell_w >= 40:
-            size = min(15.0, cell_w * 0.24)
+        size = paper.letters(min(15.0, cell_w * 0.24))
+        if cell_w >= max(40, 2.7 * paper.least_px):
             page.numbers(
                 [
                     Number(left + width / 2, upper + height / 2, distance(values[p]), size, ink_on(fills[p]))
@@ -427,7 +463,9 @@ def grid_page(
             )
         if number == 0 and framed:
             page.outline([boxes[p] for p in sorted(framed) if p in boxes], _MATCH, 2.0)
-    _bar(page, (left, bottom + 20, 320, 12), _APART, high, "", "dark: differs")
+    _bar(
+        page, (left, bottom + 20, min(320, width - left - layout.MARGIN_PX - 20), 12), _APART, high, "", "dark: differs"
+    )
     page.foot(footer_y, footer)
     return page
 
@@ -439,7 +477,7 @@ def _cells(
     page: Page,
     corner: tuple[float, float],
     values: NDArray[np.float64],
-    cell: int,
+    cell: float,
     limits: tuple[float, float],
     *,
     numbers: bool,
@@ -448,26 +486,49 @@ def _cells(
     colors, (low, high) = colormap(_ALIKE), limits
     boxes: list[Box] = []
     fills: list[str] = []
-    written = []
+    written, size = [], page.paper.letters(min(15.0, cell * 0.26))
     for (row, column), value in np.ndenumerate(values):
         x, y = corner[0] + column * cell, corner[1] + row * cell
         fill = hex_of(colors, (float(value) - low) / (high - low)) if math.isfinite(value) else _UNKNOWN
         boxes.append((x, y, cell - 1, cell - 1))
         fills.append(fill)
-        written.append(Number(x + cell / 2, y + cell / 2, distance(float(value)), min(15.0, cell * 0.26), ink_on(fill)))
+        written.append(Number(x + cell / 2, y + cell / 2, distance(float(value)), size, ink_on(fill)))
     page.fill(boxes, fills)
     if numbers:
         page.numbers(written)
 
 
 def _image(page: Page, box: Box, values: NDArray[np.float64], cmap: Colormap, high: float) -> None:
-    """Values as an image, whose cells are squares of whole pixels in every format."""
-    times = max(1, round(box[2] / max(1, values.shape[1])))
+    """Values as coloured cells."""
     page.fill([box], [_UNKNOWN])  # shows through where a value is unknown
     shown = page.image(box, cmap, animated=False)
     shown.set_zorder(1.5)  # over the fill, under lines
-    shown.set_data(np.ma.masked_invalid(values.repeat(times, 0).repeat(times, 1)))
-    shown.set_clim(0, high)
+    page.set_cells(shown, values.astype(np.float32), (0, high))
+
+
+def _cell_px(paper: Paper, left: int, n: int, most: int) -> float:
+    """Width of a cell of a square matrix of heads."""
+    if not paper.fixed:
+        return max(2, min(most, _MATRIX_PX // n))
+    beside = 0 if paper.is_narrow else 40 + _LEGEND_PX
+    return min(float(most), (paper.width_px - layout.MARGIN_PX - left - beside) / n)
+
+
+def _label_step(paper: Paper, cell: float) -> int:
+    """Every how many-th head beside a matrix has its name."""
+    return max(1, math.ceil(max(9, paper.least_px / 0.82) / cell))
+
+
+def _key_place(paper: Paper, left: int, top: int, size: float) -> tuple[int, int, int]:
+    """Where the key of a matrix begins, beside it or on narrow paper below, and the width of its colour bar."""
+    if paper.is_narrow:
+        return layout.MARGIN_PX + 8, math.ceil(top + size) + 28, min(300, paper.room_px - 60)
+    return math.ceil(left + size) + 40, top + 4, _LEGEND_PX - 40
+
+
+def _bar_px(heading: str, width: float, lettering: Lettering) -> float:
+    """How tall a colour bar is with its heading."""
+    return 14 + 38 + 16 + 17 * (len(wrap_lines(heading, width + 40, lettering)) - 1)
 
 
 def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_dark: str, low: float = 0.0) -> float:
@@ -488,25 +549,31 @@ def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_
     return y + height + 38
 
 
-def _legend(page: Page, x: float, y: float, heading: str, entries: Sequence[tuple[str, str, str]]) -> float:
+def _legend(
+    page: Page, x: float, y: float, heading: str, entries: Sequence[tuple[str, str, str]], columns: int = 1
+) -> float:
     """Coloured squares with their names, a letter in each; returns where it ends below."""
     if heading:
         page.write(x, y, heading, layout.CAPTION_PX, ha="left", weight="bold")
         y += 22
-    step = _legend_px(entries) / max(1, len(entries))
-    page.fill([(x, y + i * step - 8, 20, step - 5) for i in range(len(entries))], [color for _, color, _ in entries])
+    rows = math.ceil(len(entries) / columns)
+    step = _legend_px(entries, columns) / max(1, rows)
+    wide = page.paper.room_px / columns
     for number, (name, color, glyph) in enumerate(entries):
+        left, middle = x + number // max(1, rows) * wide, y + number % max(1, rows) * step
+        page.fill([(left, middle - 8, 20, step - 5)], [color])
         if glyph:
-            page.write(x + 10, y + number * step, glyph, 12, ha="center", weight="bold", color=ink_on(color))
-        room = page.width_px - x - 30 - layout.MARGIN_PX
-        named = page.lettering.fit(name, layout.CAPTION_PX, max(60, room))
-        page.write(x + 28, y + number * step, named, layout.CAPTION_PX, ha="left")
-    return y + _legend_px(entries)
+            page.write(left + 10, middle, glyph, 12, ha="center", weight="bold", color=ink_on(color))
+        room = min(page.width_px - left - 30 - layout.MARGIN_PX, wide - 34 if columns > 1 else math.inf)
+        named = page.lettering.fit(name, layout.CAPTION_PX, max(36 if page.paper.fixed else 60, room))
+        page.write(left + 28, middle, named, layout.CAPTION_PX, ha="left")
+    return y + _legend_px(entries, columns)
 
 
-def _legend_px(entries: Sized) -> float:
+def _legend_px(entries: Sized, columns: int = 1) -> float:
     """How tall a legend is."""
-    return len(entries) * (22.0 if len(entries) <= 18 else 15.0)
+    rows = math.ceil(len(entries) / columns)
+    return rows * (22.0 if rows <= 18 else 15.0)
 
 
 def _role_entries(roles: Sequence[str], marks: dict[str, Mark]) -> list[tuple[str, str, str]]:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from attnscope.records import Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads, head_name
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page, colormap, enlarge_cells, wrap_lines
+from attnscope.views.canvas import FAINT, INK, Page, colormap, wrap_lines
 from attnscope.views.compare_summary import HIDDEN, both_texts, distance, distance_name, key_name, title_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.heatmap_figures import LABEL_ROOM_EM, widest_label, write_token_labels
+from attnscope.views.layout import SCREEN, Paper
 from attnscope.views.lettering import Lettering, lettering_for
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
@@ -36,20 +37,20 @@ class Panel:
     keys: Tokens
 
 
-def picked_pages(found: PickedHeads) -> Iterator[tuple[str, Page]]:
+def picked_pages(found: PickedHeads, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
     """The heads, their mean and the single head on the scale of weights; and their differences on a signed one."""
     notes = [_ROWS, *([HIDDEN] if "hide_special" in found.changes else [])]
     subtitle = f"“{' '.join(found.tokens.text.split())}”"
     noted = [*notes, printable(found.single_note, 400)]
     shown = [Panel(name, values, found.tokens, found.tokens) for name, values in found.maps()]
-    yield "picked", panels_page(title_of(found), subtitle, shown, noted, None)
+    yield "picked", panels_page(title_of(found), subtitle, shown, noted, None, paper)
     apart = [Panel(name, values, found.tokens, found.tokens) for name, values in found.differences()]
     title = f"{title_of(found)}: differences"
     limit = largest([panel.values for panel in apart])
-    yield "differences", panels_page(title, subtitle, apart, noted, limit, "difference of attention weights")
+    yield "differences", panels_page(title, subtitle, apart, noted, limit, paper, "difference of attention weights")
 
 
-def pair_pages(found: MinimalPair) -> Iterator[tuple[str, Page]]:
+def pair_pages(found: MinimalPair, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
     """The heads that change most on both texts, with their differences; and their rows at the query, bar by bar."""
     first, second = found.tokens
     subtitle = both_texts(found)
@@ -65,16 +66,16 @@ def pair_pages(found: MinimalPair) -> Iterator[tuple[str, Page]]:
         title = f"{title_of(found)}: the heads that change most"
         limit = largest([panel.values for panel in panels])
         what = "attention weight in the second text − in the first"
-        yield "differences", panels_page(title, subtitle, panels, notes, limit, what)
+        yield "differences", panels_page(title, subtitle, panels, notes, limit, paper, what)
         best = found.ranked()[0]
         shown = [
             Panel(f"{head_name(found.heads[best])}: first text", found.weights[best], first, first),
             Panel(f"{head_name(found.heads[best])}: second text", found.other_weights[best], second, second),
         ]
         title = f"{title_of(found)}: {head_name(found.heads[best])}"
-        yield "maps", panels_page(title, subtitle, shown, notes[:1] + notes[2:], None)
+        yield "maps", panels_page(title, subtitle, shown, notes[:1] + notes[2:], None, paper)
     for pair in found.queries:
-        yield f"query-{int(found.aligned[pair, 0]):03d}", rows_page(found, pair)
+        yield f"query-{int(found.aligned[pair, 0]):03d}", rows_page(found, pair, paper)
 
 
 def join_tokens(found: MinimalPair) -> Tokens:
@@ -96,6 +97,7 @@ def panels_page(
     panels: Sequence[Panel],
     notes: Sequence[str],
     limit: float | None,
+    paper: Paper,
     meaning: str = _WEIGHT_BAR,
 ) -> Page:
     """Maps side by side, each with its token labels, all in the same colours.
@@ -106,17 +108,20 @@ def panels_page(
         panels: The maps.
         notes: What stands at the foot.
         limit: The value of the last colour of a signed scale, its middle 0; None = weights, from 0 to 1.
+        paper: What they are laid out on.
         meaning: What the colours mean.
     """
     labels = [label for panel in panels for tokens in (panel.queries, panel.keys) for label in tokens.labels]
-    lettering = lettering_for([title, subtitle, *notes, *labels])
+    lettering = lettering_for([title, subtitle, *notes, *labels], paper)
     tokens = max(len(p.queries) for p in panels), max(len(p.keys) for p in panels)
     rows, columns = (
         widest_label(lettering, [label for sides in tokens_of for label in sides.labels])
         for tokens_of in ([panel.queries for panel in panels], [panel.keys for panel in panels])
     )
     notes = [*notes, *([lettering.note] if lettering.note else [])]
-    pool, _, grid = layout.pooled_grid(len(panels), tokens, (rows, columns), notes, lettering.width_px)
+    pool, _, grid = layout.pooled_grid(
+        len(panels), tokens, (rows, columns), notes, lettering.width_px, meaning=meaning, paper=paper
+    )
     page = Page(grid.width_px, grid.height_px, lettering)
     page.head(title, subtitle)
     cmap = colormap(_WEIGHTS if limit is None else _SIGNED)
@@ -125,19 +130,25 @@ def panels_page(
         values = _pool_signed(panel.values, pool)
         box = (x, y, values.shape[1] * grid.cell_px, values.shape[0] * grid.cell_px)
         shown = page.image(box, cmap, animated=False)
-        shown.set_data(np.ma.masked_invalid(enlarge_cells(values)))
-        shown.set_clim(low, high)
+        page.set_cells(shown, values, (low, high))
         page.frames([box])
-        page.write(x, y - 12, panel.title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        title = panel.title
+        if paper.fixed and lettering.width_px(title, layout.PANEL_TITLE_PX * 1.12) > box[2]:
+            # The title of the page, or what the colours mean, says the rest.
+            title = lettering.fit(title.partition(":")[0], layout.PANEL_TITLE_PX * 1.12, box[2])
+        page.write(x, y - 12, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         write_token_labels(page, grid, (box[2], box[3]), (panel.queries, panel.keys), pool, (x, y))
     x, y, width, height = grid.bar
-    page.colour_bar(grid.bar, cmap)
+    if paper.fixed and limit is not None:  # numbers with a sign reach further
+        x, width = x + 8, width - 16
+    page.colour_bar((x, y, width, height), cmap)
     steps = layout.nice_ticks(high)
     ticks = steps if limit is None else (*(-tick for tick in reversed(steps[1:])), *steps)
     for tick in ticks:
         at = x + width * (tick - low) / (high - low)
         page.write(at, y + height + 12, f"{tick:g}".replace("-", "−"), layout.CAPTION_PX, ha="center")
-    page.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left")
+    if grid.told_beside:
+        page.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left")
     page.foot(grid.footer_y, grid.footer)
     return page
 
@@ -153,7 +164,7 @@ def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
     return values
 
 
-def rows_page(found: MinimalPair, pair: int) -> Page:
+def rows_page(found: MinimalPair, pair: int, paper: Paper) -> Page:
     """What one query attends to in both texts, in the heads that change most there: two bars a key."""
     first, second = found.tokens
     query, other = (int(place) for place in found.aligned[pair])
@@ -169,12 +180,13 @@ def rows_page(found: MinimalPair, pair: int) -> Page:
     # In the order of the first text; what stands in the second alone comes after the token before it there.
     order = np.argsort(_positions(found), kind="stable")
     keys = [int(key) for key in order]
-    if len(keys) > _MOST_KEYS:
-        most = set(np.argsort(-np.maximum(before, after).max(0), kind="stable")[:_MOST_KEYS].tolist())
+    most_keys = min(_MOST_KEYS, layout.most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
+    if len(keys) > most_keys:
+        most = set(np.argsort(-np.maximum(before, after).max(0), kind="stable")[:most_keys].tolist())
         keys = [key for key in keys if key in most]
     subtitle = both_texts(found)
     title = f"{title_of(found)}: what “{printable(first.labels[query], 40)}” attends to"
-    lettering = lettering_for([title, subtitle, *names])
+    lettering = lettering_for([title, subtitle, *names], paper)
     return _bars(found, title, subtitle, heads, [names[key] for key in keys], before[:, keys], after[:, keys],
                  values, lettering, len(keys) < len(names))  # fmt: skip
 
@@ -200,12 +212,14 @@ def _bars(
     lettering: Lettering,
     cut: bool,
 ) -> Page:
-    n_keys, columns = len(names), min(3, len(heads))
+    paper = lettering.paper
+    n_keys, columns = len(names), min(2 if paper.is_narrow else 3, len(heads))
     rows = math.ceil(len(heads) / columns)
     pitch = max(24, min(34, 760 // n_keys))
-    size = min(layout.MAX_LABEL_PX, pitch * 0.46)
+    size = paper.letters(min(layout.MAX_LABEL_PX, pitch * 0.46))
     left = math.ceil(widest_label(lettering, names)(size)) + 14
-    panel = (layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - left - columns * 40) // columns
+    left = min(left, paper.room_px // 3) if paper.fixed else left
+    panel = (paper.room_px - left - columns * 40) // columns
     top = layout.MARGIN_PX + 110
     high = n_keys * pitch
     notes = [
@@ -214,7 +228,7 @@ def _bars(
         *([f"the {n_keys} keys with the largest weights"] if cut else []),
         *([HIDDEN] if "hide_special" in found.changes else []),
     ]
-    width = layout.MIN_WIDTH_PX
+    width = paper.width_px
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = top + rows * (high + 60) + 8
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
@@ -237,13 +251,13 @@ def _bars(
         for key in range(n_keys):
             middle = y + (key + 0.5) * pitch
             if place % columns == 0:
-                label = lettering.fit(names[key], size, LABEL_ROOM_EM * size)
+                label = lettering.fit(names[key], size, min(LABEL_ROOM_EM * size, left - 10))
                 page.write(x - 7, middle, label, size, ha="right", va="center_baseline", color=INK)
             for weights, shift, color in ((before, -thick, _FIRST), (after, 0.0, _SECOND)):
                 weight = float(weights[place, key])
                 boxes.append((x, middle + shift, panel * weight, thick - 1))
                 colors.append(color)
-                if weight >= 0.005:
+                if weight >= 0.005 and thick * 1.05 >= paper.least_px:
                     inside = weight > 0.85
                     page.write(
                         x + panel * weight + (-5 if inside else 5), middle + shift + thick / 2, f"{weight:.2f}",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from attnscope.errors import amount
 from attnscope.records.comparison import (
     Comparison,
     HeadComparison,
@@ -15,7 +16,7 @@ from attnscope.records.comparison import (
     PickedHeads,
     head_name,
 )
-from attnscope.views.heads_summary import UNDEFINED, model_of, printable
+from attnscope.views.heads_summary import GIVEN, UNDEFINED, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
 _MEANINGS = {
@@ -63,11 +64,17 @@ def texts_line(corpus: Mapping[str, Any]) -> str:
         return f"“{printable(corpus['text'], 160)}”"
     n_texts, n_tokens = corpus.get("n_texts"), corpus.get("n_tokens")
     given = corpus.get("sources")
-    sources = [printable(source, 60) for source in given[:3]] if isinstance(given, list | tuple) else []
-    counts = f"{n_texts:,} texts, {n_tokens:,} tokens" if isinstance(n_texts, int) and isinstance(n_tokens, int) else ""
+    sources = (
+        [printable(source, 60) for source in given[:3] if source != GIVEN] if isinstance(given, list | tuple) else []
+    )
+    counts = (
+        f"{amount(n_texts, 'text')}, {amount(n_tokens, 'token')}"
+        if isinstance(n_texts, int) and isinstance(n_tokens, int)
+        else ""
+    )
     line = ": ".join(part for part in (counts, ", ".join(sources)) if part)
     if isinstance(n := corpus.get("n_copies"), int) and n:
-        line += f" ({n:,} {'copy' if n == 1 else 'copies'} left out)"
+        line += f" ({amount(n, 'copy', 'copies')} left out)"
     return line if corpus.get("complete", True) else f"{line} (stopped early)"
 
 

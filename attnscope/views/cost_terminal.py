@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.cost import Cost, Quantity
 from attnscope.views.plain_text import plain_table, safe, spell_out, spell_out_text
 from attnscope.views.units import abbreviate
 
+_INDENT = 6
 _TITLES = {
     "parameters": "Parameters",
     "per_token": "Multiply-adds for a token of a text of {n:,} tokens",
@@ -49,13 +53,15 @@ def table(cost: Cost, console: Console) -> RenderableType:
 
 def _heading(cost: Cost) -> Text:
     s = cost.sizes
-    layers = f"{s['n_layers']} layers"
+    layers = amount(s["n_layers"], "layer")
     if s["n_decoder_layers"]:
         layers = f"{s['n_layers']} encoder and {s['n_decoder_layers']} decoder layers"
     shared = "" if s["n_kv_heads"] == s["n_heads"] else f" on {s['n_kv_heads']} key/value heads"
     lines = Text()
     lines.append(f"{safe(cost.name)}", style="bold")
-    lines.append(f"  {s['kind']}, {layers}, {s['n_heads']} heads of {s['d_head']}{shared}, d_model {s['d_model']}\n")
+    lines.append(
+        f"  {s['kind']}, {layers}, {amount(s['n_heads'], 'head')} of {s['d_head']}{shared}, d_model {s['d_model']}\n"
+    )
     lines.append(f"sizes: {safe(cost.source)}", style="dim")
     return lines
 
@@ -78,8 +84,16 @@ def _group(quantities: tuple[Quantity, ...], console: Console) -> RenderableType
             lines.add_row(*cells, told)
         else:
             parts.append(Text(f"  {cells[0]:<{widths[0]}}  {cells[1]:>{widths[1]}}  {cells[2]}".rstrip()))
-            parts.append(Padding(Text(told, style="dim"), (0, 0, 0, 6), expand=False))
+            parts += [Text(line, style="dim") for line in _broken(told, console.width)]
     return Padding(lines, (0, 0, 0, 2), expand=False) if wide else Group(*parts)
+
+
+def _broken(told: str, width: int) -> list[str]:
+    """A formula below its number: on one line, else what it is with numbers on the next."""
+    if len(told) + _INDENT <= width or " = " not in told:
+        return wrap(told, width, initial_indent=" " * _INDENT, subsequent_indent=" " * (_INDENT + 4))
+    formula, _, numbers = told.partition(" = ")
+    return [line for part in (formula, f"= {numbers}") for line in _broken(part, width)] if numbers else []
 
 
 def _exact(q: Quantity) -> str:

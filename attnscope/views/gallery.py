@@ -6,6 +6,7 @@ import re
 from html import escape
 from urllib.parse import quote
 
+from attnscope.errors import amount
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.views.page.document import policy_hash
 
@@ -41,7 +42,11 @@ _POLICY = (
 def page(batch: Batch) -> str:
     """The whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
     n_failed = len(batch.failed)
-    told = [f"{len(batch.drawn):,} of {batch.n_texts:,} texts" if not batch.complete else f"{batch.n_texts:,} texts"]
+    told = [
+        f"{len(batch.drawn):,} of {amount(batch.n_texts, 'text')}"
+        if not batch.complete
+        else amount(batch.n_texts, "text")
+    ]
     told += [f"{n_failed:,} could not be drawn"] if n_failed else []
     told += ["not finished: the same command draws the rest"] if not batch.complete else []
     parts = [
@@ -68,7 +73,7 @@ def _card(drawn: DrawnText) -> str:
         figure = f'<a href="{links[first]}">{image}</a>\n'
     files = "".join(f'<a href="{link}">{_to_html(name)}</a> ' for name, link in links.items())
     notes = "".join(f"<p class=where>{_to_html(note)}</p>" for note in drawn.notes)
-    where = f"{drawn.index} · {drawn.source}, line {drawn.line} · {len(drawn.tokens)} tokens"
+    where = f"{drawn.index} · {drawn.source}, line {drawn.line} · {amount(len(drawn.tokens), 'token')}"
     text = drawn.text or " ".join(drawn.tokens)
     return (
         f'<article id="text-{drawn.index}">\n{figure}<div class=told>\n<p class=where>{_to_html(where)}</p>\n'

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary, layout
 from attnscope.views.canvas import (
@@ -25,6 +25,7 @@ from attnscope.views.canvas import (
 from attnscope.views.descriptions_figures import cards_page, texts_of
 from attnscope.views.heads_summary import Mark, label, model_of, number, printable
 from attnscope.views.inks import blend, ink_on
+from attnscope.views.layout import Paper
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.measure_figures import (
     HEAD_NAMES_PX,
@@ -39,12 +40,16 @@ from attnscope.views.measure_figures import (
     place_kinds,
     scale_of,
 )
+from attnscope.views.style import USUAL, Style
 
 _EMPTY, _TRACK, _RESTING = "#f3f3f3", "#ffffff", "#4d4d4d"
 _FOOTER_GAP_PX = 26
+_COMPACT_PX = 220  # width of an entry of a legend that has names alone
 
 
-def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw(
+    findings: Findings, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
     """Draws findings into a folder, each file whole or not at all; the same findings give the same bytes.
 
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
@@ -56,15 +61,15 @@ def draw(findings: Findings, folder: str | Path, formats: Sequence[str] = ("png"
     """
     if not findings.heads:
         raise AttnscopeError("these findings are about no heads", "so there is nothing to draw")
-    return write_pages(pages(findings), folder, formats)
+    return write_pages(pages(findings, style or USUAL), folder, formats)
 
 
-def pages(findings: Findings) -> Iterator[tuple[str, Page]]:
+def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
     Maps of measures share a canvas: each figure is whole until the next one is asked for.
     """
-    lettering = lettering_for(_texts(findings))
+    lettering = lettering_for(_texts(findings), style.paper)
     shared: dict[object, MeasurePage] = {}
     if not findings.of_senses:
         yield "roles", atlas_page(findings, lettering)
@@ -92,9 +97,9 @@ class Cell:
         ink: Colour of what is written in it.
         glyph: The strongest role's letter, `·` without a role.
         value: The value that the role rests on; empty without a role.
-        active: Whether the value speaks of the part that does not rest alone.
+        active: Whether the value is that excluding sinks.
         further: Letter and mark of the other roles, as many as fit; a last one of "+" and None for more.
-        resting: The share of attention that rests; NaN if it is not known.
+        resting: The sink share; NaN if it is not known.
     """
 
     box: Box
@@ -137,7 +142,7 @@ class Atlas:
     """
 
     size: tuple[int, int]
-    cell: tuple[int, int]
+    cell: tuple[float, int]
     cells: tuple[Cell, ...]
     tops: tuple[int, ...]
     legend: tuple[tuple[float, float, Entry], ...]
@@ -150,18 +155,21 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
     around = len(shapes) * (HEAD_NAMES_PX + (KIND_PX if len(shapes) > 1 else 0))
-    room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - LEFT_PX
+    paper = lettering.paper
+    room = paper.room_px - LEFT_PX
     marks = heads_summary.marks_of(findings)
     choices = []
-    for beside in (False, True):
+    for beside in (False,) if paper.fixed else (False, True):
         legend_px, gap = (470, 44) if beside else (0, 0)
-        cell_w = max(40, min(210, (room - legend_px - gap) // n_heads))
+        cell_w = min(210.0, (room - legend_px - gap) / n_heads)
+        cell_w = cell_w if paper.fixed else max(40, math.floor(cell_w))
         cell_h = max(36, min(100, round(cell_w * 0.7), 1500 // n_layers))
-        width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_heads * cell_w + gap + legend_px)
+        needed = 2 * layout.MARGIN_PX + LEFT_PX + n_heads * cell_w + gap + legend_px
+        width = paper.width_for(layout.MIN_WIDTH_PX, needed)
         bottom = TOP_PX + around + n_layers * cell_h
-        left = layout.MARGIN_PX + (LEFT_PX + n_heads * cell_w + gap if beside else 0)
+        left = math.floor(layout.MARGIN_PX + (LEFT_PX + n_heads * cell_w + gap if beside else 0))
         top = TOP_PX + (HEAD_NAMES_PX if beside else 0) if beside else bottom + 34
-        columns = 1 if beside else max(1, (width - 2 * layout.MARGIN_PX) // 480)
+        columns = 1 if beside else max(1, (width - 2 * layout.MARGIN_PX) // (_COMPACT_PX if paper.fixed else 480))
         legend = _legend(findings, marks, (left, top, width - layout.MARGIN_PX - left), columns, lettering)
         lowest = max((y + entry.height_px for _, y, entry in legend), default=0.0)
         if beside:
@@ -173,7 +181,7 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     _, _, cell, width, low, legend = min(choices, key=lambda choice: choice[:2])
     tops, _ = place_kinds(findings, cell[1])
     cells = tuple(
-        _cell(head, tops[findings.kinds.index(head.kind)], cell, marks) for head in findings.heads
+        _cell(head, tops[findings.kinds.index(head.kind)], cell, marks, lettering) for head in findings.heads
     )  # fmt: skip
     footer = wrap_lines(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(low) + _FOOTER_GAP_PX
@@ -186,7 +194,10 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Page:
     atlas = atlas_layout(findings, lettering)
     n_heads = len(findings.heads)
     page = Page(*atlas.size, lettering)
-    page.head(f"{model_of(findings.run)} · what its {n_heads} heads do", heads_summary.corpus_line(findings))
+    page.head(
+        f"{model_of(findings.run)} · what its {amount(n_heads, 'head')} {'does' if n_heads == 1 else 'do'}",
+        heads_summary.corpus_line(findings),
+    )
     name_kinds(page, findings, atlas.tops, atlas.cell)
     _draw_cells(page, atlas.cells)
     for x, y, entry in atlas.legend:
@@ -195,7 +206,7 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Page:
     return page
 
 
-def _cell(head: Head, top: int, size: tuple[int, int], marks: Mapping[str, Mark]) -> Cell:
+def _cell(head: Head, top: int, size: tuple[float, int], marks: Mapping[str, Mark], lettering: Lettering) -> Cell:
     width, height = size[0] - 3, size[1] - 3
     box = (layout.MARGIN_PX + LEFT_PX + head.head * size[0], top + head.layer * size[1], width, height)
     if not head.roles:
@@ -203,24 +214,32 @@ def _cell(head: Head, top: int, size: tuple[int, int], marks: Mapping[str, Mark]
     strongest, *others = head.roles
     mark = marks[strongest.name]
     fill = blend(0.35, "#ffffff", mark.color) if strongest.tentative else mark.color
-    fits = max(1, int((width * 0.93 - _glyph_px(box) * 1.1) / (_further_px(box) + 2)))
+    fits = int((width * 0.93 - _glyph_px(box, lettering.paper) * 1.1) / (_further_px(box) + 2))
+    fits = max(0 if lettering.paper.fixed else 1, fits)
     further: list[tuple[str, Mark | None]] = [(marks[role.name].letter(role), marks[role.name]) for role in others]
     if len(further) > fits:
-        further = [*further[: fits - 1], ("+", None)]
+        further = [*further[: fits - 1], ("+", None)] if fits else []
+    value = number(strongest.value)
+    if lettering.width_px(value, _value_px(box, lettering.paper)) > width * 1.02:
+        value = ""  # there is no room for it
     return Cell(
         box=box,
         fill=fill,
         ink=ink_on(fill),
         glyph=mark.letter(strongest),
-        value=number(strongest.value),
+        value=value,
         active=strongest.active_share is not None,
         further=tuple(further),
         resting=head.resting_share,
     )
 
 
-def _glyph_px(box: Box) -> float:
-    return min(box[3] * 0.32, 26.0)
+def _glyph_px(box: Box, paper: Paper) -> float:
+    return paper.letters(min(box[3] * 0.32, 26.0))
+
+
+def _value_px(box: Box, paper: Paper) -> float:
+    return paper.letters(min(box[3] * 0.27, box[2] * 0.27, 19.0))
 
 
 def _further_px(box: Box) -> float:
@@ -235,20 +254,23 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
     numbers: list[Number] = []
     for cell in cells:
         x, y, width, height = cell.box
-        pad, glyph_px, small = width * 0.07, _glyph_px(cell.box), _further_px(cell.box)
-        if not cell.value:
+        pad, glyph_px, small = width * 0.07, _glyph_px(cell.box, page.paper), _further_px(cell.box)
+        if cell.glyph == heads_summary.UNCLASSIFIED:
             numbers.append(Number(x + width / 2, y + height * 0.42, cell.glyph, glyph_px * 1.4, cell.ink))
         else:
-            left = x + pad + glyph_px * 0.39
+            alone = width < 2 * glyph_px
+            left = x + (width / 2 if alone else pad + glyph_px * 0.39)
             numbers.append(Number(left, y + height * 0.25, cell.glyph, glyph_px, cell.ink, "bold"))
-            size = min(height * 0.27, width * 0.27, 19.0)
+            size = _value_px(cell.box, page.paper)
             font: FontStyle = "italic" if cell.active else "plain"
-            numbers.append(Number(x + width / 2, y + height * 0.6, cell.value, size, cell.ink, font))
+            if cell.value:
+                numbers.append(Number(x + width / 2, y + height * 0.6, cell.value, size, cell.ink, font))
         for place, (letter, mark) in enumerate(reversed(cell.further)):
             left, upper = x + width - pad - small - place * (small + 2), y + height * 0.25 - small / 2
             color = mark.color if mark else "#ffffff"
             squares.append(((left, upper, small, small), color))
-            numbers.append(Number(left + small / 2, upper + small / 2, letter, small * 0.72, ink_on(color)))
+            if small * 0.72 >= page.paper.least_px:
+                numbers.append(Number(left + small / 2, upper + small / 2, letter, small * 0.72, ink_on(color)))
         if math.isfinite(cell.resting):
             track = (x + pad, y + height * 0.84, width - 2 * pad, max(3.0, height * 0.07))
             tracks.append(track)
@@ -276,7 +298,7 @@ def _legend(
     ]
     if n_none := len(heads_summary.unclassified(findings.heads)):
         nothing = Mark(heads_summary.UNCLASSIFIED, _EMPTY)
-        entries.append(Entry(nothing, "unclassified", _heads(n_none), ("no role passed its test",)))
+        entries.append(Entry(nothing, "unclassified", amount(n_none, "head"), ("no role passed its test",)))
     per_column = -(-len(entries) // columns)
     placed = []
     for first in range(0, len(entries), per_column):
@@ -288,12 +310,15 @@ def _legend(
 
 def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: float, lettering: Lettering) -> Entry:
     facts = findings.role_facts(count.role)
-    lines = wrap_lines(printable(facts.what, 400), room, lettering) if facts.what else ()
+    compact = lettering.paper.fixed  # a paper says in its caption what roles are
+    lines = wrap_lines(printable(facts.what, 400), room, lettering) if facts.what and not compact else ()
     needs = f"{printable(facts.measure)} ≥ {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
-    heads = _heads(count.n_heads)
+    heads = amount(count.n_heads, "head")
     if count.n_strongest < count.n_heads:
         heads += f", first in {count.n_strongest}" if count.n_strongest else ", never first"
-    name = lettering.fit(label(count.role), layout.PANEL_TITLE_PX, room * 0.55)
+    name = lettering.fit(label(count.role), layout.PANEL_TITLE_PX, room * (0.88 if compact else 0.55))
+    if compact:
+        return Entry(mark, name, "", (heads,))
     lines = (*lines, *([lettering.fit(needs, layout.CAPTION_PX, room)] if needs else []))
     return Entry(mark, name, heads, lines)
 
@@ -315,11 +340,11 @@ def _atlas_notes(findings: Findings) -> list[str]:
     if roles:
         said.append("number: the value of the measure that the role rests on")
     if any(head.roles and head.roles[0].active_share is not None for head in findings.heads):
-        said.append("in italics: that of the attention that does not rest")
+        said.append("in italics: excluding sinks")
     if any(len(head.roles) > 1 for head in findings.heads):
         said.append("small squares: its other roles")
     if any(math.isfinite(head.resting_share) for head in findings.heads):
-        said.append("bar: the share of attention that rests on special tokens and the first token")
+        said.append("bar: the sink share, attention on special tokens and the first token")
     if roles and not all(role.tentative for role in roles) and isinstance(findings.options.get("level"), float):
         said.append(
             f"a role is given where its value is above threshold and baseline at a false discovery rate of "
@@ -343,7 +368,3 @@ def _texts(findings: Findings) -> list[str]:
     ]
     said += texts_of(findings)
     return [printable(text, 400) for text in (*roles, *measures, *units, *glyphs, *said)]
-
-
-def _heads(n: int) -> str:
-    return f"{n} head" if n == 1 else f"{n} heads"

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from attnscope.errors import amount
 from attnscope.records.ablation import Ablation
 from attnscope.records.findings import PICTURES, RECORDINGS, Findings, Head, Role
 from attnscope.records.relations import Relations
@@ -17,11 +18,11 @@ from attnscope.records.relations import Relations
 UNCLASSIFIED = "·"
 UNDEFINED = "–"
 
-_TEXTS = (("texts", "text"), ("tokens", "token"))
-_COUNTED = {
-    PICTURES: (("pictures", "picture"), ("patches", "patch")),
-    RECORDINGS: (("recordings", "recording"), ("tokens", "token")),
-}
+GIVEN = "texts"
+"""What the source of texts is called that were given as they are, from no file."""
+
+_TEXTS = (("text",), ("token",))
+_COUNTED = {PICTURES: (("picture",), ("patch", "patches")), RECORDINGS: (("recording",), ("token",))}
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,17 @@ def counts(findings: Findings, marks: Iterable[str]) -> list[Count]:
 
 
 SINKS = ("first_token", "outlier_token")
-"""Roles that say where a head rests."""
+"""Roles of sinks: where heads put attention that goes nowhere else."""
 
 
 @dataclass(frozen=True)
 class NearestRole:
-    """What a head comes nearest to where it does not rest.
+    """What a head comes nearest to excluding sinks.
 
     Attributes:
         role: The role that it would be.
         value: The `_active` measure of that.
-        share: What share of the attention of that measure's queries is off the resting keys.
+        share: What share of the attention of that measure's queries is on other keys than sinks.
     """
 
     role: str
@@ -160,8 +161,8 @@ def nearest_roles_line(findings: Findings) -> str:
         return ""
     nearest = ", ".join(f"{label(name)} {n}" for name, n in found.most_common())
     return (
-        f"{len(only)} {'head' if len(only) == 1 else 'heads'} only rest{'s' * (len(only) == 1)}; what is strongest in "
-        f"the other attention, too weak or too unsure for a role: {nearest}"
+        f"{amount(len(only), 'head is only a sink', 'heads are only sinks')}; what is strongest excluding sinks, too "
+        f"weak or too unsure for a role: {nearest}"
     )
 
 
@@ -223,14 +224,10 @@ def corpus_line(record: Ablation | Findings | Relations, *, predictions: bool = 
     corpus = record.corpus
     counted = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
     if predictions and corpus.get("n_predictions"):
-        counted["n_predictions"] = ("predictions", "prediction")
-    counts = [
-        f"{corpus[name]:,} {several if corpus[name] != 1 else one}"
-        for name, (several, one) in counted.items()
-        if isinstance(corpus.get(name), int)
-    ]
+        counted["n_predictions"] = ("prediction",)
+    counts = [amount(corpus[name], *words) for name, words in counted.items() if isinstance(corpus.get(name), int)]
     given = corpus.get("sources")
-    sources = given if isinstance(given, list | tuple) else ()
+    sources = [one for one in given if one != GIVEN] if isinstance(given, list | tuple) else []
     named = [printable(source, 60) for source in sources[:3]]
     named += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
     return ": ".join(part for part in (", ".join(counts), ", ".join(named)) if part)
@@ -250,7 +247,7 @@ def role_notes(findings: Findings) -> list[str]:
         found = [f"{n} {label(name)}" for name, n in held.most_common()]
         n_none = len(unclassified(findings.control))
         found += [f"{n_none} unclassified"] if n_none else []
-        control = f"untrained control (random weights, same texts), {len(findings.control)} heads"
+        control = f"untrained control (random weights, same texts), {amount(len(findings.control), 'head')}"
         said.append(f"{control}: {', '.join(found)}")
     return said
 
@@ -259,20 +256,20 @@ def evidence_line(findings: Findings) -> str:
     """What few texts mean for roles, in numbers; empty where there are enough, or the record does not say how many."""
     fewest, least = (findings.options.get(name) for name in ("fewest_texts", "least_texts"))
     effective = findings.corpus.get("effective_texts")
-    amount = ""
+    weight = ""
     if isinstance(effective, int | float) and findings.heads:
         if findings.corpus.get("n_texts") != 1:
-            amount = f"; all together weigh as much as {effective:.1f} texts of one length"
+            weight = f"; all together weigh as much as {effective:.1f} texts of one length"
         if isinstance(least, int) and effective < least:
             return (
-                f"no role can be given below {least} texts{amount}: give more texts, or cut long ones into chunks that "
+                f"no role can be given below {least} texts{weight}: give more texts, or cut long ones into chunks that "
                 "count apart (--chunk 512)"
             )
     if not any(role.tentative for head in findings.heads for role in head.roles):
         return ""
     if not isinstance(least, int):  # a record of version 0.1 or earlier
         return "tentative (small letter): a role that rests on its value alone, as so few texts give no interval"
-    return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{amount}"
+    return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{weight}"
 
 
 def idle_line(findings: Findings) -> str:
@@ -297,9 +294,7 @@ def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     if findings.corpus.get("complete") is False:
         said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
     if n := findings.corpus.get("n_copies"):
-        said.append(
-            f"{n:,} {'text is a copy' if n == 1 else 'texts are copies'} of others, and left out: copies count once"
-        )
+        said.append(f"{amount(n, 'text is a copy', 'texts are copies')} of others, and left out: copies count once")
     problems = findings.corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
         said.append(_left_out(problems, of or "parts of the texts"))

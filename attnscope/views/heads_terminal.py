@@ -287,7 +287,7 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
     columns = [
         _Column("role", "role", "left", min(4 + widest, 18), 0, lambda head, role: Text()),
         _Column("head", "head", "left", names, 0, lambda head, role: Text(full_name(head, findings), style="bold")),
-        _Column("rests", "rests", "right", 5, 6, lambda head, role: Text(percent(head.resting_share))),
+        _Column("sinks", "sinks", "right", 5, 6, lambda head, role: Text(percent(head.resting_share))),
         _Column("value", "value", "right", 5, 0, lambda head, role: Text(number(role.value), style="cyan")),
         _Column("interval", "95% interval", "right", max(12, intervals), 7,
                 lambda head, role: Text(interval(role.low, role.high))),
@@ -315,7 +315,7 @@ def _effect(findings: Findings, head: Head) -> Text:
 
 
 def _nearest(findings: Findings, head: Head) -> Text:
-    """What a head that only rests comes nearest to elsewhere, such as "local 0.45 of 9%"; dim, for it is no role."""
+    """What a head that is only a sink comes nearest to otherwise, as "local 0.45 of 9%"; dim, for it is no role."""
     found = heads_summary.nearest_role(findings, head)
     if found is None:
         return Text()
@@ -373,14 +373,14 @@ def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str
     """How to read the columns that are shown."""
     needed = ", ".join(f"{label(role)} {number(findings.role_facts(role).threshold)}" for role in roles)
     said = {
-        "rests": "attention on special tokens and the first",
-        "share": "how much of the attention the value is about: all of it, or what does not rest",
+        "sinks": "sink share, attention on special tokens and the first",
+        "share": "how much of the attention the value is about: all of it, or that share excluding sinks",
     }
     causal = findings.options.get("causal")
     if isinstance(causal, dict):
         said["effect"] = f"{heads_summary.printable(causal.get('what'))} without the head, by zero ablation"
     said[_OTHERWISE] = (
-        "of a head that only rests, the strongest measure of its other attention, and how much that is; it is no role"
+        "of a head that is only a sink, the strongest measure excluding sinks, and of how much attention; it is no role"
     )
     told = [f"{name}: {what}" for name, what in said.items() if name in shown]
     return "; ".join([*told, f"a role needs more than its baseline and than: {needed}"])

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
 _BAR = "#2f6fb0"
-_MOST_BARS = 24
 LABEL_ROOM_EM = 11
 _STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
 _LONGEST_TEXT = 2000
@@ -233,19 +232,23 @@ class MapCanvas(_Page):
     def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
         attention = record.maps[sheet.map]
         queries, keys = attention.queries, attention.keys
-        lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels])
+        lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels], style.paper)
         self.style, self.pool = style, 1
         notes = [*header.notes, *([lettering.note] if lettering.note else [])]
         layers, heads = sheet.layers, sheet.columns
         names = [f"L{layer}" for layer in layers], [self.head_name(head) for head in heads]
         rows, columns = names[::-1] if self.layers_across else names
+        meaning, paper = self.meaning[style.scale], style.paper
         if sheet.form == "overview":
             self.pool = layout.pool_factor(max(len(queries), len(keys)), len(columns))
             if self.pool > 1:
                 notes.append(layout.pool_note(self.pool))
             shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
-            left = max(52, *(math.ceil(lettering.width_px(row, layout.PANEL_TITLE_PX * 1.1)) + 20 for row in rows))
-            grid = layout.overview_grid(len(rows), len(columns), shape, notes, lettering.width_px, left)
+            size = paper.letters(layout.PANEL_TITLE_PX)
+            left = max(52, *(math.ceil(lettering.width_px(row, size * 1.1)) + 20 for row in rows))
+            grid = layout.overview_grid(
+                len(rows), len(columns), shape, notes, lettering.width_px, left, meaning=meaning, paper=paper
+            )
             at = [(layers.index(layer), heads.index(head)) for layer, head in sheet.heads]
             places = [
                 head * len(columns) + layer if self.layers_across else layer * len(columns) + head for layer, head in at
@@ -253,14 +256,15 @@ class MapCanvas(_Page):
         else:
             widest = (widest_label(lettering, queries.labels), widest_label(lettering, keys.labels))
             tokens = (len(queries), len(keys))
-            self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, notes, lettering.width_px)
-            if len(sheet.heads) == 1 and grid.numbers_fit:
+            said = partial(layout.pooled_grid, len(sheet.heads), tokens, widest, meaning=meaning, paper=paper)
+            self.pool, shape, grid = said(notes, lettering.width_px)
+            if len(sheet.heads) == 1 and grid.number_px:
                 notes.append("cells without a number: less than 0.005")
-                grid = layout.labelled_grid(1, shape, widest, notes, lettering.width_px)
+                self.pool, shape, grid = said(notes, lettering.width_px)
             places = list(range(len(sheet.heads)))
         super().__init__(grid.width_px, grid.height_px, lettering, header, grid.zoom)
         self.grid, zoom = grid, grid.zoom
-        self._label: Callable[[tuple[int, int]], list[Text]] | None = None
+        self._label: Callable[[tuple[float, float]], list[Text]] | None = None
         self._others: list[Text] | None = None
         self.corners = [grid.corners[place] for place in places]
         self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
@@ -275,12 +279,15 @@ class MapCanvas(_Page):
                 self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
             self._label = partial(write_token_labels, self, grid, self.map_px, (queries, keys), self.pool)
             self._label(self.corners[0])
-            left, below = (math.ceil(width(grid.label_px)) + 2 * _STRIP_PX for width in widest)
-            self._copy_labels(left, below)
+            if paper.is_screen:
+                left, below = (math.ceil(width(grid.label_px)) + 2 * _STRIP_PX for width in widest)
+                self._copy_labels(left, below)
+            else:
+                self.label_all()
         self._seams(queries, keys)
         self._colour_bar(cmap)
         self.foot(grid.footer_y, grid.footer, zoom)
-        single = sheet.form != "overview" and len(sheet.heads) == 1 and grid.numbers_fit
+        single = sheet.form != "overview" and len(sheet.heads) == 1 and grid.number_px
         self._numbers = self._number_cells(shape) if single else None
         self._tops = [
             self.write(
@@ -294,8 +301,9 @@ class MapCanvas(_Page):
         """The figure as it stands now as SVG or PDF."""
         self.label_all()
         drawn = super().vector(kind)
-        for text in self._others or ():
-            text.set_visible(False)  # in pixels they are copies
+        if self.paper.is_screen:
+            for text in self._others or ():
+                text.set_visible(False)  # in pixels they are copies
         return drawn
 
     def label_all(self) -> None:
@@ -310,7 +318,7 @@ class MapCanvas(_Page):
         attention = record.maps[sheet.map]
         self.title(record, sheet)
         values = [max_pool(attention.of(*pair), self.pool) for pair in sheet.heads]
-        tops = [float(v.max(initial=0.0)) for v in values]
+        tops = [float(v[np.isfinite(v)].max(initial=0.0)) for v in values]
         if self.style.scale == "fixed":
             limits = [1.0] * len(values)
         elif self.style.scale == "figure":
@@ -324,7 +332,7 @@ class MapCanvas(_Page):
             text.set_text(f"max {top:.2f}")
         if self._numbers is not None:
             for text, weight in zip(self._numbers, values[0].ravel(), strict=True):
-                share = min(1.0, float(weight) / limits[0])
+                share = min(1.0, max(0.0, float(weight) / limits[0]))
                 text.set_text(f"{weight:.2f}" if weight >= 0.005 else "")
                 text.set_color("white" if self._dark[round(share * 255)] else INK)
         return self
@@ -335,8 +343,10 @@ class MapCanvas(_Page):
         for row, name in enumerate(rows):
             x, y = self.grid.corners[row * len(columns)]
             self.write(x - 10, y + height / 2, name, size, ha="right", weight="bold")
-        size = min(size, width / 2.2)
-        for column, name in enumerate(columns):
+        size = self.paper.letters(min(size, width / 2.2))
+        pitch = self.grid.corners[-1][0] - self.grid.corners[-2][0] if len(columns) > 1 else width
+        step = self.label_step(columns[-1], size, pitch)
+        for column, name in list(enumerate(columns))[::step]:
             x, y = self.grid.corners[column]
             self.write(x + width / 2, y - 14 * self.zoom, name, size, ha="center", weight="bold")
 
@@ -364,8 +374,7 @@ class MapCanvas(_Page):
             self.lines(lines, color="#d1495b", animated=True)
 
     def _number_cells(self, shape: tuple[int, int]) -> list[Text]:
-        (x, y), cell = self.corners[0], self.grid.cell_px
-        size = min(14.0, cell * 0.36)
+        (x, y), cell, size = self.corners[0], self.grid.cell_px, self.grid.number_px
         return [
             self.write(x + (k + 0.5) * cell, y + (q + 0.5) * cell, "", size, ha="center", animated=True)
             for q in range(shape[0])
@@ -376,8 +385,9 @@ class MapCanvas(_Page):
         x, y, width, height = self.grid.bar
         self.colour_bar(self.grid.bar, cmap)
         size = layout.CAPTION_PX * self.zoom
-        meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
-        self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
+        if self.grid.told_beside:
+            meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
+            self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
         below = y + height + 12 * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(7)]
         self._tick(1.0)
@@ -396,26 +406,30 @@ class BarCanvas(_Page):
     meaning = "bars: the share of the query's attention that each key gets; a full panel is 1"
 
     def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
-        del style  # bars have one colour and always reach from 0 to 1
         attention = record.maps[sheet.map]
         keys = attention.keys
-        lettering = lettering_for([header.model, header.subtitle, *keys.labels, *attention.queries.labels])
-        self.n_bars = min(_MOST_BARS, len(keys))
+        lettering = lettering_for([header.model, header.subtitle, *keys.labels, *attention.queries.labels], style.paper)
         layers = {layer for layer, _ in sheet.heads}
         columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0
         if record.picked is not None or not columns:
             columns = layout.columns_for(len(sheet.heads))
+        self.n_bars = min(layout.most_bars(-(-len(sheet.heads) // columns), style.paper), len(keys))
         notes = [self.meaning, *header.notes[1:]]
         if self.n_bars < len(keys):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
         notes += [lettering.note] if lettering.note else []
         widest = widest_label(lettering, keys.labels)
-        self.bars = layout.bar_grid(len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px)
+        self.bars = layout.bar_grid(
+            len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px, style.paper
+        )
         super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
         tall = self.n_bars * self.bars.bar_px
-        size = min(layout.PANEL_TITLE_PX, self.bars.panel_px / 4)
-        for (x, y), title in zip(self.bars.corners, titles, strict=True):
-            self.write(x, y - 11, title, size, ha="left", weight="bold")
+        size = self.paper.letters(min(layout.PANEL_TITLE_PX, self.bars.panel_px / 4))
+        pitch = self.bars.corners[1][0] - self.bars.corners[0][0] if columns > 1 else math.inf
+        step = self.label_step(max(titles, key=len), size, pitch)
+        for number, ((x, y), title) in enumerate(zip(self.bars.corners, titles, strict=True)):
+            if number % columns % step == 0:
+                self.write(x, y - 11, title, size, ha="left", weight="bold")
         self.lines([[(x, y - 2), (x, y + tall)] for x, y in self.bars.corners])
         rim = self.bars.panel_px
         self.lines([[(x + rim, y - 2), (x + rim, y + tall)] for x, y in self.bars.corners], linestyles="dotted")
@@ -441,8 +455,7 @@ class BarCanvas(_Page):
         shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
         for texts in self._labels:
             for text, place in zip(texts, shown, strict=True):
-                room = LABEL_ROOM_EM * bars.label_px
-                text.set_text(self.lettering.fit(attention.keys.labels[place], bars.label_px, room))
+                text.set_text(self.lettering.fit(attention.keys.labels[place], bars.label_px, bars.label_room_px + 4))
                 text.set_color(label_color(attention.keys, int(place)))
         thick = bars.bar_px * 0.74
         boxes = [
@@ -463,10 +476,10 @@ class BarCanvas(_Page):
 def write_token_labels(
     page: Canvas,
     grid: layout.Grid,
-    map_px: tuple[int, int],
+    map_px: tuple[float, float],
     sides: tuple[Tokens, Tokens],
     pool: int,
-    corner: tuple[int, int],
+    corner: tuple[float, float],
 ) -> list[Text]:
     """Writes the labels of a map: queries at its left, keys below.
 
@@ -479,8 +492,8 @@ def write_token_labels(
         corner: Upper left corner of the map.
     """
     size, (x, y), written = grid.label_px, corner, []
-    room = LABEL_ROOM_EM * size + 0.5
-    for tokens, by_row in zip(sides, (True, False), strict=True):
+    rooms = max(grid.label_room_px, 1.0) + 0.5, LABEL_ROOM_EM * size + 0.5
+    for tokens, by_row, room in zip(sides, (True, False), rooms, strict=True):
         for place in range(0, len(tokens), grid.label_step * pool):
             label = page.lettering.fit(tokens.labels[place], size, room)
             color, middle = label_color(tokens, place), (place // pool + 0.5) * grid.cell_px

@@ -24,6 +24,81 @@ _HEADER_PX = MARGIN_PX + 56
 _PANEL_HEADER_PX = 26
 _BAR_WIDTH_PX, _BAR_HEIGHT_PX = 420, 14
 _GAP_PX = 26
+_NARROW_PX = 800
+_LEAST_PX = 560  # of a figure of few cells
+_MOST_BARS = 24
+_MOSTLY_EMPTY = 0.6
+_LARGEST_CELL_PX = 96
+_LABEL_SHARE = 0.84  # of the distance between two labels that their font size is
+_LABELS_AT_MOST = 0.4  # of the width of a map with its labels
+_SMALL_MAP_PX = 110
+_TALLEST_INCHES = 9.0  # of a figure on a page of paper
+
+_CROP_PX = MARGIN_PX - 4  # what a figure of a given width does without at each side
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a figure is laid out on; all in pixels of the layout, which need not be those of the file.
+
+    Attributes:
+        width_px: Width of a page.
+        fixed: Whether figures must be exactly that wide; else they may grow, and shrink.
+        least_px: Size of the smallest letters; 0 = any.
+        inch_px: How many pixels an inch has.
+        dpi: How many pixels of a PNG an inch has.
+        title: Whether a figure says above itself what it shows.
+        crop_px: Margin that is laid out but not shown, at the left and the right; above and below it is less.
+        font: A font that is taken first: the name of an installed family, or a file.
+    """
+
+    width_px: int = MIN_WIDTH_PX
+    fixed: bool = False
+    least_px: float = 0.0
+    inch_px: float = 100.0
+    dpi: int = 100
+    title: bool = True
+    crop_px: float = 0.0
+    font: str | None = None
+
+    @classmethod
+    def of_width(cls, inches: float, points: float, dpi: int, title: bool, font: str | None) -> Paper:
+        """Paper exactly so wide, on which captions, the smallest letters, have so many points."""
+        inch_px = 72 * CAPTION_PX / points
+        shown = inches * inch_px
+        width = math.ceil(shown) + 2 * _CROP_PX
+        return cls(width, True, CAPTION_PX, inch_px, dpi, title, (width - shown) / 2, font)
+
+    @property
+    def is_screen(self) -> bool:
+        """Whether a pixel of the layout is one of the file."""
+        return self.inch_px == self.dpi and not self.crop_px and self.title
+
+    @property
+    def crop_ends_px(self) -> float:
+        """Margin that is not shown above and below: the title and the last line of notes reach into it."""
+        return max(0.0, self.crop_px - 10)
+
+    @property
+    def room_px(self) -> int:
+        """Width between the margins."""
+        return self.width_px - 2 * MARGIN_PX
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether what usually stands side by side has to stand one below the other."""
+        return self.width_px < _NARROW_PX
+
+    def width_for(self, *wanted: float) -> int:
+        """Width of a figure that would like to be so wide: the largest of these, unless its width is fixed."""
+        return self.width_px if self.fixed else math.ceil(max(wanted))
+
+    def letters(self, size_px: float) -> float:
+        """A font size, no smaller than letters may be."""
+        return max(size_px, self.least_px)
+
+
+SCREEN = Paper()
 
 WidthPx = Callable[[str, float], float]
 """Gives the width of a text at a font size, all in pixels."""
@@ -44,23 +119,24 @@ class Grid:
         bar: The colour bar: x, y, width, height.
         footer_y: Middle of the first line of notes.
         footer: The notes, broken into lines.
+        number_px: Font size of a weight with two decimals in its cell; 0 = there is no room for it.
+        label_room_px: Width at which labels at the left are cut.
+        told_beside: Whether there is room beside the colour bar for what it means; else the notes begin with that.
     """
 
     width_px: int
     height_px: int
-    cell_px: int
-    corners: tuple[tuple[int, int], ...]
+    cell_px: float
+    corners: tuple[tuple[float, float], ...]
     label_px: float
     label_step: int
     zoom: float
     bar: tuple[int, int, int, int]
     footer_y: int
     footer: tuple[str, ...]
-
-    @property
-    def numbers_fit(self) -> bool:
-        """Whether a cell has room for a weight with two decimals."""
-        return self.cell_px >= 26
+    number_px: float
+    label_room_px: float
+    told_beside: bool
 
 
 def columns_for(n_panels: int) -> int:
@@ -81,6 +157,9 @@ def labelled_grid(
     notes: Sequence[str],
     width_of: WidthPx,
     pool: int = 1,
+    *,
+    meaning: str = "",
+    paper: Paper = SCREEN,
 ) -> Grid:
     """A grid of maps of which each has its token labels, at the left and below.
 
@@ -91,31 +170,30 @@ def labelled_grid(
         notes: What stands below.
         width_of: Measures a text.
         pool: How many tokens a row or column of a map stands for.
+        meaning: What the colours mean: the first of the notes where it has no room beside the colour bar.
+        paper: What it is laid out on.
     """
-    columns = columns_for(n_panels)
-    rows = math.ceil(n_panels / columns)
     n_queries, n_keys = shape
-    longest = max(shape)
+    spaced = paper.least_px / _LABEL_SHARE or LEGIBLE_PX  # between two labels
 
-    def sizes(cell: int) -> tuple[int, float, int, int]:
-        step = max(1, math.ceil(LEGIBLE_PX / cell))
-        font = min(MAX_LABEL_PX, cell * step * 0.84)
+    def sizes(cell: float) -> tuple[int, float, int, int]:
+        step = max(1, math.ceil(spaced / cell))
+        font = paper.least_px or min(MAX_LABEL_PX, cell * step * _LABEL_SHARE)
         return step, font, math.ceil(widest[0](font)) + 8, math.ceil(widest[1](font)) + 10
 
-    def width(cell: int) -> int:
-        return 2 * MARGIN_PX + columns * (sizes(cell)[2] + n_keys * cell) + (columns - 1) * _GAP_PX
-
-    def height(cell: int) -> int:
-        return _HEADER_PX + rows * (_PANEL_HEADER_PX + n_queries * cell + sizes(cell)[3] + 14)
-
-    # Cells grow until the page is full. Below `smallest` labels would be unreadable, so there the page grows.
-    smallest = max(2, min(LEGIBLE_PX, LARGEST_MAP_PX // longest))
-    cell = smallest
-    while cell < 96 and width(cell + 1) <= MIN_WIDTH_PX and (n_panels > 2 or height(cell + 1) <= MIN_SINGLE_PX):
-        cell += 1
-    step, font, left, below = sizes(cell)
-    total = max(MIN_WIDTH_PX, width(cell))
-    spare = total - width(cell)
+    if paper.fixed:
+        columns, cell, left = _fill_width(n_panels, shape, sizes(1.0)[2], sizes(1.0)[3], paper)
+    else:
+        columns = columns_for(n_panels)
+        cell, left = _fill_page(n_panels, shape, sizes), 0
+    rows = math.ceil(n_panels / columns)
+    step, font, beside, below = sizes(cell)
+    left = left or beside
+    needed = 2 * MARGIN_PX + columns * (left + n_keys * cell) + (columns - 1) * _GAP_PX
+    # Of maps that fill only part of a page, the page is no wider than they need.
+    least = _LEAST_PX if n_panels == 1 or needed < _MOSTLY_EMPTY * MIN_WIDTH_PX else MIN_WIDTH_PX
+    total = paper.width_for(least, needed)
+    spare = math.floor(total - needed)
     zoom = _zoom(total)
     header, panel_header = round(_HEADER_PX * zoom), round(_PANEL_HEADER_PX * zoom)
     # What is left of the page's width goes between the maps, not to one side.
@@ -130,7 +208,49 @@ def labelled_grid(
     )
     if step * pool > 1:
         notes = [*notes, f"one label for {step * pool} tokens"]
-    return _with_footer(total, header + rows * pitch_y, cell, corners, font, step, notes, width_of)
+    bottom = math.ceil(header + rows * pitch_y)
+    return _with_footer(total, bottom, cell, corners, font, step, notes, width_of, meaning, paper, left - 8.0)
+
+
+def _fill_page(n_panels: int, shape: tuple[int, int], sizes: Callable[[float], tuple[int, float, int, int]]) -> int:
+    """Width of a cell at which a page of the usual width is full; it grows where labels would be unreadable."""
+    (n_queries, n_keys), columns = shape, columns_for(n_panels)
+    rows = math.ceil(n_panels / columns)
+
+    def width(cell: int) -> int:
+        return 2 * MARGIN_PX + columns * (sizes(cell)[2] + n_keys * cell) + (columns - 1) * _GAP_PX
+
+    def height(cell: int) -> int:
+        return _HEADER_PX + rows * (_PANEL_HEADER_PX + n_queries * cell + sizes(cell)[3] + 14)
+
+    cell = max(2, min(LEGIBLE_PX, LARGEST_MAP_PX // max(shape)))
+    while cell < _LARGEST_CELL_PX and width(cell + 1) <= MIN_WIDTH_PX:
+        if n_panels <= 2 and height(cell + 1) > MIN_SINGLE_PX:
+            break
+        cell += 1
+    return cell
+
+
+def _fill_width(n_panels: int, shape: tuple[int, int], left: int, below: int, paper: Paper) -> tuple[int, float, int]:
+    """Maps in a row, width of a cell and room for labels at which the width is full.
+
+    Fewer maps stand side by side where they would be small, as long as the figure fits a page of paper.
+    """
+    n_queries, n_keys = shape
+
+    def sizes(columns: int) -> tuple[float, int]:
+        pitch = (paper.room_px - (columns - 1) * _GAP_PX) / columns
+        room = max(8, min(left, round(pitch * _LABELS_AT_MOST)))
+        cell = min((pitch - room) / n_keys, _LARGEST_CELL_PX)
+        rows = math.ceil(n_panels / columns)
+        around = rows * (_PANEL_HEADER_PX + below + 14) + _HEADER_PX + 100
+        return min(cell, max(1.0, (_TALLEST_INCHES * paper.inch_px - around) / rows / n_queries)), room
+
+    choices = [columns_for(n_panels)]
+    while choices[-1] > 1 and sizes(choices[-1])[0] * n_keys < _SMALL_MAP_PX:
+        choices.append(choices[-1] - 1)
+    columns = max(choices, key=lambda columns: (min(sizes(columns)[0] * n_keys, _SMALL_MAP_PX), columns))
+    return columns, *sizes(columns)
 
 
 def pooled_grid(
@@ -139,6 +259,9 @@ def pooled_grid(
     widest: tuple[Callable[[float], float], Callable[[float], float]],
     notes: Sequence[str],
     width_of: WidthPx,
+    *,
+    meaning: str = "",
+    paper: Paper = SCREEN,
 ) -> tuple[int, tuple[int, int], Grid]:
     """As `labelled_grid`, for maps of any size: where the figure would be too large to draw, its cells are pooled.
 
@@ -149,7 +272,7 @@ def pooled_grid(
     while True:
         shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
         told = [*notes, pool_note(pool)] if pool > 1 else notes
-        grid = labelled_grid(n_panels, shape, widest, told, width_of, pool)
+        grid = labelled_grid(n_panels, shape, widest, told, width_of, pool, meaning=meaning, paper=paper)
         if grid.width_px * grid.height_px <= MOST_PX or max(shape) == 1:
             return pool, shape, grid
         pool += 1
@@ -161,7 +284,15 @@ def pool_note(pool: int) -> str:
 
 
 def overview_grid(
-    n_rows: int, n_columns: int, shape: tuple[int, int], notes: Sequence[str], width_of: WidthPx, left: int = 52
+    n_rows: int,
+    n_columns: int,
+    shape: tuple[int, int],
+    notes: Sequence[str],
+    width_of: WidthPx,
+    left: int = 52,
+    *,
+    meaning: str = "",
+    paper: Paper = SCREEN,
 ) -> Grid:
     """A grid of small maps without token labels.
 
@@ -172,46 +303,58 @@ def overview_grid(
         notes: What stands below.
         width_of: Measures a text.
         left: Room for the rows' names.
+        meaning: What the colours mean: the first of the notes where it has no room beside the colour bar.
+        paper: What it is laid out on.
     """
-    gap = 8
-    room = (MIN_WIDTH_PX - 2 * MARGIN_PX - left - (n_columns - 1) * gap) / n_columns
+    gap = 8 if not paper.is_narrow else 4
+    room = (paper.room_px - left - (n_columns - 1) * gap) / n_columns
     # As large as fits the page, but not huge where a layer has few heads. Maps of few keys, such as those from a long
     # target to a short text, may be as tall as the page has room for, and the page becomes narrower around them.
-    is_tall = shape[0] > shape[1]
+    is_tall = shape[0] > shape[1] and not paper.fixed
     tallest = max(min(room, 300), min((MIN_WIDTH_PX - _HEADER_PX) / n_rows, 480) if is_tall else 0)
-    cell = max(1, math.floor(min(min(room, 300) / shape[1], tallest / shape[0])))
-    content = left + n_columns * (shape[1] * cell + gap) - gap
+    cell = min(min(room, 300) / shape[1], tallest / shape[0])
+    cell = cell if paper.fixed else max(1, math.floor(cell))
+    content = math.ceil(left + n_columns * (shape[1] * cell + gap) - gap)
     page = MIN_WIDTH_PX
     if is_tall:
-        page = min(page, max(NARROWEST_PX, 2 * MARGIN_PX + content + n_columns * shape[1] * cell))
-    total = max(page, 2 * MARGIN_PX + content)
+        page = min(page, math.ceil(max(NARROWEST_PX, 2 * MARGIN_PX + content + n_columns * shape[1] * cell)))
+    total = paper.width_for(page, 2 * MARGIN_PX + content)
     spare = (total - 2 * MARGIN_PX - content) // n_columns
     pitch_x, pitch_y = shape[1] * cell + gap + spare, shape[0] * cell + gap
     zoom = _zoom(total)
     header = round((_HEADER_PX + 30) * zoom)
-    wanted = MIN_SINGLE_PX - header - 12 - _BAR_HEIGHT_PX - 40 - MARGIN_PX
-    pitch_y += max(0, min(spare + 40, -(-wanted // n_rows) - pitch_y))
+    if not paper.fixed:
+        wanted = MIN_SINGLE_PX - header - 12 - _BAR_HEIGHT_PX - 40 - MARGIN_PX
+        pitch_y += max(0, min(spare + 40, -(-wanted // n_rows) - pitch_y))
     corners = tuple(
         (MARGIN_PX + left + column * pitch_x + spare // 2, header + row * pitch_y)
         for row in range(n_rows)
         for column in range(n_columns)
     )
-    return _with_footer(total, header + n_rows * pitch_y, cell, corners, 0.0, 1, notes, width_of)
+    bottom = math.ceil(header + n_rows * pitch_y)
+    return _with_footer(total, bottom, cell, corners, 0.0, 1, notes, width_of, meaning, paper, 0.0)
 
 
 def _with_footer(
     width: int,
     bottom: int,
-    cell: int,
-    corners: tuple[tuple[int, int], ...],
+    cell: float,
+    corners: tuple[tuple[float, float], ...],
     font: float,
     step: int,
     notes: Sequence[str],
     width_of: WidthPx,
+    meaning: str,
+    paper: Paper,
+    label_room: float,
 ) -> Grid:
     zoom = _zoom(width)
-    lines = wrap(" · ".join(notes), (width - 2 * MARGIN_PX) / zoom, width_of)
-    bar = (MARGIN_PX, bottom + 12, round(_BAR_WIDTH_PX * zoom), round(_BAR_HEIGHT_PX * zoom))
+    beside = width >= _NARROW_PX
+    told = notes if beside or not meaning else [meaning, *notes]
+    lines = wrap(" · ".join(told), (width - 2 * MARGIN_PX) / zoom, width_of)
+    bar_px = min(_BAR_WIDTH_PX * zoom, width - 2 * MARGIN_PX - 20)
+    inset = 8 if paper.fixed else 0  # half of its first number
+    bar = (MARGIN_PX + inset, bottom + 12, round(bar_px), round(_BAR_HEIGHT_PX * zoom))
     footer_y = bottom + 12 + round((_BAR_HEIGHT_PX + 40) * zoom)
     return Grid(
         width_px=width,
@@ -224,6 +367,9 @@ def _with_footer(
         bar=bar,
         footer_y=footer_y,
         footer=lines,
+        number_px=0.0 if cell < max(26, 2.5 * paper.least_px) else paper.letters(min(14.0, cell * 0.36)),
+        label_room_px=label_room,
+        told_beside=beside,
     )
 
 
@@ -255,6 +401,7 @@ class Bars:
         panel_px: Width of a head's bars at weight 1.
         bar_px: Distance from bar to bar.
         label_px: Font size of the keys' labels.
+        label_room_px: Width at which they are cut.
         first_of_row: Which heads begin a row and so have the labels.
         footer_y: Middle of the first line of notes.
         footer: The notes, broken into lines.
@@ -266,6 +413,7 @@ class Bars:
     panel_px: int
     bar_px: int
     label_px: float
+    label_room_px: float
     first_of_row: tuple[int, ...]
     footer_y: int
     footer: tuple[str, ...]
@@ -273,11 +421,17 @@ class Bars:
     @property
     def numbers_fit(self) -> bool:
         """Whether the weight can stand at the end of a bar."""
-        return self.panel_px >= 200 and self.bar_px >= 14
+        return self.panel_px >= 160 and self.bar_px >= 14
 
 
 def bar_grid(
-    n_panels: int, columns: int, n_bars: int, widest: Callable[[float], float], notes: Sequence[str], width_of: WidthPx
+    n_panels: int,
+    columns: int,
+    n_bars: int,
+    widest: Callable[[float], float],
+    notes: Sequence[str],
+    width_of: WidthPx,
+    paper: Paper = SCREEN,
 ) -> Bars:
     """Places the bars of several heads.
 
@@ -288,14 +442,18 @@ def bar_grid(
         widest: Gives the width of the widest label at a font size.
         notes: What stands below.
         width_of: Measures a text.
+        paper: What it is laid out on.
     """
     rows = math.ceil(n_panels / columns)
-    bar = max(12, min(30, 1000 // (rows * n_bars)))
-    font = min(MAX_LABEL_PX, bar * 0.82)
+    bar = max(_bar_pitch(paper), min(30, 1000 // (rows * n_bars)))
+    font = paper.least_px or min(MAX_LABEL_PX, bar * 0.82)
     left = math.ceil(widest(font)) + 10
     gap = 14 if columns > 4 else 60
-    panel = min(900, (MIN_WIDTH_PX - 2 * MARGIN_PX - left - (columns - 1) * gap) // columns)
-    panel = max(40, panel)
+    end = 30
+    if paper.fixed:
+        left, gap, end = min(left, paper.room_px // 3), 8 if columns > 2 else 20, 0
+    panel = min(900, (paper.room_px - left - (columns - 1) * gap - end * paper.fixed) // columns)
+    panel = max(8 if paper.fixed else 40, panel)
     pitch_y = _PANEL_HEADER_PX + n_bars * bar + 20
     corners = tuple(
         (
@@ -304,7 +462,9 @@ def bar_grid(
         )
         for i in range(n_panels)
     )
-    width = max(MIN_WIDTH_PX if columns > 1 else 0, 2 * MARGIN_PX + left + columns * (panel + gap) - gap + 30)
+    width = paper.width_for(
+        MIN_WIDTH_PX if columns > 1 else 0, 2 * MARGIN_PX + left + columns * (panel + gap) - gap + end
+    )
     lines = wrap(" · ".join(notes), width - 2 * MARGIN_PX, width_of)
     footer_y = _HEADER_PX + rows * pitch_y + 16
     return Bars(
@@ -314,10 +474,23 @@ def bar_grid(
         panel_px=panel,
         bar_px=bar,
         label_px=font,
+        label_room_px=left - 10.0,
         first_of_row=tuple(range(0, n_panels, columns)),
         footer_y=footer_y,
         footer=lines,
     )
+
+
+def most_bars(rows: int, paper: Paper) -> int:
+    """How many keys bars are drawn of, in so many rows of heads."""
+    if not paper.fixed:
+        return _MOST_BARS
+    tall = (_TALLEST_INCHES * paper.inch_px - _HEADER_PX - 80) / rows - _PANEL_HEADER_PX - 20
+    return max(3, min(_MOST_BARS, math.floor(tall / _bar_pitch(paper))))
+
+
+def _bar_pitch(paper: Paper) -> int:
+    return max(12, math.ceil(paper.least_px / 0.82))
 
 
 def pool_factor(n_tokens: int, n_heads: int) -> int:

@@ -20,6 +20,8 @@ LEFT_PX = 50  # for the layers' names
 TOP_PX = layout.MARGIN_PX + 62
 KIND_PX = 54
 HEAD_NAMES_PX = 26
+_COMPACT_PX = 135  # width of a small map where the page is of paper
+_INTERVAL_SHARE = 0.7  # of the size of a number that its interval is
 _MANY_LAYERS = 16  # more of them make a page that no screen shows whole
 _UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
@@ -90,27 +92,30 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
         scales = {name: scale for name, scale in scales.items() if scale.known}
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     n_heads, n_layers = max(heads for _, heads in shapes), max(layers for layers, _ in shapes)
+    paper = lettering.paper
     # A page of many layers is tall and is seen shrunk: fewer and larger names can still be read there.
-    (left, label_px) = (36, 11.0) if n_layers <= _MANY_LAYERS else (48, 15.0)
-    gap = 30
-    inside = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX
-    columns = max(1, min(len(scales), (inside + gap) // (max(250, left + n_heads * 8) + gap)))
-    cell_w = max(8, min(44, ((inside + gap) // columns - gap - left) // n_heads))
-    cell_h = max(8, min(cell_w, 32, 420 // n_layers))
-    width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
+    (left, label_px) = (36, 11.0) if n_layers <= _MANY_LAYERS or paper.fixed else (48, 15.0)
+    gap, least = (16, _COMPACT_PX) if paper.fixed else (30, max(250, left + n_heads * 8))
+    inside = paper.room_px
+    columns = max(1, min(len(scales), (inside + gap) // (least + gap)))
+    cell_w = min(44.0, ((inside + gap) // columns - gap - left) / n_heads)
+    cell_w = cell_w if paper.fixed else max(8, math.floor(cell_w))
+    cell_h = max(8, min(math.floor(cell_w), 32, 420 // n_layers))
+    width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
     pitch_x = (width - 2 * layout.MARGIN_PX + gap) // columns
     room = pitch_x - gap
-    meanings = {name: _two_lines(_meaning(findings, name), room, lettering) for name in scales}
-    above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 76
+    meanings = {name: [] if paper.fixed else _two_lines(_meaning(findings, name), room, lettering) for name in scales}
+    above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 46 if paper.fixed else 76
     at, tops = float(TOP_PX), []
     for layers, _ in shapes:
         at += KIND_PX if len(shapes) > 1 else 0
         tops.append(at)
         at += -(-len(scales) // columns) * (above + layers * cell_h + below)
+    uniform = _UNIFORM.replace("▲ uniform", "lines over a bar") if paper.fixed else _UNIFORM
     said = [
         "rows: layers, columns: heads",
         "each map has its own colours: the bar below it tells which",
-        *([_UNIFORM] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
+        *([uniform] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
         *heads_summary.corpus_notes(findings),
     ]
     if undefined and len(undefined) < len(scales):
@@ -128,8 +133,9 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
         for place, (name, scale) in enumerate(scales.items()):
             x = layout.MARGIN_PX + place % columns * pitch_x
             y = top + place // columns * (above + shape[0] * cell_h + below)
-            title = lettering.fit(printable(name), layout.PANEL_TITLE_PX, room * 0.88)
-            page.write(x, y + 8, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+            size = layout.CAPTION_PX if paper.fixed else layout.PANEL_TITLE_PX
+            title = lettering.fit(printable(name), size, room * 0.88)
+            page.write(x, y + 8, title, size, ha="left", weight="bold")
             for line_number, line in enumerate(meanings[name]):
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
             corner = (x + left, y + above)
@@ -161,16 +167,22 @@ def measure_page(
     """
     shapes = [findings_shape(findings, kind) for kind in findings.kinds]
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
-    room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - LEFT_PX
-    cell_w = max(24, min(240, room // n_heads))
+    paper = lettering.paper
+    room = paper.room_px - LEFT_PX
+    cell_w = min(240.0, room / n_heads)
+    cell_w = cell_w if paper.fixed else max(24, math.floor(cell_w))
     cell_h = max(24, min(round(cell_w * 0.62), 90, max(44, 1000 // n_layers)))
-    width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_heads * cell_w)
+    width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_heads * cell_w)
     tops, bottom = place_kinds(findings, cell_h)
     bar_y = bottom + 30
-    numbers = cell_w >= 40
+    size = paper.letters(min(18.0, cell_w * 0.26))
+    written = [scale.written(head.measures[measure].value) for head in findings.heads if measure in head.measures]
+    widest = max((lettering.width_px(text, size) for text in written), default=0.0)
+    numbers = cell_w > widest * 1.05 if paper.fixed else cell_w >= 40
     intervals = (
         numbers
         and cell_h >= 44
+        and size * _INTERVAL_SHARE >= paper.least_px
         and any(measure in head.measures and math.isfinite(head.measures[measure].low) for head in findings.heads)
     )
     said = [_UNIFORM] if math.isfinite(scale.uniform[0]) else []
@@ -198,11 +210,17 @@ def measure_page(
     if numbers:
         lefts = layout.MARGIN_PX + LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
-        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), intervals))
-    bar = (layout.MARGIN_PX + LEFT_PX, bar_y, 420, 14)
-    page.scale(bar, scale, size_px=layout.CAPTION_PX, most=11)
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, intervals))
+    bar = (layout.MARGIN_PX + LEFT_PX, bar_y, min(420, room - 20), 14)
+    page.scale(bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
     unit = heads_summary.unit_of(findings, measure)
-    page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=(layout.MARGIN_PX, width), unit=unit)
+    page.uniform(
+        bar,
+        scale,
+        size_px=layout.CAPTION_PX,
+        room=(layout.MARGIN_PX, width - layout.MARGIN_PX * paper.fixed),
+        unit=unit,
+    )
     return page
 
 
@@ -211,12 +229,13 @@ def numbers_of(
     measure: str,
     scale: Scale,
     corners: Mapping[str, tuple[float, float]],
-    cell: tuple[int, int],
+    cell: tuple[float, float],
+    size: float,
     intervals: bool,
 ) -> list[Number]:
     """The value of each head, and below it how far its interval reaches."""
     written = scale.written
-    cmap, size = colormap(scale.cmap), min(18.0, cell[0] * 0.26)
+    cmap = colormap(scale.cmap)
     found = []
     for head in findings.heads:
         one = head.measures.get(measure)
@@ -228,7 +247,7 @@ def numbers_of(
         found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), written(value), size, ink))
         if intervals and math.isfinite(half):
             said = _half(half) if written is number else f"±{written(half)}"
-            found.append(Number(x, y + cell[1] * 0.22, said, size * 0.7, ink))
+            found.append(Number(x, y + cell[1] * 0.22, said, size * _INTERVAL_SHARE, ink))
     return found
 
 
@@ -253,7 +272,7 @@ def place_kinds(findings: Findings, cell_px: int) -> tuple[list[int], int]:
     return tops, at
 
 
-def name_kinds(page: Page, findings: Findings, tops: Sequence[int], cell: tuple[int, int]) -> None:
+def name_kinds(page: Page, findings: Findings, tops: Sequence[int], cell: tuple[float, float]) -> None:
     """Names of layers and heads beside them, and of the kinds of attention where there are several."""
     for kind, top in zip(findings.kinds, tops, strict=True):
         page.sides((layout.MARGIN_PX + LEFT_PX, top), findings_shape(findings, kind), cell)
@@ -275,7 +294,7 @@ class MeasurePage(Page):
         findings: Findings,
         kind: str,
         measure: str,
-        cell: tuple[int, int],
+        cell: tuple[float, float],
         scale: Scale,
     ) -> None:
         """Coloured cells of the heads that there are, (layer, head); grey where the measure is undefined."""
@@ -300,9 +319,12 @@ class MeasurePage(Page):
         ticks = scale.ticks
         if len(ticks) > most:
             ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
+        size_px = self.paper.letters(size_px)
         for tick in ticks:
-            at = x + width * scale.share(tick)
-            self.write(at, y + height + size_px * 0.95, _tick(tick), size_px, ha="center", color=FAINT)
+            at, side = x + width * scale.share(tick), "center"
+            if self.paper.fixed and most <= 3:  # the ends of a short bar have no room beyond it
+                side = {ticks[0]: "left", ticks[-1]: "right"}.get(tick, side)
+            self.write(at, y + height + size_px * 0.95, _tick(tick), size_px, ha=side, color=FAINT)
 
     def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
         """Lines over the bar where uniform attention is, a triangle below them, and its value beside that."""
@@ -314,10 +336,17 @@ class MeasurePage(Page):
         at = x + width * scale.share(middle)
         ends = {x + width * scale.share(value) for value in scale.uniform}
         self.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
+        if self.paper.fixed and width < _COMPACT_PX:
+            return
         # The words stand at the side where there is room for them.
         words, down = f"uniform {scale.uniform_text}{unit}", y + height + size_px * 2.4
         self.write(at, down, "▲", size_px, ha="center", color=INK)
         wide = self.lettering.width_px(words, size_px) * 1.04
+        if self.paper.fixed and min(at + size_px + wide - room[1], room[0] + wide - at + size_px) > 0:
+            words = f"uniform {scale.uniform_text}"  # what the page says of it has its unit
+            wide = self.lettering.width_px(words, size_px) * 1.04
+            if min(at + size_px + wide - room[1], room[0] + wide - at + size_px) > 0:
+                return
         if at + size_px + wide <= room[1]:
             self.write(at + size_px * 0.7, down, words, size_px, ha="left", color=INK)
         else:

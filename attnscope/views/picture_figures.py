@@ -20,6 +20,7 @@ from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.pictures import MEAN, Picture
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, colormap
+from attnscope.views.layout import Paper
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
 from attnscope.views.style import Scale, Style
@@ -35,6 +36,7 @@ DARKEST = 0.6
 _MARK, _HALO = "#ff5a00", "#ffffff"
 _LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _PHOTO_PX = 760, 420, 224
 _TOP_PX, _GAP_PX, _CAPTION_PX = 92, 10, 24
+_SMALL_PANEL_PX = 130  # on paper of a given width
 _MEANING: Mapping[Scale, str] = {
     "fixed": "attention weight: the share of the query's attention that a patch gets",
     "figure": "attention weight: the share of the query's attention that a patch gets (scale: largest of this figure)",
@@ -181,16 +183,18 @@ class PicturePage(Page):
         self.cmap = colormap(style.cmap)
         self.attention = record.maps[0]
         title = f"{record.run.get('model', 'model')} · {self.title(sheet, self.attention)}"
-        lettering = lettering_for([title, self.picture.facts])
-        self.cell, self.columns = self._sizes()
+        lettering = lettering_for([title, self.picture.facts], style.paper)
+        paper = style.paper
+        self.cell, self.columns = self._sizes(paper)
         rows, columns = self.picture.grid
         self.panel = (columns * self.cell, rows * self.cell)
         left, top, self.pitch = self._pitch()
         n_lines = math.ceil(len(sheet.heads) / self.columns)
         content = left + self.columns * self.pitch[0] - _GAP_PX
-        width = max(layout.MIN_WIDTH_PX, content + layout.MARGIN_PX)
-        below = top + n_lines * self.pitch[1] + (50 if sheet.form == "single" else 0)
-        footer = layout.wrap(" · ".join(self._notes(lettering)), width - 2 * layout.MARGIN_PX, lettering.width_px)
+        width = paper.width_for(layout.MIN_WIDTH_PX, content + layout.MARGIN_PX)
+        below = math.ceil(top + n_lines * self.pitch[1]) + (50 if sheet.form == "single" else 0)
+        said = [*([self.meaning[style.scale]] if paper.is_narrow else []), *self._notes(lettering)]
+        footer = layout.wrap(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = below + 14 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
         self.head(title, self.picture.facts)
@@ -202,17 +206,19 @@ class PicturePage(Page):
         self.corners = self._corners(left + shift, top)
         for corner, patches, own in zip(self.corners, maps, tops, strict=True):
             shown = (own or 1.0) if style.scale == "head" else limit
-            self._put(corner, overlay(self.picture, patches, self.cell, self.cmap, shown))
+            self._put(corner, overlay(self.picture, patches, self._sharp(self.cell), self.cmap, shown), self.cell)
         self._photo(left + shift, top)
         self._bar(limit)
         self._names(left)
         self._captions(tops)
         self.foot(below + 14, footer)
 
-    def _sizes(self) -> tuple[int, int]:
+    def _sizes(self, paper: Paper) -> tuple[float, int]:
         """Pixels of a patch, and how many overlays stand side by side."""
         rows, columns = self.picture.grid
-        room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX
+        room = paper.room_px
+        if paper.fixed:
+            return self._sizes_in(room)
         if self.sheet.form == "single":
             return max(1, min(_LARGEST_SINGLE_PX // max(rows, columns), (room - _GAP_PX) // 2 // columns)), 1
         if self.sheet.form == "overview":
@@ -223,7 +229,20 @@ class PicturePage(Page):
         wide = min(_LARGEST_PANEL_PX, room // side_by_side - _GAP_PX)
         return max(1, min(wide // columns, _LARGEST_PANEL_PX // rows)), side_by_side
 
-    def _pitch(self) -> tuple[int, int, tuple[int, int]]:
+    def _sizes_in(self, room: int) -> tuple[float, int]:
+        """The same where the width is fixed and must be full."""
+        rows, columns = self.picture.grid
+        if self.sheet.form == "single":
+            return (room - 2 * _GAP_PX) / 2 / columns, 1
+        if self.sheet.form == "overview":
+            n_heads = len(self.sheet.columns)
+            return ((room - self.names_px + _GAP_PX) / n_heads - _GAP_PX) / columns, n_heads
+        side_by_side = min(layout.columns_for(len(self.sheet.heads)), 6)
+        while side_by_side > 1 and room / side_by_side < _SMALL_PANEL_PX:
+            side_by_side -= 1
+        return min(room / side_by_side - _GAP_PX, _LARGEST_PANEL_PX) / columns, side_by_side
+
+    def _pitch(self) -> tuple[float, float, tuple[float, float]]:
         """Left and upper edge of the overlays, and the distances between them."""
         width, height = self.panel
         if self.sheet.form == "single":
@@ -240,10 +259,11 @@ class PicturePage(Page):
     def _photo_px(self) -> tuple[int, int]:
         """Width and height of the photo where it is small."""
         rows, columns = self.picture.grid
-        cell = max(1, _PHOTO_PX // max(rows, columns))
+        most = _PHOTO_PX if not self.style.paper.fixed else _SMALL_PANEL_PX
+        cell = max(1, most // max(rows, columns))
         return columns * cell, rows * cell
 
-    def _corners(self, left: int, top: int) -> list[tuple[int, int]]:
+    def _corners(self, left: float, top: float) -> list[tuple[float, float]]:
         across, down = self.pitch
         if self.sheet.form == "overview":
             layers, heads = self.sheet.layers, self.sheet.columns
@@ -252,12 +272,16 @@ class PicturePage(Page):
             places = [divmod(number, self.columns) for number in range(len(self.sheet.heads))]
         return [(left + column * across, top + row * down) for row, column in places]
 
-    def _put(self, corner: tuple[int, int], pixels: Pixels) -> None:
-        height, width = pixels.shape[:2]
-        self.image((*corner, width, height)).set_data(pixels)
-        self._mark(corner, width // self.picture.grid[1])
+    def _sharp(self, cell: float) -> int:
+        """Pixels of a patch in an image: as many as in the PNG."""
+        return max(1, math.ceil(cell * self.paper.dpi / self.paper.inch_px))
 
-    def _mark(self, corner: tuple[int, int], cell: int) -> None:
+    def _put(self, corner: tuple[float, float], pixels: Pixels, cell: float) -> None:
+        rows, columns = self.picture.grid
+        self.image((*corner, columns * cell, rows * cell)).set_data(pixels)
+        self._mark(corner, cell)
+
+    def _mark(self, corner: tuple[float, float], cell: float) -> None:
         """A frame around the query, where it has a place."""
         patches = np.flatnonzero(~self.attention.queries.special)
         found = np.flatnonzero(patches == self.sheet.query)
@@ -269,25 +293,29 @@ class PicturePage(Page):
             grown_box = (box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown)
             self.outline([grown_box], color, thick, animated=True)
 
-    def _photo(self, left: int, top: int) -> None:
+    def _photo(self, left: float, top: float) -> None:
         if self.sheet.form == "single":
             corner, cell = (left - self.panel[0] - 2 * _GAP_PX, top), self.cell
         else:
-            corner, cell = (layout.MARGIN_PX, _TOP_PX), self._photo_px()[0] // self.picture.grid[1]
-        self._put(corner, _resize(self.picture, cell))
+            corner, cell = (layout.MARGIN_PX, _TOP_PX), self._photo_px()[0] / self.picture.grid[1]
+        self._put(corner, _resize(self.picture, self._sharp(cell)), cell)
         if self.sheet.form == "single":
             self.write(corner[0], corner[1] - 12, "the picture", layout.PANEL_TITLE_PX, ha="left", weight="bold")
 
     def _bar(self, top: float) -> None:
         """The colours, as they are over bright and over dark parts of the photo."""
+        narrow = self.paper.is_narrow
         if self.sheet.form == "single":
             x, y = self.corners[0][0] - self.panel[0] - 2 * _GAP_PX, self.corners[0][1] + self.panel[1] + 16
+            x += 8 if self.paper.fixed else 0
         else:
             x, y = layout.MARGIN_PX + self._photo_px()[0] + 28, _TOP_PX + self._photo_px()[1] - 56
             about = f"query: {_query_name(self.sheet, self.attention)}"
+            about = self.lettering.fit(about, layout.PANEL_TITLE_PX * 1.12, self.width_px - layout.MARGIN_PX - x)
             y = _TOP_PX + self._photo_px()[1] // 2
             self.write(x, y - 34, about, layout.PANEL_TITLE_PX, ha="left", weight="bold")
-        width, height = 420, 18
+        width = 420 if not self.paper.fixed else math.floor(min(420, self.width_px - layout.MARGIN_PX - x - 90))
+        height = 18 if not self.paper.fixed else 26
         ramp = self.cmap(np.linspace(0, 1, width))[None, :, :3].repeat(height, 0)
         grey = np.ones((height, width))
         grey[height // 2 :] = 0
@@ -296,19 +324,23 @@ class PicturePage(Page):
         size = layout.CAPTION_PX
         self.write(x + width + 16, y + height / 4, "over white", size * 0.85, ha="left", color=FAINT)
         self.write(x + width + 16, y + height * 3 / 4 + 2, "over black", size * 0.85, ha="left", color=FAINT)
-        meaning = self.meaning[self.style.scale]
-        self.write(x + width + 100, y + height / 2, meaning, size, ha="left", color=INK)
+        if not narrow:
+            meaning = self.lettering.fit(
+                self.meaning[self.style.scale], size, self.width_px - layout.MARGIN_PX - (x + width + 100)
+            )
+            self.write(x + width + 100, y + height / 2, meaning, size, ha="left", color=INK)
         for tick in layout.nice_ticks(top):
             self.write(x + width * tick / top, y + height + 12, f"{tick:g}", size, ha="center")
 
-    def _names(self, left: int) -> None:
+    def _names(self, left: float) -> None:
         if self.sheet.form != "overview":
             return
-        size = min(layout.PANEL_TITLE_PX, self.pitch[0] / 2.2, self.names_px / 3.4)
+        size = self.paper.letters(min(layout.PANEL_TITLE_PX, self.pitch[0] / 2.2, self.names_px / 3.4))
+        step = self.label_step(self.column_name(self.sheet.columns[-1]), size, self.pitch[0])
         for (layer, head), (x, y) in zip(self.sheet.heads, self.corners, strict=True):
             if x == self.corners[0][0]:
                 self.write(left - 10, y + self.panel[1] / 2, self.row_name(layer), size, ha="right", weight="bold")
-            if y == self.corners[0][1]:
+            if y == self.corners[0][1] and self.sheet.columns.index(head) % step == 0:
                 self.write(x + self.panel[0] / 2, y - 12, self.column_name(head), size, ha="center", weight="bold")
 
     def _captions(self, tops: Sequence[float]) -> None:
@@ -319,6 +351,12 @@ class PicturePage(Page):
             self.write(x, y - 12, self.panel_name(pair), layout.PANEL_TITLE_PX, ha="left", weight="bold")
             told = [f"max {top:.3g}", *self._elsewhere(pair)]
             room = self.panel[0] - self.lettering.width_px(self.panel_name(pair), layout.PANEL_TITLE_PX) * 1.2 - 10
+            while (
+                self.paper.fixed
+                and len(told) > 1
+                and self.lettering.width_px(" · ".join(told), layout.CAPTION_PX) > room
+            ):
+                told.pop()
             text = self.lettering.fit(" · ".join(told), layout.CAPTION_PX, room)
             self.write(x + self.panel[0], y - 12, text, layout.CAPTION_PX, ha="right", color=FAINT)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, amount
 from attnscope.records.pooled import Link, PooledHeatmap, around
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, LINE, Page, colormap
@@ -27,7 +27,8 @@ _BAND, _MARK = "#2f6fb0", "#d1495b"
 _LEAST_RECEIVED = 0.1
 _LONGEST_TEXT = 2000
 _HEADER_PX = layout.MARGIN_PX + 62
-_SHOWN_LINKS = 10
+_SHOWN_LINKS, _LINK_PX = 10, 62
+_SMALL_MAP_PX = 110
 _LEAST_WIDTH_PX = 1100
 _MEANING = {
     "mean": "share of attention that the queries of a row give to the keys of a column (logarithmic)",
@@ -100,7 +101,7 @@ class _Page(Page):
             (around(self._map.queries, link.query, 34), around(self._map.keys, link.key, 34)) for link in links
         ]
         title, subtitle = self._titles()
-        lettering = lettering_for([title, subtitle, *(end for told in self._told for end in told)])
+        lettering = lettering_for([title, subtitle, *(end for told in self._told for end in told)], style.paper)
         plan = self._plan(lettering)
         super().__init__(plan.width, plan.height, lettering)
         self.head(title, subtitle, bold=1.1)
@@ -124,7 +125,7 @@ class _Page(Page):
         record, sheet, attention = self._record, self._sheet, self._map
         kind = f"{attention.kind} " if len(record.maps) > 1 else ""
         n = len(attention.keys) if attention.kind != "cross" else f"{len(attention.queries):,} × {len(attention.keys)}"
-        tokens = f"{n:,} tokens" if isinstance(n, int) else f"{n} tokens"
+        tokens = amount(n, "token") if isinstance(n, int) else f"{n} tokens"
         text = " ".join(record.text[:_LONGEST_TEXT].split())
         return f"{record.run.get('model', 'model')} · {kind}{sheet.subject} · {tokens}", f"“{text}”"
 
@@ -150,29 +151,44 @@ class _Page(Page):
             notes.append(f"{attention.n_heads} query heads share {attention.n_kv_heads} key/value heads")
         return notes + [" ".join(str(note).split()) for note in record.run.get("notes", ())]
 
+    def _meaning(self) -> str:
+        """What the colours mean."""
+        return f"{_MEANING[self._record.pool]}{_SCALE[self._style.scale]}"
+
     # Where it stands ------------------------------------------------------------------------------------------------
 
     def _plan(self, lettering: Lettering) -> _Plan:
         form, heads = self._sheet.form, self._sheet.heads
         shape = self._map.cells.shape[2:]
+        paper = lettering.paper
+        if form == "single" and paper.is_narrow:
+            strip, left = 48, layout.MARGIN_PX + 56
+            side = _side_px(shape, paper.width_px - layout.MARGIN_PX - left - strip - 8, fixed=True)
+            corner = (left, _HEADER_PX + strip + 34)
+            bottom = corner[1] + side[1] + 66
+            bottom += 40 + _LINK_PX * len(self._told) if self._told else 0  # far links are listed below
+            return self._add_footer(paper.width_px, bottom, side, (corner,), strip, lettering)
         if form == "single":
-            side = _side_px(shape, 780)
+            side = _side_px(shape, 780 if not paper.fixed else paper.room_px // 2 - 84, fixed=paper.fixed)
             strip, left = 64, layout.MARGIN_PX + 84
-            width = max(layout.MIN_WIDTH_PX, left + side[0] + strip + 120)
+            width = paper.width_for(layout.MIN_WIDTH_PX, left + side[0] + strip + 120)
             corners: tuple[tuple[int, int], ...] = ((left, _HEADER_PX + strip + 34),)
             bottom = corners[0][1] + side[1] + 66
             # All far links are listed at the right, two lines each.
-            bottom = max(bottom, _HEADER_PX + 40 + 62 * len(self._told))
+            bottom = max(bottom, _HEADER_PX + 40 + _LINK_PX * len(self._told))
             return self._add_footer(width, bottom, side, corners, strip, lettering)
         if form == "grid":
             columns = layout.columns_for(len(heads))
             strip, left, gap = 30, 64, 26
-            room = (layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - left) // columns - strip - gap
-            side = _side_px(shape, min(max(room, 200), 780))
+            room = (paper.room_px - left) // columns - strip - gap
+            while paper.fixed and room < _SMALL_MAP_PX and columns > 1:
+                columns -= 1
+                room = (paper.room_px - left) // columns - strip - gap
+            side = _side_px(shape, min(room if paper.fixed else max(room, 200), 780), fixed=paper.fixed)
             rows = -(-len(heads) // columns)
             pitch = (side[0] + strip + gap, side[1] + strip + 34)
             # A page as wide as its maps, but wide enough for the text.
-            width = max(_LEAST_WIDTH_PX, 2 * layout.MARGIN_PX + left + columns * pitch[0])
+            width = paper.width_for(_LEAST_WIDTH_PX, 2 * layout.MARGIN_PX + left + columns * pitch[0])
             spare = (width - 2 * layout.MARGIN_PX - left - columns * pitch[0]) // columns
             corners = tuple(
                 (
@@ -185,8 +201,9 @@ class _Page(Page):
             return self._add_footer(width, bottom, side, corners, strip, lettering)
         layers, numbers = self._sheet.layers, self._sheet.columns
         room = self._overview_room()
-        side = _side_px(shape, room)
-        pitch = (max(room, side[0]) + 8, side[1] + 8)
+        side = _side_px(shape, room, fixed=paper.fixed)
+        gap = 4 if paper.is_narrow else 8
+        pitch = (max(room, side[0]) + gap, side[1] + gap)
         corners = tuple(
             (
                 layout.MARGIN_PX + 52 + numbers.index(head) * pitch[0],
@@ -194,13 +211,14 @@ class _Page(Page):
             )
             for layer, head in heads
         )
-        width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + 52 + len(numbers) * pitch[0])
+        width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + 52 + len(numbers) * pitch[0])
         return self._add_footer(width, _HEADER_PX + 30 + len(layers) * pitch[1], side, corners, 0, lettering)
 
     def _overview_room(self) -> int:
         """Width of a small map of the overview, at most."""
-        n_heads = len(self._sheet.columns)
-        return max(min((layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX - 52) // n_heads - 8, 300), 24)
+        n_heads, paper = len(self._sheet.columns), self._style.paper
+        room = (paper.room_px - 52) // n_heads - (4 if paper.is_narrow else 8)
+        return max(min(room, 300), 2 if paper.fixed else 24)
 
     def _add_footer(
         self,
@@ -212,6 +230,8 @@ class _Page(Page):
         lettering: Lettering,
     ) -> _Plan:
         notes = [*self._notes(), *([lettering.note] if lettering.note else [])]
+        if lettering.paper.is_narrow:
+            notes = [f"colour: {self._meaning()}", *notes]
         lines = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = bottom + 12 + 62 + len(lines) * layout.LINE_PX + layout.MARGIN_PX // 2
         return _Plan(width, height, side, corners, strip, lines, bottom + 12)
@@ -239,6 +259,9 @@ class _Page(Page):
                 first[f"H{head}"] = (x + width / 2, _HEADER_PX + 16)
         for name, (at_x, at_y) in first.items():
             fitting = size if name[0] == "L" else min(size, width / 2.2)
+            step = self.label_step(f"H{self._sheet.columns[-1]}", self.paper.letters(fitting), width + 4)
+            if name[0] == "H" and self._sheet.columns.index(int(name[1:])) % step:
+                continue
             self.write(at_x, at_y, name, fitting, ha="right" if name[0] == "L" else "center", weight="bold")
 
     def _marginals(self, plan: _Plan) -> None:
@@ -282,10 +305,11 @@ class _Page(Page):
             self.write(x - 8, level, f"{value:,.0f}", size, ha="right", color=FAINT)
         self.write(x + width, y - plan.strip - 13, "mass received", size, ha="right", color=FAINT)
         top = math.log(len(self._map.keys))
-        for value in (0.0, top):
+        for value in (0.0, top) if reach > 40 or not self.paper.fixed else ():
             at = x + width + 4 + reach * value / max(top, 1e-9)
             self.write(at, y + height + 14, f"{value:.1f}" if value else "0", size, ha="center", color=FAINT)
-        self.write(x + width + 4 + reach / 2, y + height + 32, "entropy, nats", size, ha="center", color=FAINT)
+        at, side = (x + width + 4 + reach / 2, "center") if not self.paper.fixed else (x + width + 4 + reach, "right")
+        self.write(at, y + height + (32 if reach > 40 else 14), "entropy, nats", size, ha=side, color=FAINT)
 
     def _axes(self, plan: _Plan) -> None:
         """Positions in tokens: at the left of each row of maps, and below the lowest of each column."""
@@ -295,6 +319,7 @@ class _Page(Page):
         lowest = {x: max(y for x2, y in plan.corners if x2 == x) for x, _ in plan.corners}
         leftmost = min(x for x, _ in plan.corners)
         few = width < 400
+        every = self.label_step(f"{len(attention.keys):,}", size, width / 5)
         for x, y in plan.corners:
             if x == leftmost:
                 for value in _positions(len(attention.queries), few):
@@ -302,7 +327,7 @@ class _Page(Page):
                     lines.append([(x - 6, at), (x - 1, at)])
                     self.write(x - 9, at, f"{value:,}", size, ha="right", color=FAINT)
             if y == lowest[x]:
-                for value in _positions(len(attention.keys), few):
+                for value in _positions(len(attention.keys), few)[::every]:
                     at = x + width * value / (attention.cells.shape[3] * attention.key_cell)
                     lines.append([(at, y + height + 1), (at, y + height + 6)])
                     self.write(at, y + height + 15, f"{value:,}", size, ha="center", color=FAINT)
@@ -311,17 +336,27 @@ class _Page(Page):
             x, y = plan.corners[0]
             self.write(x + width / 2, y + height + 38, "key: position in tokens", layout.PANEL_TITLE_PX, ha="center")
             self.write(
-                x - 70, y + height / 2, "query: position in tokens", layout.PANEL_TITLE_PX, ha="center", rotation=90
+                x - (46 if self.paper.fixed else 70),
+                y + height / 2,
+                "query: position in tokens",
+                layout.PANEL_TITLE_PX,
+                ha="center",
+                rotation=90,
             )
 
     def _links(self, plan: _Plan, links: Sequence[Link]) -> None:
         """The far links: a number on the map, the text at the right."""
         (x, y), (width, height), attention = plan.corners[0], plan.side, self._map
-        left = x + width + plan.strip + 64
-        room = plan.width - left - layout.MARGIN_PX
+        left = x + width + plan.strip + (64 if not self.paper.fixed else 40)
         size, top = layout.SUBTITLE_PX - 1, _HEADER_PX + 8
+        if self.paper.is_narrow:
+            left, top = layout.MARGIN_PX, plan.corners[0][1] + height + 76
+        if self.paper.fixed:
+            size = layout.CAPTION_PX
+        room = plan.width - left - layout.MARGIN_PX
         far = "" if attention.far_tokens is None else f" over more than {attention.far_tokens} tokens"
-        self.write(left, top, f"Strongest links{far}", layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        heading = self.lettering.fit(f"Strongest links{far}", layout.PANEL_TITLE_PX * 1.12, room)
+        self.write(left, top, heading, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         if not links:
             self.write(left, top + 28, "there are none", size, ha="left", color=FAINT)
         placed: list[tuple[float, float]] = []
@@ -337,7 +372,7 @@ class _Page(Page):
                 placed.append(at)
                 beside = (at[0] + 10, "left") if at[0] < x + width - 30 else (at[0] - 10, "right")
                 self.write(beside[0], at[1], str(number), size, ha=beside[1], color=_MARK, weight="bold")
-            line = top + 34 + (number - 1) * 62
+            line = top + 34 + (number - 1) * _LINK_PX
             weight = f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}"
             self.write(left, line, f"{number}", size, ha="left", color=_MARK, weight="bold")
             self.write(left + 26, line, weight, size, ha="left", weight="bold")
@@ -348,21 +383,27 @@ class _Page(Page):
         self.lines(rings, color=_MARK, width_px=1.3)
 
     def _colour_bar(self, plan: _Plan, cmap: Colormap, limits: Sequence[float]) -> None:
-        x, y, width, height = layout.MARGIN_PX + 18, plan.foot, 420, 14
+        x, y, height = layout.MARGIN_PX + 18, plan.foot, 14
+        width = min(420, self.paper.room_px - 60)
         self.colour_bar((x, y, width, height), cmap)
         size = layout.CAPTION_PX
         top = limits[0] if self._style.scale == "figure" else 1.0
-        meaning = f"{_MEANING[self._record.pool]}{_SCALE[self._style.scale]}"
-        fitted = self.lettering.fit(meaning, size, plan.width - x - width - 60)
-        self.write(x + width + 24, y + height / 2, fitted, size, ha="left")
+        if not self.paper.is_narrow:
+            fitted = self.lettering.fit(self._meaning(), size, plan.width - x - width - 60)
+            self.write(x + width + 24, y + height / 2, fitted, size, ha="left")
         for step in range(DECADES + 1):
             value = top * 10.0 ** (step - DECADES)
             self.write(x + width * step / DECADES, y + height + 12, f"{value:g}", size, ha="center")
 
 
-def _side_px(shape: tuple[int, ...], room: int) -> tuple[int, int]:
-    """Width and height of a map in pixels: whole pixels a cell where there is room, else whole cells a pixel."""
+def _side_px(shape: tuple[int, ...], room: int, *, fixed: bool) -> tuple[int, int]:
+    """Width and height of a map in pixels: whole pixels a cell where there is room, else whole cells a pixel.
+
+    Where the width is fixed a map takes all of the room.
+    """
     longest = max(shape)
+    if fixed:
+        return max(1, shape[1] * room // longest), max(1, shape[0] * room // longest)
     if longest <= room:
         times = room // longest
         return shape[1] * times, shape[0] * times

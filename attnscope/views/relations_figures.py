@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from attnscope.views import relations_summary as summary
 from attnscope.views.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrap_lines, write_pages
 from attnscope.views.heads_summary import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import USUAL, Style
 
 MOST_RELATIONS = 48
 """Relations on the map; those that no head expresses, and of them the rarest, are left out first."""
@@ -34,7 +35,9 @@ _NONE = "#f4f4f4"
 Point = tuple[float, float]
 
 
-def draw(found: Relations, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw(
+    found: Relations, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
     """Draws relations into a folder, each file whole or not at all; the same record gives the same bytes.
 
     `relations` is the map: how far each head is above the best simple rule for each relation. `examples-NAME` shows
@@ -45,12 +48,12 @@ def draw(found: Relations, folder: str | Path, formats: Sequence[str] = ("png",)
     """
     if not found.relations:
         raise AttnscopeError("this record is about no relations", "so there is nothing to draw")
-    return write_pages(pages(found), folder, formats)
+    return write_pages(pages(found, style or USUAL), folder, formats)
 
 
-def pages(found: Relations) -> Iterator[tuple[str, Page]]:
+def pages(found: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending."""
-    lettering = lettering_for(_texts(found))
+    lettering = lettering_for(_texts(found), style.paper)
     yield "relations", map_page(found, lettering)
     names = list(dict.fromkeys(example.relation for example in found.examples))
     for stem, name in zip(distinct(map(_stem, names)), names, strict=True):
@@ -118,13 +121,21 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
     cmap = colormap("Blues")
     names = [lettering.spell(printable(one.name, 40)) for one in shown.relations]
     left = layout.MARGIN_PX + 16 + math.ceil(max(lettering.width_px(name, _TEXT_PX) for name in names))
+    paper = lettering.paper
+    if paper.fixed:
+        left = min(left, layout.MARGIN_PX + paper.room_px // 3)
+        names = [lettering.fit(name, _TEXT_PX, left - layout.MARGIN_PX - 12) for name in names]
     gap = 7 if len(shown.groups) > 1 else 0
-    table_px = 530
-    room = layout.MIN_WIDTH_PX - left - table_px - layout.MARGIN_PX - gap * len(shown.groups)
-    cell = max(9, min(34, room // len(shown.columns)))
+    gap = gap if not paper.fixed else gap // 3
+    # On narrow paper the map needs the room: of the numbers beside it the head is left.
+    table = _TABLE[:2] if paper.is_narrow else _TABLE[:3] if paper.fixed else _TABLE
+    table_px = {1: 60, 2: 134, 3: 234}.get(len(table), 530)
+    room = paper.width_px - left - table_px - layout.MARGIN_PX - gap * len(shown.groups)
+    cell = min(34.0, room / len(shown.columns))
+    cell = cell if paper.fixed else max(9, math.floor(cell))
     starts = _starts(shown, left, cell, gap)
-    right = math.ceil(starts[-1]) + cell
-    width = max(layout.MIN_WIDTH_PX, right + table_px + layout.MARGIN_PX)
+    right = math.ceil(starts[-1] + cell)
+    width = paper.width_for(layout.MIN_WIDTH_PX, right + table_px + layout.MARGIN_PX)
     bottom = _TOP_PX + len(shown.relations) * _ROW_PX
     said = [
         "colour: accuracy above the best simple rule; grey: not above it",
@@ -150,23 +161,23 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
         top = _TOP_PX + row * _ROW_PX
         for column, start in enumerate(starts):
             value = shown.values[row, column]
-            box = (start, top + 1, cell - 1, _ROW_PX - 2)
+            box = (start, top + 1, cell - min(1.0, cell * 0.15), _ROW_PX - 2)
             if math.isfinite(value):
                 boxes.append(box)
                 share = min(1.0, value / _SCALE)
                 colors.append(_NONE if value <= 0 else hex_of(cmap, 0.12 + 0.88 * share))
             if shown.found[row, column]:
                 frames.append(box)
-        _row(page, relation, names[row], left, right, top)
+        _row(page, relation, names[row], left, right, top, table)
     page.fill(boxes, colors)
-    page.outline(frames, INK, 1.8)
+    page.outline(frames, INK, min(1.8, cell * 0.3) if paper.fixed else 1.8)
     _dots(page, shown, starts, cell)
-    _bar(page, starts[0], bottom + 26)
+    _bar(page, layout.MARGIN_PX + 8 if paper.is_narrow else starts[0], bottom + 26)
     page.foot(bottom + 88, footer)
     return page
 
 
-def _starts(shown: Map, left: float, cell: int, gap: int) -> list[float]:
+def _starts(shown: Map, left: float, cell: float, gap: float) -> list[float]:
     """Left edge of each column."""
     starts, at = [], left
     for _, n in shown.groups:
@@ -175,27 +186,34 @@ def _starts(shown: Map, left: float, cell: int, gap: int) -> list[float]:
     return starts
 
 
-def _column_names(page: Page, shown: Map, starts: Sequence[float], cell: int) -> None:
+def _column_names(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
     """Layers above heads; of heads as many numbers as there is room for."""
     y = _TOP_PX - 12
-    step = -(-24 // cell)
+    size = page.paper.letters(min(11.0, cell * 0.9 + 2))
+    step = max(math.ceil(24 / cell), page.label_step(shown.columns[-1], size, cell))
+    every = page.label_step(shown.groups[-1][0], layout.PANEL_TITLE_PX, shown.groups[-1][1] * cell)
     first = 0
-    for name, n in shown.groups:
-        if name:
+    for place, (name, n) in enumerate(shown.groups):
+        if name and place % every == 0:
             page.write(
                 starts[first] + n * cell / 2, y - 18, name, layout.PANEL_TITLE_PX, ha="center", weight="bold", color=INK
             )
-        for number in range(0, n, step):
+        for number in range(0, n if not page.paper.fixed else n - step + 1, step):
             at = starts[first + number] + cell / 2
-            page.write(at, y, shown.columns[first + number], min(11.0, cell * 0.9 + 2), ha="center", color=FAINT)
+            page.write(at, y, shown.columns[first + number], size, ha="center", color=FAINT)
         first += n
 
 
-_TABLE = (("head", 12, "left"), ("accuracy", 122, "right"), ("95% interval", 222, "right"), ("baseline", 296, "right"),
-          ("rule", 310, "left"), ("n", 490, "right"))  # fmt: skip
+_Column = tuple[str, int, str]
+_TABLE: tuple[_Column, ...] = (
+    ("head", 12, "left"), ("accuracy", 122, "right"), ("95% interval", 222, "right"), ("baseline", 296, "right"),
+    ("rule", 310, "left"), ("n", 490, "right"),
+)  # fmt: skip
 
 
-def _row(page: Page, relation: Relation, name: str, left: float, right: float, top: float) -> None:
+def _row(
+    page: Page, relation: Relation, name: str, left: float, right: float, top: float, table: Sequence[_Column]
+) -> None:
     """The name of a relation at its left, the numbers of the chosen head at its right."""
     y = top + _ROW_PX / 2
     row, how = summary.row(relation), summary.verdict(relation)
@@ -203,19 +221,19 @@ def _row(page: Page, relation: Relation, name: str, left: float, right: float, t
     weight = "normal" if how in ("no", "none") else "bold"
     page.write(left - 10, y, name, _TEXT_PX, ha="right", color=ink, weight=weight)
     cells = (row.head, row.accuracy, row.interval, row.baseline, row.rule, row.n)
-    for (title, x, side), text in zip(_TABLE, cells, strict=True):
+    for (title, x, side), text in zip(table, cells, strict=False):
         if top == _TOP_PX:
             page.write(right + x, _TOP_PX - 12, title, 11.0, ha=side, color=FAINT)
         page.write(right + x, y, page.lettering.spell(text), _TEXT_PX, ha=side, color=ink)
 
 
-def _dots(page: Page, shown: Map, starts: Sequence[float], cell: int) -> None:
+def _dots(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
     """A dot on each chosen head that expresses its relation."""
     for row, column in enumerate(shown.chosen):
         if shown.relations[row].best_found:
             dark = shown.values[row, column] > 0.55 * _SCALE
             x, y = starts[column] + (cell - 1) / 2, _TOP_PX + (row + 0.5) * _ROW_PX
-            page.write(x, y, "●", 9.0, ha="center", color="#ffffff" if dark else INK, zorder=4)
+            page.dot((x, y), min(3.3, cell * 0.35), "#ffffff" if dark else INK)
 
 
 def _bar(page: Page, x: float, y: float) -> None:
@@ -240,7 +258,9 @@ def examples_page(found: Relations, examples: Sequence[Example], lettering: Lett
     """Texts one under the other; over each where the head looks, below it where it should where that is not right."""
     first = examples[0]
     head = head_name((first.layer, first.head))
-    width = layout.MIN_WIDTH_PX
+    width = lettering.paper.width_px
+    if lettering.paper.fixed:
+        examples = [cut_to_fit(example, lettering, width - 2 * layout.MARGIN_PX - 40) for example in examples]
     rooms = [_room(example, lettering, width - 2 * layout.MARGIN_PX - 40) for example in examples]
     tops = list(accumulate((room.height for room in rooms), initial=layout.MARGIN_PX + 78.0))
     said = "over the words: where the head looks, the thicker the larger the weight: blue = right, orange and crossed "
@@ -285,7 +305,7 @@ def _room(example: Example, lettering: Lettering, width: float) -> _Room:
     edges, size = _places(example, lettering, width)
     above = max((_rise(abs(_middle(edges, link.source) - _goal(edges, link))) for link in example.links), default=0)
     below = max((_rise(abs(_middle(edges, link.source) - _right_at(edges, link))) * 0.6 for link in example.links
-                 if not link.right), default=0)  # fmt: skip
+                 if not link.right and link.targets), default=0)  # fmt: skip
     return _Room(tuple(edges), size, above, below)
 
 
@@ -293,7 +313,7 @@ def _places(example: Example, lettering: Lettering, room: float) -> tuple[list[P
     """Left and right edge of each word, and the font size at which all fit."""
     words = [lettering.spell(printable(word, 40)) for word in example.words]
     bold = {word for link in example.links for word in link.source}
-    size = _WORD_PX
+    size, least = (lettering.paper.least_px,) * 2 if lettering.paper.fixed else (_WORD_PX, _LEAST_PX)
     while True:
         at, edges = layout.MARGIN_PX + (26.0 if example.cut_before else 10.0), []
         for number, (word, spaced) in enumerate(zip(words, example.spaced, strict=True)):
@@ -301,13 +321,61 @@ def _places(example: Example, lettering: Lettering, room: float) -> tuple[list[P
             end = at + lettering.width_px(word, size) * (_BOLD if number in bold else 1.0)
             edges.append((at, end))
             at = end
-        if at - layout.MARGIN_PX - 10 <= room or size <= _LEAST_PX:
+        if at - layout.MARGIN_PX - 10 <= room or size <= least:
             return edges, size
-        size = max(_LEAST_PX, size * 0.94)
+        size = max(least, size * 0.94)
+
+
+def cut_to_fit(example: Example, lettering: Lettering, room: float) -> Example:
+    """The words around the first links, as many as there is room for; links to words that are left out go with them."""
+    n = len(example.words)
+    first, last = 0, n
+    kept = list(example.links)
+    while last - first > 1:
+        shown = _part(example, kept, first, last)
+        edges, _ = _places(shown, lettering, room)
+        if edges[-1][1] - layout.MARGIN_PX - 10 <= room - 14:
+            return shown
+        held = {word for link in kept for word in (*link.source, *[link.looked] * (link.looked >= 0))}
+        middle = (min(held, default=0) + max(held, default=n)) / 2
+        at_end = last - 1 - middle > middle - first
+        if (last - 1 if at_end else first) in held and len(kept) > 1:
+            kept.pop()  # what is further apart than there is room for
+        elif at_end:
+            last -= 1
+        else:
+            first += 1
+    return _part(example, kept, first, last)
+
+
+def _part(example: Example, links: Sequence[ExampleLink], first: int, last: int) -> Example:
+    """An example from one word up to another; what its links lead to outside of it is named as further away."""
+
+    def inside(word: int) -> bool:
+        return first <= word < last
+
+    moved = [
+        replace(
+            link,
+            source=tuple(word - first for word in link.source if inside(word)),
+            looked=link.looked - first if inside(link.looked) else -1,
+            targets=tuple(word - first for word in link.targets if inside(word)),
+        )
+        for link in links
+    ]
+    return replace(
+        example,
+        words=tuple(example.words[first:last]),
+        spaced=tuple(example.spaced[first:last]),
+        links=tuple(link for link in moved if link.source),
+        cut_before=example.cut_before or first > 0,
+        cut_after=example.cut_after or last < len(example.words),
+    )
 
 
 def _example(page: Page, example: Example, room: _Room, top: float) -> None:
-    page.write(layout.MARGIN_PX, top + 10, summary.example_line(example), layout.CAPTION_PX, ha="left", color=FAINT)
+    told = page.lettering.fit(summary.example_line(example), layout.CAPTION_PX, page.width_px - 2 * layout.MARGIN_PX)
+    page.write(layout.MARGIN_PX, top + 10, told, layout.CAPTION_PX, ha="left", color=FAINT)
     line = top + 34 + room.above + 15
     colors: dict[int, str] = {}
     for link in example.links:
@@ -340,7 +408,7 @@ def _link(page: Page, link: ExampleLink, edges: Sequence[Point], line: float) ->
     arc = _arc(source, goal, line - 15, -_rise(abs(goal - source)))
     page.lines([arc], color=color, width_px=1.2 + 3 * min(1.0, link.weight))
     page.lines([_arrow(arc)], color=color, width_px=1.6)
-    if link.right:
+    if link.right or not link.targets:
         return
     x, y = arc[len(arc) // 2]
     page.lines([[(x - 5, y - 5), (x + 5, y + 5)], [(x - 5, y + 5), (x + 5, y - 5)]], color=color, width_px=1.8)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.pictures import MEAN
 from attnscope.records.rollouts import METHODS, Rollout
@@ -71,7 +72,7 @@ def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
     whole = len(rollout.flowing) == len(rollout.tokens)
     methods, n_layers = range(3 if whole else 2), len(rollout.mean)
     layers = [tuple((layer, method) for method in methods) for layer in range(n_layers)]
-    title = f"rollout{' and flow' if whole else ''} over {n_layers} layers"
+    title = f"rollout{' and flow' if whole else ''} over {amount(n_layers, 'layer')}"
     sheets = [Sheet("overview", "overview", tuple(pair for heads in layers for pair in heads), title=title)]
     sheets += [
         Sheet(f"L{layer:02d}", "grid", heads, title=f"layer {layer}: attention, and where it came from")
@@ -186,7 +187,7 @@ class _PicturePage(PicturePage):
     @staticmethod
     def title(sheet: Sheet, attention: AttentionMap) -> str:
         label = "the mean over all patches" if sheet.query < 0 else attention.queries.labels[sheet.query]
-        return f"rollout over {attention.n_heads} layers: where {label} came from"
+        return f"rollout over {amount(attention.n_heads, 'layer')}: where {label} came from"
 
 
 def _over_picture(rollout: Rollout) -> Heatmap:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from attnscope.errors import amount
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -43,10 +45,10 @@ class Sheet:
         """Which heads it shows, in words."""
         layers = self.layers
         if self.form == "overview":
-            return f"{len(layers)} layers, {len(self.columns)} heads"
+            return f"{amount(len(layers), 'layer')}, {amount(len(self.columns), 'head')}"
         if len(self.heads) == 1:
             return f"layer {layers[0]}, head {self.heads[0][1]}"
-        return f"layer {layers[0]}" if len(layers) == 1 else f"{len(self.heads)} heads"
+        return f"layer {layers[0]}" if len(layers) == 1 else amount(len(self.heads), "head")
 
 
 def sheets_of_heads(
@@ -59,7 +61,7 @@ def sheets_of_heads(
     before: str = "",
     after: str = "",
 ) -> list[Sheet]:
-    """The figures of some heads: an overview and a figure a layer; of heads that were picked, or of one, one figure.
+    """The figures of some heads: an overview of several layers and a figure a layer; of picked ones, or of one, one.
 
     Args:
         heads: The heads, as (layer, head), in reading order.
@@ -78,9 +80,10 @@ def sheets_of_heads(
             for group in ([(pair,) for pair in heads] if apart else [heads])
         ]  # fmt: skip
     else:
-        made = [Sheet("overview", "overview", heads, number, query)]
+        overview = Sheet("overview", "overview", heads, number, query)
+        made = [overview] if len(overview.layers) > 1 else []  # of one layer it would be the same in small
         made += [
             Sheet(f"L{layer:02d}", "grid", tuple(pair for pair in heads if pair[0] == layer), number, query)
-            for layer in made[0].layers
+            for layer in overview.layers
         ]
     return [replace(sheet, stem=f"{before}{sheet.stem}{after}") for sheet in made]

@@ -76,21 +76,26 @@ class SoundPage(Page):
         self.over_time = record.maps[0].kind != "cross"
         title = f"{record.run.get('model', 'model')} · {_title(sheet, self.over_time)}"
         names = () if self.over_time else self.queries.labels
-        lettering = lettering_for([title, self.sound.facts, *names, record.text])
+        lettering = lettering_for([title, self.sound.facts, *names, record.text], style.paper)
         self.columns, left, room, self.row_px = self._sizes(lettering.width_px)
+        self.left_px = left - 8 if style.paper.fixed else 400
         maps = [max_pool(record.maps[0].of(*pair), room) for pair in sheet.heads]
         if self.over_time:
             maps = [np.ascontiguousarray(max_pool(np.ascontiguousarray(weights.T), room).T) for weights in maps]
-        self.cell = max(1, room // maps[0].shape[1])
+        self.cell = max(1, room // maps[0].shape[1]) if not lettering.paper.fixed else room / maps[0].shape[1]
         self.step = -(-len(self.sound.envelope) // room)
         self.panel = (maps[0].shape[1] * self.cell, len(maps[0]) * (self.cell if self.over_time else self.row_px))
         top = _HEADER_PX + _WAVE_PX + (14 if self.small else _PANEL_TITLE_PX)
         across = left + self.panel[0] + (8 if self.small else _GAP_PX)
         down = self.panel[1] + (8 if self.small else _PANEL_TITLE_PX + _AXIS_PX)
         n_lines = math.ceil(len(sheet.heads) / self.columns)
-        width = max(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + (52 if self.small else 0) + self.columns * across)
+        paper = lettering.paper
+        width = paper.width_for(
+            layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + (52 if self.small else 0) + self.columns * across
+        )
         below = top + n_lines * down + (_AXIS_PX if self.small else 0)
         notes = [lettering.spell(note) for note in self._notes()]
+        notes = [self._meaning(), *notes] if paper.is_narrow else notes
         footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = below + 62 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
@@ -116,16 +121,23 @@ class SoundPage(Page):
 
     def _sizes(self, width_of: layout.WidthPx) -> tuple[int, int, int, int]:
         """Panels side by side, pixels for names at the left of each, for time, and of a token's row."""
-        room = layout.MIN_WIDTH_PX - 2 * layout.MARGIN_PX
+        paper = self.style.paper
+        room = paper.room_px
         if self.over_time and not self.small:
-            columns = 1 if len(self.sheet.heads) == 1 else 2
+            columns = 1 if len(self.sheet.heads) == 1 or paper.is_narrow else 2
             return columns, 52, room // columns - 52 - _GAP_PX, 1
         if self.small:
             columns = len(self.sheet.columns)
-            return columns, 0, max(24, (room - 52) // columns - 8), max(1, min(8, 160 // len(self.queries)))
-        columns = 1 if len(self.sheet.heads) == 1 else 2
+            return (
+                columns,
+                0,
+                max(2 if paper.fixed else 24, (room - 52) // columns - 8),
+                max(1, min(8, 160 // len(self.queries))),
+            )
+        columns = 1 if len(self.sheet.heads) == 1 or paper.is_narrow else 2
         labels = max(width_of(label[:24], layout.CAPTION_PX) for label in self.queries.labels)
         left = math.ceil(labels) + 12
+        left = min(left, room // columns // 3) if paper.fixed else left
         return columns, left, room // columns - left - _GAP_PX, 22 if columns == 1 else 17
 
     def _wave(self, x: int) -> None:
@@ -146,10 +158,13 @@ class SoundPage(Page):
                 continue
             ticks = layout.nice_ticks(self.sound.seconds)
             ticks = ticks[:: 2 if width < 260 else 1]
+            ticks = ticks[:: self.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]
             places = [(tick, x + width * tick / shown) for tick in ticks]
             self.lines([[(at, y + height + 1), (at, y + height + 5)] for _, at in places])
             for tick, at in places:
-                self.write(at, y + height + 14, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha="center", color=FAINT)
+                beyond = self.paper.fixed and at > x + width - 16
+                side = "right" if beyond else "center"
+                self.write(at, y + height + 14, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha=side, color=FAINT)
 
     def _names(self, tops: Sequence[float]) -> None:
         size = layout.PANEL_TITLE_PX
@@ -157,13 +172,15 @@ class SoundPage(Page):
             if self.small:
                 if place % self.columns == 0:
                     self.write(x - 10, y + self.panel[1] / 2, f"L{pair[0]}", size, ha="right", weight="bold")
-                if place < self.columns:
+                if place < self.columns and not place % self.label_step(f"H{pair[1]}", size, self.panel[0] + 8):
                     self.write(x, _HEADER_PX - 2, f"H{pair[1]}", size, ha="left", weight="bold")
                 continue
             self.write(x, y - 12, f"L{pair[0]}H{pair[1]}", size, ha="left", weight="bold")
             told = f"max {top:.3g}" + (
                 f" · {share_after_sound(self.record, pair):.2f} after the sound" * (not self.over_time)
             )
+            room = self.panel[0] - self.lettering.width_px("L00H00", size) * 1.2
+            told = told if self.lettering.width_px(told, layout.CAPTION_PX) < room else told.partition(" · ")[0]
             self.write(x + self.panel[0], y - 12, told, layout.CAPTION_PX, ha="right", color=FAINT)
             if self.over_time:
                 shown = len(self.sound.envelope) * self.sound.seconds_per_frame
@@ -173,20 +190,25 @@ class SoundPage(Page):
                     self.write(x - 8, at, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha="right", color=FAINT)
                 continue
             for row in range(len(self.queries)):
-                label = self.lettering.fit(self.queries.labels[row][:24], layout.CAPTION_PX, 400)
+                label = self.lettering.fit(self.queries.labels[row][:24], layout.CAPTION_PX, self.left_px)
                 at = y + (row + 0.5) * self.row_px
                 color = label_color(self.queries, row)
                 self.write(x - 6, at, label, layout.CAPTION_PX, ha="right", va="center_baseline", color=color)
 
     def _bar(self, y: int, top: float) -> None:
-        x, width, height = layout.MARGIN_PX, 420, 14
+        x, width, height = layout.MARGIN_PX + (8 if self.paper.fixed else 0), min(420, self.paper.room_px - 20), 14
         self.colour_bar((x, y, width, height), self.cmap, width, animated=True)
+        if not self.paper.is_narrow:
+            self.write(x + width + 22, y + height / 2, self._meaning(), layout.CAPTION_PX, ha="left", color=INK)
+        for tick in layout.nice_ticks(top):
+            self.write(x + width * tick / top, y + height + 12, f"{tick:g}", layout.CAPTION_PX, ha="center")
+
+    def _meaning(self) -> str:
+        """What the colours mean."""
         meaning = _MEANING[self.style.scale]
         if self.over_time:
             meaning = meaning.replace("a token's attention that a frame", "a frame's attention that another")
-        self.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left", color=INK)
-        for tick in layout.nice_ticks(top):
-            self.write(x + width * tick / top, y + height + 12, f"{tick:g}", layout.CAPTION_PX, ha="center")
+        return meaning
 
     def _notes(self) -> list[str]:
         if self.over_time:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import amount
 from attnscope.records.split import Seen, Split
+from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults, write_pages
 from attnscope.views.inks import is_dark
+from attnscope.views.layout import SCREEN, Paper
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import DEFAULT_CMAP
+from attnscope.views.style import DEFAULT_CMAP, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
 
 _MARGIN, _GAP, _ROW_HEAD, _PANEL_HEAD = 32, 26, 46, 24
 _TITLE, _ROW_TITLE, _PANEL_TITLE, _LABEL, _NUMBER, _NOTE = 20.0, 16.0, 13.0, 13.0, 11.5, 12.5
+_LEAST_MAP = 100  # on paper of a given width
 _LARGEST_CELL, _LARGEST_MAP, _MOST_PANELS, _WIDEST = 46, 300, 12, 1760
 _CELL_WITH_NUMBER, _CELL_WITH_LABEL = 34, 12
 
@@ -38,48 +43,60 @@ class _Plan:
         per_line: How many maps stand side by side.
         tops: The upper edge of each number of heads, and of the notes.
         width: Of the figure.
+        row_head: Room over the maps of a number of heads.
+        label_step: Every how many-th token has its label; 0 = none has.
     """
 
-    cell: int
+    cell: float
     left: int
     below: int
-    map_width: int
-    map_height: int
+    map_width: float
+    map_height: float
     per_line: int
     tops: tuple[int, ...]
     width: int
+    row_head: int
+    label_step: int
 
-    def map_at(self, row: int, place: int) -> tuple[int, int]:
+    def map_at(self, row: int, place: int) -> tuple[float, float]:
         """The upper left corner of a map: which number of heads, which of its panels."""
         line, column = divmod(place, self.per_line)
         x = self.left + column * (self.map_width + _GAP)
-        return x, self.tops[row] + _ROW_HEAD + _PANEL_HEAD + line * (_PANEL_HEAD + self.map_height + self.below)
+        return x, self.tops[row] + self.row_head + _PANEL_HEAD + line * (_PANEL_HEAD + self.map_height + self.below)
 
 
-def draw(split: Split, folder: str | Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def draw(
+    split: Split, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
     """Draws `split.png`, `.svg` or `.pdf` into a folder.
 
     Raises:
         UsageError: An unknown format.
         AttnscopeError: The folder cannot be written.
     """
-    return write_pages([("split", split_page(split))], folder, formats)
+    return write_pages([("split", split_page(split, (style or Style()).paper))], folder, formats)
 
 
 @matplotlib_defaults()
-def split_page(split: Split) -> Canvas:
+def split_page(split: Split, paper: Paper = SCREEN) -> Canvas:
     """The figure."""
     labels = {*split.queries, *split.keys}
-    lettering = lettering_for([str(split.run["model"]), split.text, *labels])
+    lettering = lettering_for([str(split.run["model"]), split.text, *labels], paper)
     plan = _plan_layout(split, lettering)
-    notes = _notes(split)
+    notes = (
+        list(layout.wrap(" · ".join(_notes(split)), plan.width - 2 * _MARGIN, lettering.width_px))
+        if (paper.fixed)
+        else _notes(split)
+    )
     canvas = Canvas(plan.width, plan.tops[-1] + 19 * len(notes) + _MARGIN // 2, lettering)
     cmap = colormap(DEFAULT_CMAP)
     room = plan.width - 2 * _MARGIN
     title = f"{split.run['model']}: the same queries, keys and values with more and fewer heads"
-    canvas.write(_MARGIN, _MARGIN, lettering.fit(title, _TITLE * 1.1, room), _TITLE, ha="left", weight="bold")
-    text = lettering.fit(f"“{' '.join(split.text.split())}”", 15, room - 260)
-    canvas.write(_MARGIN, _MARGIN + 28, text, 15, ha="left", color=FAINT)
+    size, below = (_ROW_TITLE, _NOTE) if paper.fixed else (_TITLE, 15.0)
+    if paper.title:
+        canvas.write(_MARGIN, _MARGIN, lettering.fit(title, size * 1.12, room), size, ha="left", weight="bold")
+        text = lettering.fit(f"“{' '.join(split.text.split())}”", below, room - 260 * (not paper.is_narrow))
+        canvas.write(_MARGIN, _MARGIN + 28, text, below, ha="left", color=FAINT)
     for number, seen in enumerate(split.seen):
         _row(canvas, plan, split, seen, number, cmap)
     _colour_bar(canvas, plan, cmap)
@@ -91,21 +108,29 @@ def split_page(split: Split) -> Canvas:
 
 def _plan_layout(split: Split, lettering: Lettering) -> _Plan:
     n_queries, n_keys = len(split.queries), len(split.keys)
-    cell = max(1, min(_LARGEST_CELL, _LARGEST_MAP // max(n_queries, n_keys)))
-    labelled = cell >= _CELL_WITH_LABEL
-    size = min(_LABEL, cell * 0.8)
+    paper = lettering.paper
+    cell: float = max(1, min(_LARGEST_CELL, _LARGEST_MAP // max(n_queries, n_keys)))
+    labelled = cell >= _CELL_WITH_LABEL or bool(paper.least_px)
+    size = paper.letters(min(_LABEL, cell * 0.8))
     widest = [max((lettering.width_px(x, size) for x in names), default=0.0) for names in (split.queries, split.keys)]
-    left = _MARGIN + (min(int(widest[0]), 150) + 12 if labelled else 0)
+    left = _MARGIN + (min(int(widest[0]), 150 if not paper.fixed else paper.room_px // 4) + 12 if labelled else 0)
     below = min(int(widest[1]), 150) + 14 if labelled else 8
+    most = max(len(_panels(seen)) for seen in split.seen)
+    room = (paper.width_px if paper.fixed else _WIDEST) - left - _MARGIN
+    if paper.fixed:
+        per_line = max(1, min(most, (room + _GAP) // (_LEAST_MAP + _GAP)))
+        cell = min(float(_LARGEST_CELL), ((room + _GAP) / per_line - _GAP) / n_keys)
     map_width, map_height = cell * n_keys, cell * n_queries
-    room = _WIDEST - left - _MARGIN
-    per_line = max(1, min(max(len(_panels(seen)) for seen in split.seen), (room + _GAP) // (map_width + _GAP)))
-    tops = [_MARGIN + 52]
+    if not paper.fixed:
+        per_line = max(1, min(most, int((room + _GAP) // (map_width + _GAP))))
+    tops = [_MARGIN + (52 if not paper.is_narrow else 82)]
     for seen in split.seen:
         n_lines = -(-len(_panels(seen)) // per_line)
-        tops.append(tops[-1] + _ROW_HEAD + n_lines * (_PANEL_HEAD + map_height + below) + _GAP)
-    width = max(left + per_line * (map_width + _GAP) - _GAP + _MARGIN, 900)
-    return _Plan(cell, left, below, map_width, map_height, per_line, tuple(tops), width)
+        row_head = _ROW_HEAD + (20 if paper.is_narrow else 0)
+        tops.append(tops[-1] + row_head + math.ceil(n_lines * (_PANEL_HEAD + map_height + below)) + _GAP)
+    step = math.ceil(max(paper.least_px / 0.8, 1) / cell) if labelled else 0
+    width = paper.width_for(left + per_line * (map_width + _GAP) - _GAP + _MARGIN, 900)
+    return _Plan(cell, left, below, map_width, map_height, per_line, tuple(tops), width, row_head, step)
 
 
 def _panels(seen: Seen) -> list[tuple[str, NDArray[np.float64]]]:
@@ -123,8 +148,8 @@ def _panels(seen: Seen) -> list[tuple[str, NDArray[np.float64]]]:
 def _row(
     canvas: Canvas, plan: _Plan, split: Split, seen: Seen, number: int, cmap: Colormap
 ) -> None:  # fmt: skip
-    y = plan.tops[number] + _ROW_HEAD
-    heads = "1 head" if seen.n_heads == 1 else f"{seen.n_heads} heads"
+    y, narrow = plan.tops[number] + _ROW_HEAD, canvas.paper.is_narrow
+    heads = amount(seen.n_heads, "head")
     canvas.write(_MARGIN, y - 26, f"{heads}, d_head {seen.d_head}", _ROW_TITLE, ha="left", weight="bold")
     n_rows = seen.n_heads * len(split.queries)
     facts = (
@@ -132,42 +157,50 @@ def _row(
         f"{int(seen.uniform.sum())} of {n_rows} rows uniform · disagreement {seen.disagreement_nats.mean():.2f} nats"
     )
     x = _MARGIN + canvas.lettering.width_px(f"{heads}, d_head {seen.d_head}", _ROW_TITLE) * 1.12 + 20
+    if narrow:
+        x = float(_MARGIN)
     facts = canvas.lettering.fit(facts, _NOTE, plan.width - _MARGIN - x)
-    canvas.write(x, y - 25, facts, _NOTE, ha="left", color=FAINT)
+    canvas.write(x, y - (4 if narrow else 25), facts, _NOTE, ha="left", color=FAINT)
     boxes = []
     for place, (title, weights) in enumerate(_panels(seen)):
-        x, y = plan.map_at(number, place)
-        box = (x, y, plan.map_width, plan.map_height)
+        left, top = plan.map_at(number, place)
+        box = (left, top, plan.map_width, plan.map_height)
         canvas.set_cells(canvas.image(box, cmap), weights.astype(np.float32))
         boxes.append(box)
-        fitted = canvas.lettering.fit(title, _PANEL_TITLE, plan.map_width + _GAP - 4)
-        canvas.write(x, y - 12, fitted, _PANEL_TITLE, ha="left", color=FAINT if title.startswith("mean") else INK)
-        _labels(canvas, plan, split, x, y, first=place % plan.per_line == 0)
-        if plan.cell >= _CELL_WITH_NUMBER:
-            _cells(canvas, plan, weights, x, y, cmap)
+        room = plan.map_width + (4 if canvas.paper.fixed else _GAP - 4)
+        if canvas.lettering.width_px(title, _PANEL_TITLE) > room:
+            title = title.partition(" · ")[0].partition(" (")[0]
+        fitted = canvas.lettering.fit(title, _PANEL_TITLE, room)
+        canvas.write(left, top - 12, fitted, _PANEL_TITLE, ha="left", color=FAINT if title.startswith("mean") else INK)
+        _labels(canvas, plan, split, left, top, first=place % plan.per_line == 0)
+        if plan.cell >= max(_CELL_WITH_NUMBER, 2.5 * canvas.paper.least_px):
+            _cells(canvas, plan, weights, left, top, cmap)
     canvas.frames(boxes)
 
 
 def _colour_bar(canvas: Canvas, plan: _Plan, cmap: Colormap) -> None:
     x, y, width = plan.width - _MARGIN - 160, _MARGIN + 22, 140
+    if canvas.paper.is_narrow:
+        x, y = _MARGIN + 64, _MARGIN + 50
     canvas.colour_bar((x, y, width, 12), cmap, animated=True)
     canvas.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
     canvas.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
 
 
-def _labels(canvas: Canvas, plan: _Plan, split: Split, x: int, y: int, *, first: bool) -> None:
-    if plan.cell < _CELL_WITH_LABEL:
+def _labels(canvas: Canvas, plan: _Plan, split: Split, x: float, y: float, *, first: bool) -> None:
+    if not plan.label_step:
         return
-    size = min(_LABEL, plan.cell * 0.8)
+    size = canvas.paper.letters(min(_LABEL, plan.cell * 0.8))
     fit: Callable[[str], str] = lambda label: canvas.lettering.fit(label, size, 150)  # noqa: E731
-    for place, label in enumerate(split.queries if first else ()):
-        canvas.write(x - 8, y + (place + 0.5) * plan.cell, fit(label), size, ha="right")
-    for place, label in enumerate(split.keys):
+    for place, label in list(enumerate(split.queries if first else ()))[:: plan.label_step]:
+        label = canvas.lettering.fit(label, size, x - _MARGIN - 8) if canvas.paper.fixed else fit(label)
+        canvas.write(x - 8, y + (place + 0.5) * plan.cell, label, size, ha="right")
+    for place, label in list(enumerate(split.keys))[:: plan.label_step]:
         middle = x + (place + 0.5) * plan.cell
         canvas.write(middle, y + plan.map_height + 7, fit(label), size, ha="center", va="top", rotation=90)
 
 
-def _cells(canvas: Canvas, plan: _Plan, weights: NDArray[np.float64], x: int, y: int, cmap: Colormap) -> None:
+def _cells(canvas: Canvas, plan: _Plan, weights: NDArray[np.float64], x: float, y: float, cmap: Colormap) -> None:
     for (row, column), weight in np.ndenumerate(weights):
         color = "white" if is_dark(*cmap(float(weight))[:3]) else INK
         middle = (x + (column + 0.5) * plan.cell, y + (row + 0.5) * plan.cell)

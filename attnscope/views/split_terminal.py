@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.split import Seen, Split
 from attnscope.views.numbers import matrix
 from attnscope.views.plain_text import plain_table, safe, spell_out, spell_out_text
@@ -49,7 +50,7 @@ def _heading(split: Split) -> Text:
 
 def _section(split: Split, seen: Seen, console: Console) -> Text:
     lines = Text()
-    heads = "1 head" if seen.n_heads == 1 else f"{seen.n_heads} heads"
+    heads = amount(seen.n_heads, "head")
     lines.append(f"\n{heads} of {seen.d_head}", style="bold underline")
     lines.append(f"  scale 1/√{seen.d_head} = {seen.scale:.4f}\n", style="dim")
     if len(split.keys) <= _MOST_TOKENS_IN_FULL and seen.n_heads <= _MOST_HEADS_IN_FULL:

@@ -85,7 +85,7 @@ _INF = math.inf
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
-        Measure("resting", "rests on special tokens or the first one",
+        Measure("resting", "attends to sinks: special tokens or the first one",
                 "sum of A_qk over k special or first", "share", 0, 1, "ours; " + _CLARK, Keys("resting", is_set=False)),
         Measure("entropy_nats", "spreads over many keys",
                 "- sum over k of A_qk ln A_qk", "nats", 0, _INF, _CLARK + ".3", Row("entropy")),

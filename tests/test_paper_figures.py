@@ -1,0 +1,319 @@
+"""Figures for papers: exactly as wide as asked, no letter smaller than asked, text is text, and cells are exact."""
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from attnscope.errors import UsageError
+from attnscope.records import Heatmap, load
+from attnscope.records.record import Record
+from attnscope.views import canvas, heads_figures, relations_figures
+from attnscope.views.canvas import Canvas, Drawing
+from attnscope.views.heatmap_figures import Painter, sheets_of
+from attnscope.views.style import Style
+from tests.conftest import Run
+from tests.record_helpers import map_of, record_of, simple, tokens_of
+from tests.test_damaged import MADE, made
+from tests.test_views import RECORDS
+
+__all__ = ["made"]
+
+DRAWN = [name for name in MADE if name != "trace.npz"]
+WORDS = [
+    "[CLS]",
+    "the",
+    "animal",
+    "didn",
+    "'",
+    "t",
+    "cross",
+    "the",
+    "street",
+    "because",
+    "it",
+    "was",
+    "too",
+    "tired",
+    ".",
+    "[SEP]",
+]
+
+
+def sentence(**fields: Any) -> Heatmap:
+    """A record as a model of twelve heads leaves it."""
+    return record_of(map_of(tokens_of(WORDS, special=[0, 15]), layers=2, heads=12), text=" ".join(WORDS), **fields)
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Drawing]]:
+    """Draws a record, and hands over its pages; each is checked as it stands when a vector file would be written."""
+    shown: list[Drawing] = []
+    checks: list[Callable[[Drawing], None]] = []
+
+    def look(self: Drawing, kind: str) -> bytes:
+        shown.append(self)
+        for check in checks:
+            check(self)
+        return b""  # writing it takes most of the time
+
+    def draw(record: Record, check: Callable[[Drawing], None], **how: Any) -> list[Drawing]:
+        shown.clear()
+        checks[:] = [check]
+        record.draw(tmp_path / "drawn", ["pdf"], **how)
+        assert shown
+        return shown
+
+    monkeypatch.setattr(Drawing, "vector", look)
+    return draw
+
+
+def texts_on(drawing: Drawing) -> Iterator[Text]:
+    if not isinstance(drawing, Canvas):
+        drawing.agg.draw()  # its axes place their labels then
+    for text in drawing.figure.findobj(Text):
+        assert isinstance(text, Text)
+        hidden = text.axes is not None and text not in text.axes.texts and not text.axes.axison
+        if text.get_visible() and text.get_text().strip() and not hidden:
+            yield text
+
+
+def require_fit_for_print(inches: float, points: float) -> Callable[[Drawing], None]:
+    """Refuses another width, letters that are too small, and texts beyond the edge or over each other."""
+
+    def check(drawing: Drawing) -> None:
+        assert drawing.figure.get_size_inches()[0] == pytest.approx(inches, abs=1e-9)
+        renderer, boxes, said = drawing.agg.get_renderer(), [], []
+        width, height = drawing.figure.get_size_inches() * drawing.figure.dpi
+        for text in texts_on(drawing):
+            assert text.get_fontsize() >= points - 1e-6, text.get_text()
+            box = text.get_window_extent(renderer)
+            assert box.x0 >= -1 and box.x1 <= width + 1 and box.y0 >= -1 and box.y1 <= height + 1, text.get_text()
+            boxes.append(box.extents)
+            said.append(text.get_text())
+        x0, y0, x1, y1 = np.array(boxes).T
+        across = np.minimum.outer(x1, x1) - np.maximum.outer(x0, x0)
+        down = np.minimum.outer(y1, y1) - np.maximum.outer(y0, y0)
+        size = (x1 - x0) * (y1 - y0)
+        over = np.triu(across.clip(0) * down.clip(0) > 0.15 * np.minimum.outer(size, size), 1)
+        assert not over.any(), [(said[one], said[other]) for one, other in np.argwhere(over)[:3]]
+
+    return check
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
+@pytest.mark.parametrize("name", [*DRAWN, *RECORDS, "sentence"])
+def test_every_record_is_drawn_as_wide_as_asked_with_letters_no_smaller(
+    name: str, width: str, inches: float, made: Path, pages: Callable[..., list[Drawing]]
+) -> None:
+    record: Any = sentence() if name == "sentence" else RECORDS[name]() if name in RECORDS else load(made / name)
+    pages(record, require_fit_for_print(inches, 6.5), width=width)
+
+
+@pytest.mark.parametrize("points", [5.0, 13.0])
+def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead(
+    points: float, pages: Callable[..., list[Drawing]]
+) -> None:
+    record = sentence().only([(1, 3)])
+    (page,) = pages(record, require_fit_for_print(3.3, points), width=3.3, font_size=points)
+    labels = [text for text in texts_on(page) if text.get_text() in WORDS]
+    assert {round(text.get_fontsize(), 6) for text in labels} == {points}
+    every = 16 * 2 // len(labels)
+    assert (every == 1) is (points == 5) and len(labels) == 2 * -(-len(WORDS) // every)
+    said = " ".join(text.get_text() for text in texts_on(page))
+    assert ("one label for" in said) is (every > 1)
+
+
+def test_a_figure_with_a_font_size_alone_is_as_wide_as_it_needs_to_be(pages: Callable[..., list[Drawing]]) -> None:
+    (page,) = pages(sentence().only([(1, 3)]), lambda drawing: None, font_size=12)
+    assert min(text.get_fontsize() for text in texts_on(page)) == pytest.approx(12)
+
+
+@pytest.mark.parametrize("name", [*DRAWN, *RECORDS])
+def test_without_a_title_a_figure_is_the_same_but_shorter(
+    name: str, made: Path, pages: Callable[..., list[Drawing]]
+) -> None:
+    record: Any = RECORDS[name]() if name in RECORDS else load(made / name)
+    sizes, said = [], []
+    for title in (True, False):
+        drawn = pages(record, lambda drawing: None, title=title)
+        sizes.append([tuple(page.figure.get_size_inches()) for page in drawn])
+        said.append([{text.get_text() for text in texts_on(page)} for page in drawn])
+    for (wide, tall), (width, height), full, left in zip(*sizes, *said, strict=True):
+        assert width == wide and 0.2 < tall - height < 1.4
+        assert left < full and 1 <= len(full - left) <= 2
+
+
+# A head alone --------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_alone_is_no_sheet_of_sixteen_inches(pages: Callable[..., list[Drawing]]) -> None:
+    (page,) = pages(sentence().only([(1, 3)]), lambda drawing: None)
+    width, height = page.figure.get_size_inches()
+    assert width < 12.5 and height < 14
+    small = record_of(map_of(tokens_of(["yes", "no"]), layers=1, heads=1))
+    page = pages(small, lambda drawing: None)[-1]
+    assert page.figure.get_size_inches()[0] <= 6
+
+
+# Pixels --------------------------------------------------------------------------------------------------------------
+
+
+def chunks(content: bytes) -> dict[bytes, bytes]:
+    found, at = {}, 8
+    while at < len(content):
+        (length,) = struct.unpack(">I", content[at : at + 4])
+        found[content[at + 4 : at + 8]] = content[at + 8 : at + 8 + length]
+        at += 12 + length
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "pixels", "dots"),
+    [({"width": 3.3}, 990, 11811), ({"width": "page", "dpi": 600}, 4140, 23622), ({"dpi": 200}, 0, 7874)],
+)
+def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch(
+    how: dict[str, Any], pixels: int, dots: int, tmp_path: Path
+) -> None:
+    record = simple(5, layers=1, heads=1)
+    (path,) = record.draw(tmp_path, **how)
+    found = chunks(path.read_bytes())
+    width, height = struct.unpack(">II", found[b"IHDR"][:8])
+    assert struct.unpack(">IIB", found[b"pHYs"]) == (dots, dots, 1)
+    assert pixels in (0, width)
+    if not pixels:
+        (usual,) = record.draw(tmp_path / "usual")
+        assert (width, height) == tuple(2 * n for n in struct.unpack(">II", chunks(usual.read_bytes())[b"IHDR"][:8]))
+    assert len(zlib.decompress(found[b"IDAT"])) == height * (1 + 3 * width)
+
+
+def test_labels_stand_at_every_map_of_a_png_that_is_no_screen(tmp_path: Path) -> None:
+    """There they are copies of the first map's only where a pixel is one of the layout."""
+    record = sentence()
+    painter = Painter(Style(width="page"))
+    page = painter.canvas(record, sheets_of(record)[1])
+    assert sum(text.get_text() == "street" and text.get_visible() for text in page.axes.texts) == 24
+
+
+def test_more_pixels_than_can_be_drawn_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="is too large to draw") as caught:
+        simple(5, layers=1, heads=1).draw(tmp_path, width=40, dpi=2400)
+    assert "lower --dpi" in str(caught.value.hint)  # type: ignore[attr-defined]
+    assert not list(tmp_path.iterdir())
+
+
+# Vectors -------------------------------------------------------------------------------------------------------------
+
+
+def svg_of(record: Heatmap, folder: Path, **how: Any) -> str:
+    return record.draw(folder, "svg", **how)[0].read_text("utf-8")
+
+
+def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path: Path) -> None:
+    drawn = svg_of(simple(4, layers=1, heads=1), tmp_path)
+    written = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
+    assert {"[CLS]", "t1", "t2", "[SEP]"} <= set(written) and any(re.fullmatch(r"0\.\d\d", text) for text in written)
+    faces = re.findall(r"@font-face \{ font-family: '([^']+)'; font-weight: (\d+);.*?base64,([\w+/=]+)\)", drawn)
+    assert {(family, weight) for family, weight, _ in faces} == {("DejaVu Sans", "400"), ("DejaVu Sans", "700")}
+    assert max(len(data) for *_, data in faces) < 40_000, "the letters that are used alone"
+
+
+def test_numbers_of_a_table_of_heads_are_text_in_vector_files(made: Path, tmp_path: Path) -> None:
+    findings: Any = load(made / "heads.npz")
+    page = dict(heads_figures.pages(findings))["measure-entropy_nats"]
+    with canvas.matplotlib_defaults():
+        drawn = page.vector("svg").decode()
+    assert {one.text for one in page.drawn} <= set(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))
+    assert not [text for text in page.axes.texts if text.get_text() in {one.text for one in page.drawn}], "as before"
+
+
+@pytest.mark.parametrize(("n", "is_image"), [(2, False), (64, False), (65, True)])
+def test_cells_are_rectangles_up_to_a_size_and_one_pixel_each_beyond(n: int, is_image: bool, tmp_path: Path) -> None:
+    drawn = svg_of(simple(n, layers=1, heads=1), tmp_path)
+    maps = [size for size in re.findall(r'<image [^>]*width="(\d+)"[^>]*height="(\d+)"', drawn) if size[1] != "1"]
+    sizes = re.findall(r"base64,\s*(iVBOR[\w+/=\s]+)", drawn)
+    assert bool([s for s in sizes if _size_of(s) == (n, n)]) is is_image, maps
+
+
+def _size_of(encoded: str) -> tuple[int, int]:
+    import base64
+
+    width, height = struct.unpack(">II", base64.b64decode("".join(encoded.split()))[16:24])
+    return width, height
+
+
+def test_rectangles_cover_each_cell_in_its_colour() -> None:
+    from attnscope.views.vectors import cells_as_rectangles
+
+    rng = np.random.default_rng(3)
+    shown = rng.integers(0, 2, (5, 7, 1)).astype(np.uint8) * np.array([255, 80, 10, 0], np.uint8)
+    shown[..., 3] = 255
+    covered = np.zeros((5, 7, 4))
+    for patch in cells_as_rectangles([((10.0, 20.0, 70.0, 100.0), shown)]):
+        for corners in patch.get_path().vertices.reshape(-1, 5, 2):
+            (left, top), (right, bottom) = corners[0], corners[2]
+            columns = slice(round((left - 10) / 10), round((right - 10) / 10))
+            covered[round((top - 20) / 20) : round((bottom - 20) / 20), columns] += patch.get_facecolor()
+    np.testing.assert_allclose(covered * 255, shown, atol=1e-9)
+
+
+def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path: Path) -> None:
+    (path,) = sentence().only([(1, 3)]).draw(tmp_path, "pdf", width="column", font_size=6)
+    content = path.read_bytes()
+    assert b"/FontFile2" in content and b"/Type3" not in content
+    box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+) ?\]", content)
+    assert box is not None and float(box[1]) == pytest.approx(3.3 * 72)
+
+
+# What is asked wrongly ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"width": "sheet"}, "'sheet' is no width"),
+        ({"width": 0.1}, "no width 0.1"),
+        ({"width": "nan"}, "no width nan"),
+        ({"dpi": 3}, "no dpi 3"),
+        ({"font_size": 200.0}, "no font-size 200"),
+        ({"font": "Comic Nonsense"}, "no font 'Comic"),
+    ],
+)  # fmt: skip
+def test_sizes_and_fonts_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Style(**given)
+
+
+@pytest.mark.parametrize(
+    "command_line", ["heatmap a", "heads a", "rollout a", "cost bert-base --plot", "batch f -o out"]
+)
+def test_every_command_that_draws_refuses_them_before_it_begins(run: Run, tmp_path: Path, command_line: str) -> None:
+    status, out, err = run(*command_line.split(), "--width", "sheet")
+    assert (status, out) == (2, "") and err.startswith(
+        "error: 'sheet' is no width\nhint: give inches, or one of column"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_without_figures_has_no_sizes(made: Path) -> None:
+    with pytest.raises(UsageError, match="a trace has no --no-title"):
+        load(made / "trace.npz").draw("nowhere", [], title=False)
+
+
+def test_an_example_is_cut_around_its_links_where_paper_is_narrow() -> None:
+    from attnscope.records.relations import Example, ExampleLink
+    from attnscope.views.lettering import lettering_for
+
+    words = tuple(f"word{n:02d}" for n in range(40))
+    links = (ExampleLink((20,), (23,), 23, True, 0.9), ExampleLink((21,), (2,), 39, False, 0.5))
+    example = Example("a→b", 0, 0, "f", 1, words, (True,) * 40, links)
+    lettering = lettering_for([], Style(width="column").paper)
+    cut = relations_figures.cut_to_fit(example, lettering, 400)
+    assert cut.cut_before and cut.cut_after and 3 < len(cut.words) < 12
+    assert [(cut.words[link.source[0]], cut.words[link.looked]) for link in cut.links] == [("word20", "word23")]
