@@ -299,7 +299,7 @@ def test_special_tokens_have_a_colour_of_their_own() -> None:
 
 
 def test_an_overview_shows_the_largest_weight_of_a_block() -> None:
-    record = simple(600, layers=1, heads=6)
+    record = simple(600, layers=2, heads=6)
     canvas = shown(record, "overview")
     assert canvas.pool == 2
     expected = record.weights[0, 4].reshape(300, 2, 300, 2).max((1, 3))
@@ -308,7 +308,7 @@ def test_an_overview_shows_the_largest_weight_of_a_block() -> None:
 
 
 def test_blocks_at_the_edge_may_be_smaller() -> None:
-    record = simple(601, layers=1, heads=6)
+    record = simple(601, layers=2, heads=6)
     last = np.asarray(shown(record, "overview").maps[0].get_array())
     assert last.shape == (301, 301)
     assert last[300, 300] == record.weights[0, 0, 600, 600]

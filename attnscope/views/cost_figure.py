@@ -42,7 +42,7 @@ def _drawing(cost: Cost, paper: Paper) -> Drawing:
     width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else 13.6 * size
     stacked = paper.is_narrow
     above = (0.9 if paper.title else 0.0) * size
-    plot = width * (0.6 if stacked else 0.3) if paper.fixed else 4.256 * size
+    plot = width * (0.6 if stacked else 0.3) if paper.fixed else 4.25 * size
     row = 0.4 * size + plot + 2.05 * size
     height = above + row * (len(_TITLES) if stacked else 1)
     figure = Figure(figsize=(width, height), dpi=paper.dpi, facecolor="white")
