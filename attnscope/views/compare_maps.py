@@ -164,7 +164,7 @@ def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
     return values
 
 
-def rows_page(found: MinimalPair, pair: int, paper: Paper) -> Page:
+def rows_page(found: MinimalPair, pair: int, paper: Paper = SCREEN) -> Page:
     """What one query attends to in both texts, in the heads that change most there: two bars a key."""
     first, second = found.tokens
     query, other = (int(place) for place in found.aligned[pair])
