@@ -191,7 +191,7 @@ def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
         np.testing.assert_allclose(record.of("weights", head), heat.of(3, head)[2], atol=1e-6)
     run_lines(record)
     assert record.queries[record.query or 0] == "cat"
-    plain = trace_plain(load_plain(catalog.resolve("minilm")), TEXT, 3, [1, 4], token="cat")
+    plain = trace_plain(load_plain(catalog.resolve("minilm"), "float64"), TEXT, 3, [1, 4], token="cat")
     assert plain.run["engine"] == "reference"
     run_lines(plain)
     for mine, theirs in zip(plain.steps, record.steps, strict=True):

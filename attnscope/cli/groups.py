@@ -136,7 +136,8 @@ class Loading:
     ] = None
     engine: Annotated[
         str,
-        "native: attnscope's own attention, for BERT-family weights; hf: transformers; auto: native where it can.",
+        "native: attnscope's own attention, for BERT-family weights; hf: transformers; numpy: BERT-family weights "
+        "without torch, to look at texts; auto: native where it can, numpy where a short text is only looked at.",
     ] = "auto"
     device: Annotated[
         str, "Where the model runs: cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu."

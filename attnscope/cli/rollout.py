@@ -40,6 +40,7 @@ def rollout(
     - `attnscope rollout --image photo.jpg -m ./dinov2-small -o out`
     """
     from attnscope.senses.photos import read_photo
+    from attnscope.studies.reading import Prompt
     from attnscope.studies.rollout import picture_rollout
     from attnscope.studies.rollout import rollout as study
 
@@ -50,6 +51,7 @@ def rollout(
         photo = read_photo(image)  # before the model takes its time
         return output.deliver(picture_rollout(load.load(model), photo, residual=residual))
     given = one.read()
+    loaded = load.load_to_look(model, [Prompt(given)])
     with options.progress_of_steps(printing.quiet, "flow") as report:
-        found = study(load.load(model), given, residual=residual, query=tokens.query, flow=flow, report=report)
+        found = study(loaded, given, residual=residual, query=tokens.query, flow=flow, report=report)
     return output.deliver(found)

@@ -6,6 +6,7 @@ Loads no torch and no engine before a model is loaded.
 import os
 import threading
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 
-ENGINES = ("auto", "native", "hf")
+ENGINES = ("auto", "native", "hf", "numpy")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -53,8 +54,8 @@ def load(
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, what
             `resolve` made of one, or a transformers model, also one that peft has wrapped.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
-        engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), or "auto": native
-            where it computes the model as it truly is.
+        engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), "numpy" (BERT-family
+            weights without torch, to look at single texts), or "auto": native where it computes the model as it is.
         device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
         dtype: Precision to compute with.
         check: Whether a Hugging Face model is compared with eager attention first.
@@ -81,18 +82,26 @@ def load(
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
     if device_map is not None:
-        if engine == "native" or device not in ("cpu", "auto"):
+        if engine in ("native", "numpy") or device not in ("cpu", "auto"):
             raise UsageError(
                 "a device map goes with --engine hf, and instead of a device", "leave out the other option"
             )
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device-map")
         engine = "hf"
+    if engine == "numpy" and (device not in ("cpu", "auto") or dtype not in ("float32", "float64")):
+        raise UsageError(
+            "the numpy engine computes on the processor, in float32 or float64", "leave out --device and --dtype"
+        )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device-map")
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
+    if engine == "numpy":
+        from attnscope.models.plain import load_plain
+
+        return load_plain(source, dtype)
     if native and source.folder is None:
         from attnscope.models.own import load_own
 
@@ -160,7 +169,7 @@ def describe(
         with ExitStack() as stack:
             encoder = Encoder.of(read_config(source))
             Checkpoint(weight_files(source.folder), encoder.layout, stack, "np").plan(encoder)
-        return info, tokenizer
+        return replace(info, engine="numpy") if engine == "numpy" else info, tokenizer
     model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     return model.info, model.tokenizer
 
@@ -182,14 +191,14 @@ def _choose(
     if source.spec in BUILT_IN and source.folder is None:
         if source.adapter is not None:
             raise AttnscopeError(f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter")
-        if engine == "hf":
-            raise AttnscopeError(f"transformers has no model {source.name}: attnscope makes it", "use --engine auto")
+        if engine in ("hf", "numpy"):
+            raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, True
     if engine == "hf":
         return source, False
     reason = _why_not_native(source)
-    if reason and engine == "native":
-        raise AttnscopeError(f"the native engine does not run {source.name}: {reason}", "use --engine hf or auto")
+    if reason and engine in ("native", "numpy"):
+        raise AttnscopeError(f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto")
     return source, reason is None
 
 

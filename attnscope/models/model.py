@@ -1,15 +1,16 @@
 """What every model is, whichever engine runs it."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from attnscope.core.attention import AttentionCall, Kind, Probe
@@ -30,7 +31,7 @@ class ModelInfo:
         sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
-        engine: "native" or "hf".
+        engine: "native", "hf" or "numpy".
         path: How the weights are read: "seam" (through the one function), or "eager" (the model's own
             output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
@@ -254,6 +255,18 @@ class Slice:
     weight: "Tensor"
 
 
+class Maps(NamedTuple):
+    """What the heads of an encoder attend to on a text, as NumPy's arrays of its precision, by layer.
+
+    Attributes:
+        weights: (head, query, key).
+        full: What one head over the full width of the layer would attend to, (query, key); see core.full_width.
+    """
+
+    weights: "Mapping[int, NDArray[Any]]"
+    full: "Mapping[int, NDArray[Any]]"
+
+
 @dataclass(frozen=True, eq=False)
 class SensoryInput:
     """What a model makes of a photo, or of a recording.
@@ -346,6 +359,10 @@ class Model(Protocol):
         """The numbers of its weights in its files that are these heads' alone."""
 
     @property
+    def look(self) -> "Callable[[Tokens, Collection[int]], Maps] | None":
+        """What the heads of some layers attend to on a text, where torch has no part in it; `run` is refused then."""
+
+    @property
     def loss(self) -> Loss | None:
         """What its language-model head predicts; None without one."""
 
@@ -395,7 +412,7 @@ class Model(Protocol):
 class LayeredModel:
     """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
 
-    writer = eyes = ears = run_inputs = head_slices = loss = None
+    writer = eyes = ears = run_inputs = head_slices = loss = look = None
     resumes = True
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, layers: "Sequence[nn.Module]", output: str) -> None:
@@ -440,9 +457,9 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
         )
 
 
-def require_numbers(info: ModelInfo, numbers: "Tensor", size: int, what: str = "token") -> None:
+def require_numbers(info: ModelInfo, numbers: "Tensor | NDArray[Any]", size: int, what: str = "token") -> None:
     """Refuses numbers that a model has no embedding for."""
-    low, high = (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
+    low, high = (int(numbers.min()), int(numbers.max())) if 0 not in numbers.shape else (0, 0)
     if low < 0 or high >= size:
         raise AttnscopeError(
             f"{what} number {low if low < 0 else high} is beyond the {size} that {info.name} has",

@@ -21,7 +21,7 @@ from attnscope.studies.provenance import run_of
 from attnscope.studies.reading import Given, Prompt, PromptOptions, Reading, Speech, batch_of, read, reader_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy.typing import NDArray
 
     from attnscope.core.attention import Kind, Probe
     from attnscope.core.probes import Weights
@@ -238,9 +238,11 @@ def run_model(
         AttnscopeError: The maps would not fit into memory, or the model computes NaN.
     """
     _require_memory(record)
+    layers, heads = chosen_of(record)
+    if model.look is not None:
+        return fill_maps(record, model.look(reading.tokens, layers).weights, model.info)
     from attnscope.core.probes import Part, Weights
 
-    layers, heads = chosen_of(record)
     kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     part = _slices_of(record.maps[0])
     if part is not None and model.info.path == "seam":
@@ -248,7 +250,10 @@ def run_model(
     else:
         probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
     run_probe(model, reading, probe)
-    maps = [_fill(m, probe.maps.get(cast("Kind", m.kind), {}), probe.heads, model.info) for m in record.maps]
+    maps = []
+    for m in record.maps:
+        kept = probe.maps.get(cast("Kind", m.kind), {})
+        maps.append(_fill(m, {layer: found[0].numpy() for layer, found in kept.items()}, probe.heads, model.info))
     return replace(record, maps=tuple(maps))
 
 
@@ -279,15 +284,24 @@ def _slices_of(attention: AttentionMap) -> tuple[slice, slice] | None:
     return slice(q, q + len(attention.queries)), slice(k, k + len(attention.keys))
 
 
+def fill_maps(record: Heatmap, weights: Mapping[int, NDArray[np.float32]], info: ModelInfo) -> Heatmap:
+    """The outlined record of a model that has one kind of attention, with its weights by layer, (head, query, key).
+
+    Raises:
+        AttnscopeError: There is NaN among them.
+    """
+    return replace(record, maps=tuple(_fill(m, weights, None, info) for m in record.maps))
+
+
 def _fill(
-    attention: AttentionMap, by_layer: Mapping[int, Tensor], kept: Sequence[int] | None, info: ModelInfo
+    attention: AttentionMap, by_layer: Mapping[int, NDArray[np.float32]], kept: Sequence[int] | None, info: ModelInfo
 ) -> AttentionMap:
     """The map with its weights; without layers that have no attention, and with NaN for heads that a layer lacks."""
     layers = layers_found(attention, by_layer)
     shape = (len(layers), len(attention.heads), len(attention.queries), len(attention.keys))
     filled = np.full(shape, np.nan, np.float32)
     for place, layer in enumerate(layers):
-        weights = by_layer[layer][0].numpy()
+        weights = by_layer[layer]
         part = _slices_of(attention)
         if part is not None and weights.shape[1:] != shape[2:]:  # a model off the seam gives whole maps
             weights = weights[:, part[0], part[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -10,6 +11,10 @@ from attnscope import models
 from attnscope.corpus import Corpus, Split
 from attnscope.errors import UsageError
 from attnscope.models.catalog import read_config, with_adapter
+from attnscope.studies.reading import Prompt
+
+NUMPY_TOKENS = 256
+"""Up to so many tokens NumPy is done before torch would be loaded."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,24 @@ class LoadOptions:
     def load(self, spec: str | models.Source) -> models.Model:
         """Loads a model with these options."""
         return models.load(spec, **vars(self))
+
+    def load_to_look(self, spec: str | models.Source, prompts: Sequence[Prompt]) -> models.Model:
+        """Loads a model of which no more is wanted than what it attends to on some texts.
+
+        Where the engine is left open and the texts are short, that is there by NumPy before torch would be loaded.
+        """
+        source = self.resolve(spec) if isinstance(spec, str) else spec
+        return (replace(self, engine="numpy") if self._suits_numpy(source, prompts) else self).load(source)
+
+    def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
+        if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
+            return False
+        if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
+            return False
+        tokenizer = models.open_tokenizer(source)
+        return tokenizer is not None and all(
+            len(tokenizer.encode(prompt.text, prompt.pair)) <= NUMPY_TOKENS for prompt in prompts
+        )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -19,7 +20,7 @@ from attnscope.records.elsewhere import load_arrays
 from attnscope.records.findings import Findings
 from attnscope.records.storage import is_stream, require_replaceable, write_stream, write_whole
 from attnscope.studies.choice import Choice
-from attnscope.studies.heatmap import outline, run_model
+from attnscope.studies.heatmap import fill_maps, outline, run_model
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.provenance import fingerprint
 from attnscope.studies.reading import Given, Prompt, PromptOptions, read, reader_of
@@ -143,6 +144,10 @@ class WrittenPage:
         }
 
 
+_FEW = 16
+"""Texts up to which a page may do without torch; more are read one by one."""
+
+
 def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Report | None = None) -> WrittenPage:
     """Loads what a page is to show, a model where there are texts, and writes the page.
 
@@ -161,9 +166,12 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
     findings = None if wanted.heads_record is None else Findings.load(file_of(wanted.heads_record))
     shown = [PageText(_chosen(_load_maps(path), wanted.choice)) for path in wanted.records]
     if wanted.texts or wanted.files:
-        model = loading.load(spec)
+        prompts = wanted.prompts()
+        first = [*islice(prompts, _FEW + 1)]
+        few = len(first) <= _FEW
+        model = loading.load_to_look(spec, [prompt for prompt, _ in first]) if few else loading.load(spec)
         n_tokens = 0
-        for number, (prompt, share) in enumerate(wanted.prompts(), 1):
+        for number, (prompt, share) in enumerate(chain(first, prompts), 1):
             shown.append(page_text(model, prompt, wanted.choice))
             require_room(shown)
             n_tokens += sum(len(attention.queries) for attention in shown[-1].record.maps)
@@ -213,10 +221,15 @@ def page_text(model: Model, given: Given, choice: Choice) -> PageText:
     Raises:
         AttnscopeError: As `attnscope.heatmap`.
     """
-    from attnscope.core.full_width import WeightsBesideFullWidth
-
     model = reader_of(model, given)
     reading, chosen = read(model, given), choice.within(model.info)
+    record = outline(model.info, reading, chosen)
+    if model.look is not None:
+        found = model.look(reading.tokens, chosen.layers)
+        record = fill_maps(record, found.weights, model.info)
+        return PageText(record, {m.kind: _by_layer(m, found.full) for m in record.maps})
+    from attnscope.core.full_width import WeightsBesideFullWidth
+
     full: Mapping[Any, Mapping[int, Tensor]] = {}
 
     def probe(**wanted: Any) -> WeightsBesideFullWidth:
@@ -225,16 +238,17 @@ def page_text(model: Model, given: Given, choice: Choice) -> PageText:
         full = made.full
         return made
 
-    record = run_model(model, outline(model.info, reading, chosen), reading, probe)
-    return PageText(record, {m.kind: _by_layer(m, full.get(m.kind, {})) for m in record.maps})
+    record = run_model(model, record, reading, probe)
+    by_kind = {kind: {layer: one.numpy() for layer, one in of.items()} for kind, of in full.items()}
+    return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps})
 
 
-def _by_layer(attention: AttentionMap, full: Mapping[int, Tensor]) -> NDArray[np.float32]:
+def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
     """The full-width maps in the order of a map's layers; NaN where there is none."""
     whole = np.full((len(attention.layers), len(attention.queries), len(attention.keys)), np.nan, np.float32)
     for place, layer in enumerate(attention.layers):
         if layer in full:
-            whole[place] = full[layer].numpy()
+            whole[place] = full[layer]
     return whole
 
 

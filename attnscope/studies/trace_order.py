@@ -61,7 +61,7 @@ def study(spec: str, order: TraceOrder, loading: LoadOptions) -> Trace:
     if order.loops and source.folder is not None and supports(read_config(source)) is None:
         from attnscope.models.plain import load_plain
 
-        return trace_plain(load_plain(source), prompt, order.layer, order.heads, token=order.token)
+        return trace_plain(load_plain(source, "float64"), prompt, order.layer, order.heads, token=order.token)
     return trace(
         loading.load(source), prompt, order.layer, order.heads, token=order.token, kind=order.kind, loops=order.loops
     )

@@ -82,6 +82,8 @@ class HuggingFaceModel:
         layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
     """
 
+    look = None
+
     def __init__(
         self, network: Network, processor: Any = None, open_eyes: "Callable[[], HuggingFaceModel] | None" = None
     ) -> None:
