@@ -190,7 +190,7 @@ def test_weights_are_true_on_the_way_to_a_file(attnscope: Run) -> None:
             place = (0, 0, labels.index("it"), labels.index("animal"))
             assert held["weights"][place] == pytest.approx(expected, abs=0.005)
             described = json.loads(str(held["record"]))
-        assert (described["text"], described["model"], described["engine"]) == (text, "minilm", "native")
+        assert (described["text"], described["model"], described["engine"]) == (text, "minilm", "numpy")
 
 
 def test_every_format_at_once(attnscope: Run, tmp_path: Path) -> None:
