@@ -24,7 +24,7 @@ from attnscope.corpus import (
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.findings import Findings
-from attnscope.studies.backend import choose_backend
+from attnscope.studies.backend import LOAD_FROM, choose_backend
 from attnscope.studies.descriptions import DescribeOptions, describe_texts
 from attnscope.studies.head_blocks import Found, Frequencies, HeadMeasurer
 from attnscope.studies.late import try_step, whole
@@ -283,9 +283,9 @@ def _counts(
 
 
 def _count_weights(model: Model, n_tokens: int, n_texts: int | None) -> float:
-    """About how many attention weights the whole corpus has; infinite where it has not been read."""
+    """About how many attention weights the whole corpus has; where it was not read, enough to load what is compiled."""
     if n_texts is None:
-        return math.inf
+        return LOAD_FROM
     info = model.info
     length = min(n_tokens / max(n_texts, 1), info.max_tokens or math.inf)
     return n_tokens * length * sum(map(int.__mul__, info.n_layers, info.n_heads))

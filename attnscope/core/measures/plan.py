@@ -128,7 +128,7 @@ class Plan:
             allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         self._put_ranges(block, allowed.expand(-1, mask_heads, -1, n_keys), n_texts)
         self._shows_padding[block] = bool((allowed & ~facts.real[:, None, None, block.keys]).any())
-        allowed = allowed.expand(n_texts, mask_heads, n_queries, n_keys)
+        allowed = allowed.expand(n_texts, mask_heads, -1, n_keys)
         cosines = self.cosines(block) if self.own_text else None
         given = ground(
             allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype, columns=columns,
@@ -139,7 +139,11 @@ class Plan:
         self.uniform.settle()
         counted = given.counted.to(self.dtype)
         share = counted / given.n_allowed.clamp(min=1)
-        self.evenly[units, :, block.keys] += (share.unsqueeze(2) @ allowed.to(self.dtype)).squeeze(2)
+        may = allowed.to(self.dtype)
+        shared = allowed.shape[2] == 1
+        self.evenly[units, :, block.keys] += (
+            share.sum(-1, keepdim=True) * may[:, :, 0] if shared else (share.unsqueeze(2) @ may).squeeze(2)
+        )
         self.counted[block.texts] += counted.sum(-1)
         defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
         self.active_names = [name for name in defined if name.endswith("_active")]
@@ -256,7 +260,7 @@ class Plan:
         def make_distinct() -> tuple[Tensor, Tensor]:
             """Directions of the text's distinct tokens, and which of them each token is."""
             assert texts.embeddings is not None
-            distinct, which = texts.ids[0].unique(return_inverse=True)
+            distinct, which = texts.ids[0].unique(return_inverse=True)  # type: ignore[no-untyped-call]  # torch's own
             first = torch.zeros_like(distinct).scatter_(0, which, torch.arange(len(which), device=self.device))
             return texts.embeddings[0, first].to(self.dtype), which
 

@@ -33,7 +33,7 @@ def linear_rows(
     """What is linear in the weights, query by query.
 
     Args:
-        weights: Of some queries on some keys, (batch, head, query, key).
+        weights: Of some queries on some keys, (batch, head, query, key); (batch, head, 1, key) if all have the same.
         keys: The texts of the keys.
         queries: Which queries these are.
         key_range: Which keys these are.
@@ -54,17 +54,23 @@ def linear_rows(
     off_rest = columns[OFF_REST][:, None, None, key_range]
     both = torch.stack([torch.ones_like(off_rest), off_rest], -1)[:, 0]
     pairs = pair_facts(keys, queries, key_range, weights.dtype, cosines)
-    band = at_offsets(weights, queries, key_range)
+    band = at_offsets(weights.expand(-1, -1, queries.stop - queries.start, -1), queries, key_range)
     band_active = band * at_offsets(off_rest.expand(-1, -1, band.shape[2], -1), queries, key_range)
+
+    def add_up(function: Tensor, columns: Tensor) -> Tensor:
+        if weights.shape[2] == 1:
+            return function[:, None] @ (weights.mT * columns)
+        return (weights * function[:, None]) @ columns
+
     for name, measure in MEASURES.items():
         match measure.family:
             case Places(offsets):
                 index = [REACH + offset for offset in offsets]
                 rows[name], rows[f"{name}_active"] = (part[..., index].sum(-1) for part in (band, band_active))
             case Pairs(fact) if fact in pairs:
-                rows[name], rows[f"{name}_active"] = ((weights * pairs[fact][:, None]) @ both).unbind(-1)
+                rows[name], rows[f"{name}_active"] = add_up(pairs[fact], both).unbind(-1)
             case Row("rms_distance"):
-                rows[name] = (weights * pairs["distance"][:, None].square()).sum(-1).sqrt()
+                rows[name] = add_up(pairs["distance"].square(), both[..., :1]).squeeze(-1).sqrt()
     return rows
 
 
@@ -110,7 +116,8 @@ def ground(
     """Works out for some queries what does not depend on the head.
 
     Args:
-        allowed: Which key each may attend to, (batch, mask head, query, key), bool; mask head is 1 if all share it.
+        allowed: Which key each may attend to, (batch, mask head, query, key), bool; mask head is 1 if all share it,
+            query likewise.
         keys: The texts of the keys.
         asking: Which of the queries are tokens that count, (batch, query).
         queries: Which queries these are.
@@ -120,13 +127,14 @@ def ground(
         columns: As for linear_rows.
         cosines: As for linear_rows.
     """
-    may = allowed.to(dtype)
-    n_allowed = may.sum(-1)
+    may, n_queries = allowed.to(dtype), asking.shape[1]
+    allowed = allowed.expand(-1, -1, n_queries, -1)
+    n_allowed = may.sum(-1).expand(-1, -1, n_queries)
     counted = (n_allowed > 0) & asking[:, None]
     share = 1 / n_allowed.clamp(min=1)
-    uniform = linear_rows(
-        may * share[..., None], keys, queries, key_range, own_text=own_text, columns=columns, cosines=cosines
-    )
+    even = may / may.sum(-1, keepdim=True).clamp(min=1)
+    uniform = linear_rows(even, keys, queries, key_range, own_text=own_text, columns=columns, cosines=cosines)
+    uniform = {name: row.expand(n_allowed.shape) for name, row in uniform.items()}
     some_active = counted & (uniform[OFF_REST] > 0)
     defined = {}
     for name, row in uniform.items():
@@ -136,7 +144,9 @@ def ground(
             isinstance(measure.family, Places) or getattr(measure.family, "is_set", False)
         )
         defined[name] = basis & (row > 0) if is_set else basis
-    n_rarest = None if keys.rarest is None else (may * keys.rarest[:, None, None, key_range]).sum(-1)
+    n_rarest = (
+        None if keys.rarest is None else (may * keys.rarest[:, None, None, key_range]).sum(-1).expand(n_allowed.shape)
+    )
     statistics: dict[Statistic, tuple[Tensor, Tensor]] = {
         "entropy": (counted, n_allowed.clamp(min=1).log()),
         "relative_entropy": (counted & (n_allowed >= 2), torch.ones_like(share)),
