@@ -140,6 +140,8 @@ def test_links_of_annotated_texts_are_features() -> None:
     assert np.flatnonzero(arc["arc:nsubj→head"].of(known, np.array([2]))[0]).tolist() == [3, 4]
     assert not arc["arc:nsubj→head"].of(known, np.array([7]))[0].any()
     assert not arc["arc:obj→head"].of(known, np.array([2]))[0].any()
+    assert np.flatnonzero(arc["arc:head"].of(known, np.array([2]))[0]).tolist() == [3, 4]
+    assert "arc:dependents" not in arc
 
 
 def test_a_pattern_of_ones_own_is_looked_for_in_whole_words() -> None:

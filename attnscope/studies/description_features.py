@@ -489,10 +489,7 @@ def catalogue(special_labels: Sequence[str], relations: Sequence[str] = ()) -> l
                 lambda facts, queries: _likeness(facts, queries) >= GRADES // 2),
         Feature("line", "the same line", "group", 4, _group(lambda f: f.line)),
         Feature("line_start", "the start of its line", "list", 4, _group_start(lambda f: f.line)),
-        *(
-            Feature(f"arc:{name}", f"{name} (annotated)", "list", 3, _arc(name), source=_CLARK + ".3")
-            for name in relations
-        ),
+        *_arcs(relations),
     ]  # fmt: skip
     bases = [*specials, first, features[0]]
     return [*features, *(product for base in bases for product in _products(base))]
@@ -519,10 +516,32 @@ def _products(base: Feature) -> list[Feature]:
     return made
 
 
-def _arc(name: str) -> Callable[[TextFacts, NDArray[np.int64]], Flags]:
+def _arcs(relations: Sequence[str]) -> list[Feature]:
+    """Links of annotations: each relation, and all that go to a word's head or to what depends on it."""
+    groups = {
+        "head": ("its head", [name for name in relations if name.endswith("→head")]),
+        "dependents": ("what depends on it", [name for name in relations if name.startswith("head→")]),
+        "linked": ("what it is linked to", list(relations)),
+    }
+    made = [
+        Feature(f"arc:{name}", f"{words} (annotated)", "list", 3, _arc(of), source=_CLARK + ".3")
+        for name, (words, of) in groups.items()
+        if len(of) > 1
+    ]
+    made += [
+        Feature(f"arc:{name}", f"{name} (annotated)", "list", 4, _arc([name]), source=_CLARK + ".3")
+        for name in relations
+    ]
+    return made
+
+
+def _arc(names: Sequence[str]) -> Callable[[TextFacts, NDArray[np.int64]], Flags]:
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
-        arcs = facts.arcs.get(name)
-        return np.zeros((len(queries), facts.n), np.bool_) if arcs is None else arcs[queries]
+        found = np.zeros((len(queries), facts.n), np.bool_)
+        for name in names:
+            if name in facts.arcs:
+                found |= facts.arcs[name][queries]
+        return found
 
     return of
 
