@@ -188,6 +188,8 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
         kept = [one for one in found.heads if 1 <= one.nats <= 2]
         explained += [one.explained for one in kept]
         nats += [one.nats for one in kept]
+    if not explained:
+        return {"heads": 0}
     return {
         "heads": len(explained), "nats": round(float(np.mean(nats)), 2),
         "explained_mean": round(float(np.mean(explained)), 3), "explained_largest": round(float(np.max(explained)), 3),

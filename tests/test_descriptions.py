@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.corpus import Corpus, CorpusText
+from attnscope.corpus import Corpus, CorpusText, count_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records.descriptions import Descriptions, HeadDescription, Term
 from attnscope.records.findings import Findings
 from attnscope.studies import descriptions as study
 from attnscope.studies.descriptions import DescribeOptions, describe
+from attnscope.studies.head_blocks import Frequencies
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merge_findings
 
@@ -227,8 +228,13 @@ def test_links_of_annotated_texts_are_terms(own: Model) -> None:
         spans = tuple((start, start + len(line[start:].split(" ")[0])) for start in starts)
         links = tuple(Link("back", (i,), (i - 1,)) for i in range(1, len(spans)))
         texts.append(AnnotatedText(line, spans, links, "texts", n))
-    found = describe(own, texts, options=DescribeOptions(queries=200))
-    assert found.n_texts == 12
-    assert "offset-1" in found.features or "arc:back" in found.features
-    facts = {name: facts for name, facts in found.features.items() if name.startswith("arc:")}
-    assert all(one.words.endswith("(annotated)") for one in facts.values())
+    counts = count_tokens([CorpusText(0, "", 1, text=texts[0].text)], own.tokenizer.encode)
+    sample = study.draw(own, [CorpusText(n, "", 1, text=one.text) for n, one in enumerate(texts)], FEW)
+    for unit in sample:
+        unit.annotation = next(one for one in texts if one.text == unit.text.text)
+    group = study.measure(own, sample, Frequencies.of_counts(counts))[0]
+    numbers = {feature.name: number for number, feature in enumerate(group.features)}
+    back, before = (group.rows.features[numbers[name]] for name in ("arc:back", "offset-1"))
+    assert back.any() and (back <= before).all()  # special tokens and the last word's further pieces have no link
+    assert group.rows.expected[:, 0, numbers["arc:back"]].max() > 0.9  # L0H0 looks at the token before
+    assert describe(own, texts, options=FEW).n_texts == 12
