@@ -6,7 +6,8 @@ import pytest
 from attnscope.annotated.texts import Link
 from attnscope.errors import UsageError
 from attnscope.records import Tokens
-from attnscope.studies.description_features import TextFacts, blocks_of, catalogue, own_feature
+from attnscope.studies.description_features import TextFacts, blocks_of, catalogue
+from attnscope.studies.own_features import own_feature, own_features
 from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'
@@ -85,7 +86,8 @@ def keys(name: str, query: int, of: TextFacts | None = None) -> list[int]:
         ("same", 2, [2, 10]),
         ("same_elsewhere", 2, [10]),
         ("same_elsewhere", 7, []),
-        ("word", 3, [4]),
+        ("same_word", 3, [4]),
+        ("word", 3, [1, 2, 3, 4, 7, 8, 9, 10, 13, 14]),
         ("word_start", 4, [3]),
         ("sentence", 2, [1, 2, 3, 4, 5]),
         ("sentence_start", 4, [1]),
@@ -126,7 +128,7 @@ def test_numbers_go_up_to_their_highest_level_and_no_further() -> None:
 
 
 def test_every_feature_has_a_name_words_and_a_source_of_its_own() -> None:
-    assert len({feature.name for feature in FEATURES.values()}) == len(FEATURES)
+    assert len(catalogue(["[CLS]", "[SEP]"])) == len(FEATURES)
     for feature in FEATURES.values():
         assert feature.words and feature.source
         assert not feature.base or feature.base in FEATURES
@@ -147,15 +149,28 @@ def test_links_of_annotated_texts_are_features() -> None:
 def test_a_pattern_of_ones_own_is_looked_for_in_whole_words() -> None:
     feature = own_feature("sitting=^sat$")
     assert np.flatnonzero(feature.of(facts(), np.array([1]))[0]).tolist() == [3, 4]
-    both = own_feature("who=(?i)^(he|she)$>^[A-Z]")
+    both = own_feature("who=(?i)^(he|she)$ > ^[A-Z]")
     assert np.flatnonzero(both.of(facts(), np.array([13]))[0]).tolist() == [1, 7]
     assert not both.of(facts(), np.array([2]))[0].any()
 
 
-@pytest.mark.parametrize("given", ["months", "=a", "months=", "months=("])
+@pytest.mark.parametrize("pattern", ["(?P<a>cat)", "cat|->", "(?<=c)at", "c>?at"])
+def test_an_arrow_without_blanks_is_part_of_a_pattern(pattern: str) -> None:
+    feature = own_feature(f"x={pattern}")
+    assert feature.family == "key"
+    assert np.flatnonzero(feature.of(facts(), np.array([1]))[0]).tolist() == [2, 10]
+
+
+@pytest.mark.parametrize("given", ["months", "=a", "months=", "months=(", "x= > a", "x=a >", "x=a > b > c", "x=>"])
 def test_what_is_no_pattern_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="the feature|the pattern"):
         own_feature(given)
+
+
+@pytest.mark.parametrize("given", [("cats=cat", "cats=dog"), ("capital=^[A-Z]",)])
+def test_two_features_of_one_name_are_refused(given: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="two features"):
+        own_features(given)
 
 
 def test_tokens_without_text_have_features_all_the_same() -> None:

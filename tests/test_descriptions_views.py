@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,3 +117,23 @@ def test_the_figure_is_written_where_heads_are_described(tmp_path: Path) -> None
     names = [name for name, _ in heads_figures.pages(described())]
     assert names[:2] == ["roles", "descriptions"]
     assert "descriptions" not in [name for name, _ in heads_figures.pages(fake_findings(2, 2))]
+
+
+def test_a_condition_leaves_out_all_other_heads() -> None:
+    found = described()
+    text = printed(found, where="layer == 2 and head > 1", measures="entropy_nats")
+    assert text.startswith("2 of 12 heads")
+    named = set(re.findall(r"\bL\dH\d\b", text))
+    assert named == {"L2H2", "L2H3"}
+    letters = next(line for line in text.splitlines() if line.startswith("L0 "))
+    assert letters.split() == ["L0"]  # the others are blank in the grid
+    assert printed(found, where="explained > 2").strip() == "no head fulfils the condition"
+    everything = set(re.findall(r"\bL\dH\d\b", printed(found)))
+    assert everything == {head.name for head in found.heads}
+
+
+def test_an_own_feature_that_is_found_nowhere_is_said() -> None:
+    found = described()
+    assert found.descriptions is not None
+    found = replace(found, descriptions=replace(found.descriptions, unmatched=("months",)))
+    assert "Your feature months was found nowhere in the sampled texts." in " ".join(printed(found).split())

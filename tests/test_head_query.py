@@ -1,6 +1,7 @@
 """Conditions on heads: a small language that is parsed, never run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from attnscope.errors import UsageError
 from attnscope.records.descriptions import Descriptions, HeadDescription, Term
 from attnscope.records.findings import Findings
 from attnscope.records.head_query import HeadQuery, choose
+from tests.conftest import Run
 from tests.findings_helpers import fake_findings as make_findings
 
 
@@ -92,3 +94,19 @@ def test_heads_come_in_the_order_that_is_asked_for(found: Findings) -> None:
     assert choose(known, sort="layer") == list(found.heads)
     with pytest.raises(UsageError, match="there is no order"):
         choose(known, sort="size")
+
+
+@pytest.mark.parametrize("more", [("a b",), ("--file", "nothing.txt", "--no-describe"), ("--image", "nothing.png")])
+def test_a_name_that_there_is_not_is_said_before_a_model_is_loaded(run: Run, more: tuple[str, ...]) -> None:
+    status, out, err = run("heads", *more, "-m", "no/such-model", "--where", "entropi_nats > 0.4 or reach > 2")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: there is no 'entropi_nats' to choose heads by\nhint: ")
+
+
+def test_a_name_that_a_record_has_not_is_said_before_figures_are_drawn(
+    run: Run, found: Findings, tmp_path: Path
+) -> None:
+    found.save(tmp_path / "heads.npz")
+    status, out, err = run("show", tmp_path, "--where", "induktion > 0.4", "-o", tmp_path / "drawn")
+    assert (status, out) == (2, "") and "did you mean induction?" in err
+    assert not (tmp_path / "drawn").exists()

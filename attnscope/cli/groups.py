@@ -356,10 +356,14 @@ class Listing:
     only: Annotated[
         str | None,
         typer.Option(
-            "--where", help="Of heads: list those alone of which this holds: 'induction > 0.4 and layer > 3'."
+            "--where", help="List only the heads for which this holds, such as 'induction > 0.4 and layer > 3'."
         ),
     ] = None
-    sort: Annotated[str | None, "Of heads: list them by layer, explained or entropy.  [default: layer]"] = None
+    sort: Annotated[
+        str | None,
+        "List heads by layer, by explained (the best described first) or by entropy (the sharpest first).  "
+        "[default: layer]",
+    ] = None
 
     def shown(self) -> dict[str, str | None]:
         """How they are shown, checked before a model runs."""
@@ -380,8 +384,8 @@ class Describing:
     no_describe: Annotated[bool, "Leave out what each head does in a line."] = False
     feature: Annotated[
         list[str] | None,
-        "A feature of your own for descriptions, NAME=PATTERN of keys, or NAME=PATTERN>PATTERN of queries and keys; "
-        "may be given several times.",
+        "A feature of your own for descriptions: 'NAME=PATTERN' of keys, or 'NAME=PATTERN > PATTERN' of queries and "
+        "keys; may be given several times.",
     ] = None
 
     def options(self) -> "DescribeOptions | None":

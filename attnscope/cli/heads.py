@@ -58,7 +58,7 @@ def heads(
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
-    """Say what each head is for: roles with their evidence, and a line that was found, over any amount of text.
+    """Say what each head is for: roles with their evidence, and a one-line description fitted to the data.
 
     The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
 
@@ -82,13 +82,13 @@ def heads(
         )  # fmt: skip
     output = where.plan("heads", printing, measures=measures, **listing.shown(), **drawing.options())
     if image or audio:
-        senses = Senses(image or (), audio or (), texts.text)
+        senses = Senses(image or (), audio or (), texts.text, listing.only)
         with options.progress(printing.quiet, *(("pictures", "patches") if image else ("recordings",))) as report:
             return output.deliver(study_senses(model, senses, measures, load, report))
     order = StudyOrder(
         texts=texts.wanted(), probe=probe, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
         stride=stride, frequencies=frequencies, control=control, shard=shard, relations=relations, causal=causal,
-        describe=describing.options(),
+        describe=describing.options(), where=listing.only,
     )  # fmt: skip
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:

@@ -43,10 +43,14 @@ def show(
 
     from attnscope import output
     from attnscope.records import load
+    from attnscope.records.findings import Findings
+    from attnscope.records.head_query import choose
 
     loaded = load(record)
     shown = {**drawing.options(), "query": tokens.query, "pick": options.heads_from(which.pick), "measures": measures}
     shown |= listing.shown()
+    if listing.only is not None and isinstance(loaded, Findings):
+        choose(loaded, listing.only)  # before figures are drawn
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):

@@ -163,6 +163,7 @@ class Descriptions:
         n_queries: How many of their queries.
         n_scored: On how many of the texts descriptions were scored; on the others they were fitted.
         features: The features that terms are made of, by name.
+        unmatched: Names of the user's own features that are found nowhere in the sampled texts.
     """
 
     heads: tuple[HeadDescription, ...]
@@ -170,6 +171,7 @@ class Descriptions:
     n_queries: int
     n_scored: int
     features: Mapping[str, FeatureFacts] = field(default_factory=dict)
+    unmatched: tuple[str, ...] = ()
 
     def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """The description of a head.

@@ -80,18 +80,25 @@ class HeadQuery:
         for part in parts:
             self._require(part)
 
+    def require_known(self, known: Sequence[str]) -> None:
+        """Refuses names that are not among those that a record will have.
+
+        Raises:
+            UsageError: There is one.
+        """
+        for name in sorted(self.names):
+            if name not in known:
+                close = difflib.get_close_matches(name, known)
+                more = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+                raise UsageError(f"there is no {name!r} to choose heads by", more)
+
     def select(self, findings: Findings) -> list[Head]:
         """The heads of which it holds.
 
         Raises:
             UsageError: The record says nothing by one of its names.
         """
-        known = names_of(findings)
-        for name in sorted(self.names):
-            if name not in known:
-                close = difflib.get_close_matches(name, known)
-                more = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-                raise UsageError(f"there is no {name!r} in these findings", more)
+        self.require_known(names_of(findings))
         return [head for head in findings.heads if _truth(self._value(self._body, _Known(findings, head)))]
 
     def _value(self, node: ast.expr, known: _Known) -> float:
@@ -153,8 +160,12 @@ class _Known:
 def names_of(findings: Findings) -> tuple[str, ...]:
     """The names that conditions on a record's heads may hold."""
     roles = dict.fromkeys([*_options(findings), *(role.name for head in findings.heads for role in head.roles)])
-    described = ("explained", "nats", "terms") if findings.descriptions is not None else ()
-    measures = findings.measure_names
+    return names_for(tuple(roles), findings.measure_names, findings.descriptions is not None)
+
+
+def names_for(roles: Sequence[str], measures: Sequence[str], has_descriptions: bool) -> tuple[str, ...]:
+    """The names that conditions may hold where heads have these roles and measures, and descriptions or none."""
+    described = ("explained", "nats", "terms") if has_descriptions else ()
     is_roles = [name if name not in measures else f"is_{name}" for name in roles if name.isidentifier()]
     return ("layer", "head", *described, "unclassified", *measures, *is_roles)
 

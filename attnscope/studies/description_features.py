@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated.texts import Link, Span
-from attnscope.errors import UsageError
 from attnscope.records import Tokens
 
 Flags = NDArray[np.bool_]
@@ -462,7 +460,7 @@ def catalogue(special_labels: Sequence[str], relations: Sequence[str] = ()) -> l
                 shown_by=("infrequent", "on rarer words")),
         Feature("same", "the same token", "group", 2, _group(lambda f: f.tokens.ids)),
         Feature("same_elsewhere", "the same token elsewhere", "group", 2, _group(lambda f: f.tokens.ids, True)),
-        Feature("word", "other pieces of its word", "group", 2, _group(lambda f: f.word, True)),
+        Feature("same_word", "other pieces of its word", "group", 2, _group(lambda f: f.word, True)),
         Feature("word_start", "the first piece of its word", "list", 3, _group_start(lambda f: f.word)),
         Feature("sentence", "the same sentence", "group", 4, _group(lambda f: f.sentence)),
         Feature("sentence_start", "the start of its sentence", "list", 4, _group_start(lambda f: f.sentence)),
@@ -544,44 +542,3 @@ def _arc(names: Sequence[str]) -> Callable[[TextFacts, NDArray[np.int64]], Flags
         return found
 
     return of
-
-
-# The user's own -------------------------------------------------------------------------------------------------
-
-
-def own_feature(given: str) -> Feature:
-    """A feature of the user's: `name=pattern` for keys that it is found in, `name=pattern>pattern` for queries too.
-
-    Patterns are Python's regular expressions; they are looked for in the word that a token is part of, as it is
-    written in the text.
-
-    Raises:
-        UsageError: It is none.
-    """
-    name, equals, pattern = given.partition("=")
-    name = name.strip()
-    if not (equals and name and pattern):
-        raise UsageError(f"the feature {given!r} has no name or no pattern", "such as months=(?i)january|february")
-    query, arrow, key = pattern.partition(">")
-    try:
-        patterns = [re.compile(part) for part in ((query, key) if arrow else (pattern,))]
-    except re.error as error:
-        raise UsageError(f"the pattern of the feature {name!r} is no regular expression: {error}", "") from None
-
-    def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
-        found = np.broadcast_to(_matches(facts, patterns[-1]), (len(queries), facts.n))
-        return found & _matches(facts, patterns[0])[queries][:, None] if arrow else found
-
-    return Feature(name, name, "from" if arrow else "key", 2, of, source="given")
-
-
-def _matches(facts: TextFacts, pattern: re.Pattern[str]) -> Flags:
-    """Tokens of the words in which a pattern is found."""
-    found = np.zeros(facts.n, np.bool_)
-    for group in facts.tokens.word_groups():
-        places = [t for t in group if not facts.tokens.special[t]]
-        if places:
-            start, stop = int(facts.tokens.offsets[places[0], 0]), int(facts.tokens.offsets[places[-1], 1])
-            spelled = facts.tokens.text[start:stop] if start >= 0 else "".join(facts.stripped[t] for t in places)
-            found[places] = pattern.search(spelled) is not None
-    return found

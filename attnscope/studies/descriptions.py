@@ -21,8 +21,9 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, Corpus, CorpusText, ba
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Batch, Model
 from attnscope.records.descriptions import EVEN, Descriptions, Failure, FeatureFacts, HeadDescription, Term
-from attnscope.studies.description_features import RESTING, Feature, TextFacts, blocks_of, catalogue, own_feature
+from attnscope.studies.description_features import RESTING, Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.head_blocks import Frequencies
+from attnscope.studies.own_features import own_features
 from attnscope.studies.texts import Texts, pad_rows, special_ids, texts_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class DescribeOptions:
     """How heads are described.
 
     Attributes:
-        features: Features of one's own, `name=pattern` each: see `description_features.own_feature`.
+        features: Features of one's own, `name=pattern` each: see `own_features.own_feature`.
         most_terms: Terms of a description at most.
         queries: How many queries are sampled.
         chunk: As of `HeadsOptions`; likewise stride.
@@ -116,7 +117,7 @@ def describe_texts(
     annotations: Mapping[str, AnnotatedText] | None = None,
 ) -> Descriptions:
     """As `describe`, of texts that are listed, with what is known of how frequent tokens are, and of annotated ones."""
-    own = [own_feature(given) for given in options.features]
+    own = own_features(options.features)
     sample = draw(model, texts, options)
     for unit in sample:
         unit.annotation = (annotations or {}).get(unit.text.text or "")
@@ -132,9 +133,9 @@ def describe_texts(
     found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
     n_scored = len(sample) - sum(unit.fits for unit in sample)
     used = {term.feature for one in found for term in one.terms}
-    return Descriptions(
-        tuple(found), len(sample), n_queries, n_scored, {name: told[name] for name in told if name in used}
-    )
+    facts = {name: told[name] for name in told if name in used}
+    unmatched = tuple(one.name for one in own if not any(group.matches(one) for group in groups))
+    return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
 
 
 # The sample -----------------------------------------------------------------------------------------------------
@@ -248,6 +249,10 @@ class Group:
     heads: tuple[tuple[int, int], ...]
     features: tuple[Feature, ...]
     rows: Rows
+
+    def matches(self, feature: Feature) -> bool:
+        """Whether a feature holds of any key of the rows."""
+        return bool(self.rows.features[self.features.index(feature)].any())
 
 
 @dataclass(eq=False)

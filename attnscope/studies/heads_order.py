@@ -10,15 +10,16 @@ from attnscope.corpus import Corpus, CorpusText, repeat_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.findings import Findings
+from attnscope.records.head_query import HeadQuery, names_for
 from attnscope.records.relations import with_relations
 from attnscope.studies.causal import with_effects
-from attnscope.studies.description_features import own_feature
 from attnscope.studies.descriptions import DescribeOptions
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.late import try_step, whole
+from attnscope.studies.own_features import own_features
 from attnscope.studies.relations_order import relations_of, require_relations
-from attnscope.studies.roles import thresholds_from
+from attnscope.studies.roles import RULES, thresholds_from
 from attnscope.studies.sense_heads import picture_heads, sound_heads
 from attnscope.studies.texts import Report, scale_report
 from attnscope.studies.workers import Workers
@@ -42,6 +43,7 @@ class StudyOrder:
     relations: Path | None = None
     causal: bool = False
     describe: DescribeOptions | None = None
+    where: str | None = None
 
 
 def study(
@@ -63,14 +65,14 @@ def study(
     )
     if order.causal and options.shard != (1, 1):
         raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
-    for given in order.describe.features if order.describe else ():
-        own_feature(given)  # what is none is said before a model runs
+    own_features(order.describe.features if order.describe else ())  # what is none is said before a model runs
     corpus = _corpus(order)
     if order.relations is not None:
         if options.shard != (1, 1):
             raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
         require_relations(order.relations)
     _require_measures(order.measures)
+    _require_where(order)
     model = loading.load(spec)
     texts = corpus if corpus is not None else _probe(model)
     found = heads(model, texts, options, scale_report(report, 0, 2 if order.causal else 1), workers)
@@ -91,6 +93,7 @@ class Senses:
     images: Sequence[str] = ()
     audio: Sequence[str] = ()
     text: str | None = None
+    where: str | None = None
 
 
 def study_senses(
@@ -104,7 +107,10 @@ def study_senses(
     from attnscope.core.picture_measures import PICTURE_MEASURES
     from attnscope.core.sound_measures import SOUND_MEASURES
 
-    _require_named(measures, tuple(PICTURE_MEASURES if given.images else SOUND_MEASURES))
+    known = tuple(PICTURE_MEASURES if given.images else SOUND_MEASURES)
+    _require_named(measures, known)
+    if given.where is not None:
+        HeadQuery(given.where).require_known(names_for((), known, False))
     model = loading.load(spec)
     if given.images:
         return picture_heads(model, list(given.images), report)
@@ -127,6 +133,15 @@ def _require_measures(given: str | None) -> None:
     from attnscope.core.measures import FROM_OFFSETS, measure_names
 
     _require_named(given, (*measure_names(), FROM_OFFSETS))
+
+
+def _require_where(order: StudyOrder) -> None:
+    """Refuses a condition with a name that findings will not have; the roles of relations are not known before."""
+    from attnscope.core.measures import FROM_OFFSETS, measure_names
+
+    if order.where is not None and order.relations is None:
+        measures = (*measure_names(), FROM_OFFSETS)
+        HeadQuery(order.where).require_known(names_for(tuple(RULES), measures, order.describe is not None))
 
 
 def _require_named(given: str | None, known: Sequence[str]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records.descriptions import LITTLE, Descriptions, HeadDescription
-from attnscope.records.findings import Findings, Head
+from attnscope.records.findings import Findings
 from attnscope.views import heads_summary
 from attnscope.views.heads_summary import full_name
 from attnscope.views.plain_text import dim_lines, plain_table
@@ -21,13 +20,13 @@ _WIDE = 110
 """Columns from which there is room for all numbers."""
 
 
-def description_table(findings: Findings, heads: Sequence[Head], console: Console) -> RenderableType:
+def description_table(findings: Findings, console: Console, every: bool = True) -> RenderableType:
     """What heads do, a row each.
 
     Args:
-        findings: Findings with descriptions.
-        heads: Which of their heads, in their order.
+        findings: Findings with descriptions; their heads are listed in their order.
         console: Tells the width.
+        every: Whether these are all heads that there are: of very many only the first are listed.
     """
     described = findings.descriptions
     assert described is not None
@@ -46,7 +45,8 @@ def description_table(findings: Findings, heads: Sequence[Head], console: Consol
     if wide:
         shown.add_column("sinks known", justify="right", no_wrap=True)
     shown.add_column("what it does", overflow="fold")
-    listed = heads[:_MOST_SHOWN] if len(heads) == len(findings.heads) else heads
+    heads = findings.heads
+    listed = heads[:_MOST_SHOWN] if every else heads
     n_left = 0
     for head in listed:
         one = known.get((head.kind, head.layer, head.head))
@@ -60,8 +60,6 @@ def description_table(findings: Findings, heads: Sequence[Head], console: Consol
     parts: list[RenderableType] = [shown]
     if len(listed) < len(heads):
         parts.append(Text(f"and {len(heads) - len(listed)} more: choose some with --where, --sort", style="dim"))
-    if not heads:
-        parts = [Text("no head fulfils the condition")]
     return Group(*parts, *dim_lines(_notes(described, wide, n_left)))
 
 
@@ -94,6 +92,9 @@ def _notes(described: Descriptions, wide: bool, n_left: int) -> list[str]:
         f"Found on {described.n_texts - described.n_scored} texts and tried on {described.n_scored} others "
         f"({described.n_queries:,} queries). A description is of attention, not of purpose.",
     ]
+    if described.unmatched:
+        named = ", ".join(heads_summary.printable(name, 60) for name in described.unmatched)
+        said.append(f"Your feature {named} was found nowhere in the sampled texts.")
     if n_left:
         said.append(f"{n_left} heads are not described: only the first kind of attention of a model is.")
     return said

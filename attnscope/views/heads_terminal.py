@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -48,13 +48,19 @@ def show(
         findings: What to print.
         console: Where to.
         measures: Also these measures of every head, separated by commas.
-        where: Of which heads to say what they do: see `records.head_query`.
-        sort: In which order.
+        where: Which heads alone are printed: see `records.head_query`; the others are blank in the grid.
+        sort: In which order they are listed.
 
     Raises:
         AttnscopeError: There is no such measure, condition or order.
     """
     heads = choose(findings, where, sort)
+    if where is not None and not heads:
+        console.print(Text("no head fulfils the condition"))
+        return
+    n_all, findings = len(findings.heads), replace(findings, heads=tuple(heads))
+    if where is not None:
+        console.print(Text(f"{len(heads)} of {n_all} heads, for which holds: {heads_summary.printable(where)}"))
     if findings.of_senses:
         console.print(picture_measures(findings, console))
     else:
@@ -62,9 +68,9 @@ def show(
         console.print(table(findings, console))
         if findings.descriptions is not None:
             console.print(Text())
-            console.print(description_table(findings, heads, console))
+            console.print(description_table(findings, console, every=where is None))
         elif where is not None or sort is not None:
-            console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads) or 'none'}"))
+            console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
     if measures:
         console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
 
