@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from attnscope.records.descriptions import Descriptions, HeadDescription, Term
 from attnscope.records.findings import Estimate, Findings, Head, Role
 
 NAN = math.nan
@@ -134,3 +136,30 @@ def _estimate(
     wide = abs(value) * 0.05
     low, high = (NAN, NAN) if tentative else (value - wide, value + wide)
     return Estimate(value, low, high, uniform, 41234.0)
+
+
+CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
+NEAR = Term("within_left", "tokens at most 4 away to the left", 2.0, 0.46, 0.1, 0.3)
+MORE = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
+
+
+def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ...] = ("encoder",)) -> Findings:
+    """The same, with a description of each head but the second, which spreads evenly; each explains more."""
+    found = fake_findings(n_layers, n_heads, kinds=kinds)
+    heads = []
+    for n, head in enumerate(found.heads):
+        explained = 0.1 + 0.8 * n / len(found.heads)
+        one = HeadDescription(
+            head.kind,
+            head.layer,
+            head.head,
+            (CLS, NEAR, MORE),
+            2.0,
+            explained,
+            explained - 0.05,
+            explained + 0.04,
+            0.95,
+        )
+        heads.append(one)
+    heads[1] = replace(heads[1], terms=(), nats=0.04, explained=math.nan, low=math.nan, high=math.nan)
+    return replace(found, descriptions=Descriptions(tuple(heads), 54, 2000, 27))

@@ -1,7 +1,6 @@
 """Descriptions in the terminal and on cards: what is said, in which order, and that it fits."""
 
 import io
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,38 +9,15 @@ import pytest
 from rich.console import Console
 
 from attnscope.errors import UsageError
-from attnscope.records.descriptions import Descriptions, HeadDescription, Term
+from attnscope.records.descriptions import Descriptions, Term
 from attnscope.records.findings import Findings
 from attnscope.views import heads_figures
-from attnscope.views.descriptions_figures import cards_layout, short_words
+from attnscope.views.descriptions_figures import cards_layout, cards_page, short_words, texts_of
 from attnscope.views.heads_terminal import show
 from attnscope.views.lettering import lettering_for
-from tests.findings_helpers import fake_findings
-
-CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
-NEAR = Term("within_left", "tokens at most 4 away to the left", 2.0, 0.46, 0.1, 0.3)
-MORE = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
-
-
-def described(n_layers: int = 3, n_heads: int = 4) -> Findings:
-    found = fake_findings(n_layers, n_heads)
-    heads = []
-    for n, head in enumerate(found.heads):
-        explained = 0.1 + 0.8 * n / len(found.heads)
-        one = HeadDescription(
-            head.kind,
-            head.layer,
-            head.head,
-            (CLS, NEAR, MORE),
-            2.0,
-            explained,
-            explained - 0.05,
-            explained + 0.04,
-            0.95,
-        )
-        heads.append(one)
-    heads[1] = replace(heads[1], terms=(), nats=0.04, explained=math.nan, low=math.nan, high=math.nan)
-    return replace(found, descriptions=Descriptions(tuple(heads), 54, 2000, 27))
+from attnscope.views.style import Style
+from tests.findings_helpers import CLS, described_findings, fake_findings
+from tests.test_paper_figures import require_fit_for_print
 
 
 def printed(found: Findings, width: int = 80, **how: str) -> str:
@@ -57,20 +33,20 @@ def rows(text: str) -> list[str]:
 
 
 def test_each_head_has_a_row_that_fits_80_columns() -> None:
-    text = printed(described())
+    text = printed(described_findings())
     assert max(map(len, text.splitlines())) <= 80
     listed = rows(text)
     assert len(listed) == 12
     assert " ".join(listed[0].split()).startswith("L0H0 2.00 10% 5-14 [CLS] (27%; even 2%; more")
     assert listed[1].rstrip().endswith("spreads evenly") and "%" not in listed[1]
     assert "mostly undescribed" in " ".join(text.split())
-    assert "27 texts and tried on 27 others (2,000 queries)" in " ".join(text.split())
+    assert "27 texts and scored on 27 others (2,000 queries)" in " ".join(text.split())
     assert "sinks known" not in text
-    assert "sinks known" in printed(described(), 120)
+    assert "sinks known" in printed(described_findings(), 120)
 
 
 def test_heads_are_chosen_and_sorted() -> None:
-    found = described()
+    found = described_findings()
     best = rows(printed(found, sort="explained"))
     assert best[0].startswith("L2H3") and best[-1].startswith("L0H1")  # what has no share comes last
     assert [row[:4] for row in rows(printed(found, where="explained > 0.8"))] == ["L2H3"]
@@ -86,13 +62,13 @@ def test_without_descriptions_heads_can_be_chosen_too() -> None:
 
 
 def test_too_few_texts_are_said() -> None:
-    found = replace(described(), descriptions=Descriptions((), 1, 8, 0))
+    found = replace(described_findings(), descriptions=Descriptions((), 1, 8, 0))
     assert "takes at least two texts" in printed(found)
 
 
 @pytest.mark.parametrize(("n_layers", "n_heads"), [(3, 4), (6, 12), (30, 9), (2, 32)])
 def test_cards_stand_in_rows_of_layers_and_hold_their_words(n_layers: int, n_heads: int) -> None:
-    found = described(n_layers, n_heads)
+    found = described_findings(n_layers, n_heads)
     lettering = lettering_for([])
     placed = cards_layout(found, lettering)
     assert len(placed.cards) == n_layers * n_heads
@@ -101,26 +77,26 @@ def test_cards_stand_in_rows_of_layers_and_hold_their_words(n_layers: int, n_hea
         assert 0 < x < x + width < placed.size[0] and 0 < y < y + height < placed.size[1]
         assert len(card.lines) <= 2
         assert all(lettering.width_px(line, 11.5) <= width for line in card.lines), (head.name, card.lines)
-    assert placed.cards[0].share == "10% of 2.0" and not placed.cards[1].share
+    assert (placed.cards[0].share, placed.cards[0].rest) == ("10%", "of 2.0 nats") and not placed.cards[1].share
     assert len(placed.strips) == n_layers
     assert len(placed.strips[0][1]) == n_heads - 1  # the one that spreads evenly has no share
 
 
 def test_short_words_leave_out_shares_and_parts() -> None:
-    found = described().descriptions
+    found = described_findings().descriptions
     assert found is not None
     assert short_words(found.heads[0]) == "[CLS], at most 4 away to the left"
     assert short_words(found.heads[1]) == "spreads evenly"
 
 
 def test_the_figure_is_written_where_heads_are_described(tmp_path: Path) -> None:
-    names = [name for name, _ in heads_figures.pages(described())]
+    names = [name for name, _ in heads_figures.pages(described_findings())]
     assert names[:2] == ["roles", "descriptions"]
     assert "descriptions" not in [name for name, _ in heads_figures.pages(fake_findings(2, 2))]
 
 
 def test_a_condition_leaves_out_all_other_heads() -> None:
-    found = described()
+    found = described_findings()
     text = printed(found, where="layer == 2 and head > 1", measures="entropy_nats")
     assert text.startswith("2 of 12 heads")
     named = set(re.findall(r"\bL\dH\d\b", text))
@@ -133,7 +109,47 @@ def test_a_condition_leaves_out_all_other_heads() -> None:
 
 
 def test_an_own_feature_that_is_found_nowhere_is_said() -> None:
-    found = described()
+    found = described_findings()
     assert found.descriptions is not None
     found = replace(found, descriptions=replace(found.descriptions, unmatched=("months",)))
     assert "Your feature months was found nowhere in the sampled texts." in " ".join(printed(found).split())
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_heads", "kinds"),
+    [(6, 12, ("encoder",)), (30, 9, ("encoder",)), (2, 32, ("encoder", "cross")), (2, 2, ("encoder",))],
+)
+@pytest.mark.parametrize(("width", "inches", "points"), [("column", 3.3, 6.5), ("page", 6.9, 7.0), (3.3, 3.3, 13.0)])
+def test_cards_are_as_wide_as_asked_with_letters_no_smaller(
+    n_layers: int, n_heads: int, kinds: tuple[str, ...], width: str, inches: float, points: float
+) -> None:
+    found = described_findings(n_layers, n_heads, kinds)
+    lettering = lettering_for(texts_of(found), Style(width=width, font_size=points).paper)
+    require_fit_for_print(inches, points)(cards_page(found, lettering))
+    cards = cards_layout(found, lettering).cards
+    assert len(cards) == len(found.heads) and len({card.box for card in cards}) == len(cards)
+    for card in cards:
+        size = lettering.paper.letters(11.5)
+        assert card.lines and all(lettering.width_px(line, size) <= card.box[2] for line in card.lines)
+
+
+def test_capitals_inside_sentences_are_called_so() -> None:
+    term = Term("name", "capitalised words within a sentence", 1.0, 0.3, 0.1, 0.2)
+    found = described_findings().descriptions
+    assert found is not None
+    assert short_words(replace(found.heads[0], terms=(CLS, term))) == "[CLS], capitals inside sentences"
+
+
+def test_a_term_does_not_contradict_its_numbers() -> None:
+    found = described_findings()
+    assert found.descriptions is not None
+    words = Term("word", "words", 0.8, 0.48, 0.71, 0.1)
+    right = Term("right", "to the right", -0.8, 0.6, 0.5, 0.1)
+    (first, *others) = found.descriptions.heads
+    first = replace(first, terms=(CLS, words, right))
+    assert (
+        "words (48%; even 71%; more given the rest), to the right (60%; even 50%; less given the rest)" in first.words
+    )
+    found = replace(found, descriptions=replace(found.descriptions, heads=(first, *others)))
+    said = " ".join(printed(found).split())
+    assert "share of attention on such keys; under an even spread. Each term holds given the others." in said

@@ -42,6 +42,13 @@ class Term:
         """Whether the head looks less at such keys than it would by chance."""
         return self.weight < 0 and not self.share >= self.even
 
+    @property
+    def given_rest(self) -> str:
+        """What the weight says where the share alone says the opposite, as the other terms share the attention."""
+        if self.weight >= 0 and self.share < self.even:
+            return "more given the rest"
+        return "less given the rest" if self.weight < 0 and self.share >= self.even else ""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -129,7 +136,8 @@ def _words(term: Term, parts: Sequence[Term]) -> str:
     said = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
     if math.isfinite(term.share):
         of = f" {term.share_of}" if term.share_of else ""
-        said = [f"{_percent(term.share)}{of}", f"even {_percent(term.even)}", *said]
+        conditional = [term.given_rest] if term.given_rest else []
+        said = [f"{_percent(term.share)}{of}", f"even {_percent(term.even)}", *conditional, *said]
     named = f"not {term.words}" if term.is_avoided else term.words
     return f"{named} ({'; '.join(said)})" if said else named
 

@@ -272,10 +272,13 @@ def place_kinds(findings: Findings, cell_px: int) -> tuple[list[int], int]:
     return tops, at
 
 
-def name_kinds(page: Page, findings: Findings, tops: Sequence[int], cell: tuple[float, float]) -> None:
-    """Names of layers and heads beside them, and of the kinds of attention where there are several."""
+def name_kinds(
+    page: Page, findings: Findings, tops: Sequence[int], cell: tuple[float, float], *, heads: bool = True
+) -> None:
+    """Names of layers and, if `heads`, of heads beside them, and of the kinds of attention where there are several."""
     for kind, top in zip(findings.kinds, tops, strict=True):
-        page.sides((layout.MARGIN_PX + LEFT_PX, top), findings_shape(findings, kind), cell)
+        layers, across = findings_shape(findings, kind)
+        page.sides((layout.MARGIN_PX + LEFT_PX, top), (layers, across if heads else 0), cell)
         if len(findings.kinds) > 1:
             page.write(layout.MARGIN_PX, top - 48, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
 
