@@ -1,4 +1,4 @@
-"""What a head does, found and not asked for: a sparse, readable model of its rows, tried on texts it was not made of.
+"""What a head does, found and not asked for: a sparse, readable model of its rows, scored on other texts.
 
     p(k | q) ∝ exp( Σ_f w_f f(q, k) )        over the keys that q may attend to, few terms f out of a catalogue
 

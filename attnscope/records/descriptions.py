@@ -79,7 +79,7 @@ class HeadDescription:
         head: Its number there.
         terms: The terms, in the order in which they were chosen; the first explains most.
         nats: How far its attention is from an even spread: mean KL to uniform over the scored texts.
-        explained: The share of these that the terms explain, on texts that they were not chosen on.
+        explained: The share of these that the terms explain, on texts that they were not fitted on.
         low: Lower end of its 95% interval over texts; NaN with fewer than two.
         high: Upper end.
         explained_beside: The same where how much each query gives to special tokens and the first is taken as known.

@@ -112,11 +112,8 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
         for layer, of_layer in shares.items() if beside else ():
             strip = (right + gap, top + layer * pitch, beside - gap, per_layer * cell[1] - 4)
             strips.append((strip, tuple(of_layer)))
-    footer = wrap_lines(
-        " · ".join(_notes(findings, any(card.rest for card in cards), bool(strips))),
-        width - 2 * layout.MARGIN_PX,
-        lettering,
-    )
+    notes = _notes(findings, any(card.rest for card in cards), bool(strips))
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = bottom + (_FOOTER_GAP_PX if strips else 24)
     height = footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     return Cards((width, height), cell, pitch, tuple(cards), tuple(tops), tuple(strips), footer_y, footer)
