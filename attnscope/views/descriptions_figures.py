@@ -176,7 +176,7 @@ def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering
         return Card(box, _NOTHING, name, "", "", ())
     room, size = box[2] - 2 * _PAD_PX, lettering.paper.letters(_TEXT_PX)
     lines = list(wrap_lines(short_words(one), room * layout.CAPTION_PX / size, lettering))
-    most = (box[3] + 4 - _height_of(0)) // _LINE_PX
+    most = int(box[3] + 4 - _height_of(0)) // _LINE_PX
     lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
     lines = [lettering.fit(line, size, room) for line in lines]
     if one.spreads_evenly or not math.isfinite(one.explained):
