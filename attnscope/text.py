@@ -226,6 +226,11 @@ def read_text(text: str | None, file: Path | None = None) -> str:
     """
     if text is not None and file is not None:
         raise UsageError("both a text and a file are given", "give one of them")
+    if file is not None and re.match(r"[A-Za-z]\w+:/", str(file)):
+        raise UsageError(
+            f"one text is read from a file that is here, not from {file}",
+            "addresses are for corpora: heads, relations, compare, ablate, batch, page",
+        )
     if file is not None and str(file) != "-":
         name = str(file)
         try:

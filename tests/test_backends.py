@@ -26,6 +26,7 @@ from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merge_findings
 from attnscope.studies.workers import Workers
 from tests import rounding
+from tests.conftest import Run
 from tests.core_helpers import few_examples
 from tests.test_sums import PROJECTION, check, long_call, made_up_norms, situations
 
@@ -249,3 +250,9 @@ def test_merged_records_name_both_back_ends(tiny: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(VARIABLE, which)
         parts.append(heads(model, texts, HeadsOptions(shard=(k, 2))))
     assert merge_findings(parts).run["backend"] == "numba and torch"
+
+
+def test_info_refuses_a_back_end_that_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNSCOPE_BACKEND", "foo")
+    status, _, err = run("info", "own")
+    assert (status, "there is no back end 'foo'" in err) == (2, True)

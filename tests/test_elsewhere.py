@@ -101,3 +101,16 @@ def test_show_and_page_take_an_archive_of_bare_arrays(run: Run, tmp_path: Path) 
     np.savez(path, weights=softmax(2, 3, 5, 5), tokens=np.array([object()] * 5))
     status, _, err = run("show", path)
     assert (status, len(err.splitlines())) == (1, 2), err
+
+
+def test_what_is_nearly_right_is_told_what_to_change(run: Run, tmp_path: Path) -> None:
+    holed = np.where(GOOD > 0.2, np.nan, GOOD)
+    with pytest.raises(AttnscopeError, match="layer 0, head 0 are NaN in part"):
+        attnscope.record_from_arrays(holed, TOKENS)
+    with pytest.raises(AttnscopeError, match="axis of the batch"):
+        attnscope.record_from_arrays(GOOD[:, None], TOKENS)
+    path = tmp_path / "theirs.npz"
+    np.savez(path, attn=GOOD, tokens=TOKENS)
+    status, _, err = run("show", path)
+    assert (status, "holds attn, tokens: neither a record nor attention" in err) == (1, True), err
+    assert "name its arrays weights and tokens" in err

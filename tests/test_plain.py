@@ -99,7 +99,8 @@ def test_records_of_both_engines_are_equal_but_for_rounding(run: Run, tmp_path: 
     auto, native = (attnscope.load_record(tmp_path / engine / "weights.npz") for engine in ("auto", "native"))
     assert (auto.run["engine"], native.run["engine"]) == ("numpy", "native")
     np.testing.assert_allclose(auto.maps[0].weights, native.maps[0].weights, **CLOSE)
-    assert {**auto.run, "engine": "native"} == native.run
+    assert not {"torch", "transformers"} & set(auto.run["versions"])
+    assert {**auto.run, "engine": "native", "versions": native.run["versions"]} == native.run
 
 
 def chosen(text: str = "the cat", spec: str = "minilm", **options: Any) -> str:
@@ -119,10 +120,10 @@ def test_it_is_chosen_for_what_is_short_and_on_the_processor_in_single_precision
 
 def test_what_it_does_not_do_it_refuses(tiny_bert: Path, run: Run) -> None:
     model = models.load(str(tiny_bert), engine="numpy")
-    with pytest.raises(AttnscopeError, match="shows what heads attend to on a text, and does nothing else"):
+    with pytest.raises(AttnscopeError, match="shows exact maps of a text, and does nothing else"):
         attnscope.heads(model, ["the cat"])
     for options in ({"device": "cuda"}, {"dtype": "bfloat16"}):
-        with pytest.raises(UsageError, match="computes on the processor"):
+        with pytest.raises(UsageError, match="computes on the CPU"):
             models.load(str(tiny_bert), engine="numpy", **options)
     with pytest.raises(AttnscopeError, match="the numpy engine has no model own"):
         models.load("own", engine="numpy")

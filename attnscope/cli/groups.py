@@ -331,7 +331,7 @@ class Drawing:
     font_size: Annotated[
         float | None, "Size in points of the smallest letters.  [default: as it comes; 6.5 with --width]"
     ] = None
-    no_title: Annotated[bool, "Leave out what stands above a figure: a paper has its caption."] = False
+    no_title: Annotated[bool, "Leave out the titles of figures, as papers have captions; heads keep names."] = False
     font: Annotated[str | None, "A font to take first, for texts of any script: an installed family, or a file."] = None
 
     def options(self) -> dict[str, Any]:

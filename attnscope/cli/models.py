@@ -57,7 +57,7 @@ def info(
 
         print_json({"schema": "attnscope.info/1", **about.as_json(), "tokenizer": tokenizer.name, "backend": backend})
         return
-    _print_lines([*about.lines(tokenizer.name), ("heads by", backend)])
+    _print_lines([*about.lines(tokenizer.name), ("back end", backend)])
 
 
 def _print_lines(lines: list[tuple[str, str]]) -> None:

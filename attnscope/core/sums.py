@@ -1,9 +1,9 @@
 """Sums: the probe that measures every head without keeping a map.
 
 One pass over tiles serves the model its output and all measures at once. A back end (`measures.backends`) makes it, and
-fills a board (`measures.board`) of what is read off rows; what each key received, and what each query gave to keys that
-nobody rests on, come with it. From these three every measure follows by its family: sums over queries of whatever asks
-for the key alone need only the mass that each key received.
+fills a board (`measures.board`) of what is read off rows; what each key received, and what each query gave to keys
+outside the sinks, come with it. From these three every measure follows by its family: sums over queries of whatever
+asks for the key alone need only the mass that each key received.
 
 What depends on the texts and the mask alone is worked out once and serves all layers.
 """

@@ -133,6 +133,6 @@ def _told(address: str) -> Iterator[None]:
         raise UnreadableError("there is no such file") from None
     except ImportError as error:
         scheme = address.partition("://")[0]
-        raise UnreadableError(f"{scheme}:// needs a package that is not installed: {first_line(error)}") from None
+        raise UnreadableError(f"{scheme}:// needs a package that is not installed; {first_line(error)}") from None
     except Exception as error:  # of any library, and of those that it uses
         raise UnreadableError(first_line(error)) from None

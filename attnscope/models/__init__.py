@@ -91,7 +91,7 @@ def load(
         engine = "hf"
     if engine == "numpy" and (device not in ("cpu", "auto") or dtype not in ("float32", "float64")):
         raise UsageError(
-            "the numpy engine computes on the processor, in float32 or float64", "leave out --device and --dtype"
+            "the numpy engine computes on the CPU, in float32 or float64", "leave out --device and --dtype"
         )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.adapter is not None and device_map is not None:

@@ -100,7 +100,9 @@ class ModelInfo:
             ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
             (
                 "engine",
-                f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}",
+                "numpy, without torch"
+                if self.engine == "numpy"
+                else f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}",
             ),
             ("layers", each(self.n_layers)),
             ("heads", each(self.n_heads)),

@@ -72,8 +72,8 @@ class PlainEncoder:
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise AttnscopeError(
-            "the numpy engine shows what heads attend to on a text, and does nothing else",
-            "load the model with another engine (--engine auto)",
+            "the numpy engine shows exact maps of a text, and does nothing else",
+            "load the model with another engine (--engine auto), or leave maps unpooled (--pooled 0)",
         )
 
     run = outputs = rerun = modules = blocks = static_embeddings = output_projections = untrained = _refuse

@@ -64,12 +64,21 @@ def record_from_arrays(
             f"the weights are no array of numbers: {first_line(error)}",
             "give NumPy's array (layer, head, query, key)",
         ) from None
+    missing = np.isnan(given) if given.ndim == 4 else np.zeros((1, 1, 1, 1), bool)
+    partly = np.argwhere(missing.any((2, 3)) & ~missing.all((2, 3)))
+    if len(partly):
+        raise AttnscopeError(
+            f"the weights at layer {partly[0][0]}, head {partly[0][1]} are NaN in part",
+            "NaN throughout stands for a head that a layer lacks",
+        )
     labels = _labels(tokens, "tokens")
     key_labels = labels if keys is None else _labels(keys, "keys")
     if given.ndim != 4 or given.shape[2:] != (len(labels), len(key_labels)) or 0 in given.shape:
         raise AttnscopeError(
             f"the weights have shape {given.shape}, not (layer, head, {len(labels)} queries, {len(key_labels)} keys)",
-            "one number for each pair of tokens: weights[layer, head, query, key]",
+            "drop the axis of the batch: weights[:, 0]"
+            if given.ndim == 5
+            else "one number for each pair of tokens: weights[layer, head, query, key]",
         )
     if kind is None:
         kind = "cross" if keys is not None else "decoder" if _looks_back_only(given) else "encoder"
@@ -110,6 +119,9 @@ def load_arrays(path: Path) -> Heatmap | None:
             return None
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy") for name in archive.namelist()}
+            bare = all(name.endswith(".npy") for name in archive.namelist())
+        if "record" not in names and bare and names and not {"weights", "tokens"} <= names:
+            raise AttnscopeError(f"{path} holds {', '.join(sorted(names)[:5])}: neither a record nor attention", hint)
         if "record" in names or not {"weights", "tokens"} <= names:
             return None
         unknown = sorted(names - set(NAMES))

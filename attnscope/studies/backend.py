@@ -1,6 +1,6 @@
 """Which back end measures heads: chosen once a run, by what is there and by how much there is to do.
 
-torch measures on every device in every precision. numba's one fused pass takes less time, in float32 on the processor;
+torch measures on every device in every precision. numba's one fused pass takes less time, in float32 on the CPU;
 but it has to be loaded, and before that compiled once, which only pays where there is enough to measure.
 """
 
@@ -37,10 +37,7 @@ def choose_backend(info: ModelInfo, n_weights: float) -> Backend:
     Raises:
         AttnscopeError: The environment names a back end that is not there, or cannot measure this model.
     """
-    named = os.environ.get(VARIABLE, "")
-    if named not in ("", "torch", "numba"):
-        raise UsageError(f"there is no back end {named!r}", f"let {VARIABLE} be torch or numba, or leave it out")
-    hindrance = _hindrance(info)
+    named, hindrance = _named(), _hindrance(info)
     if named == "numba":
         if hindrance:
             raise AttnscopeError(f"{VARIABLE} is numba, but {hindrance}", f"leave out {VARIABLE}, or let it be torch")
@@ -65,15 +62,29 @@ def require_backend(backend: Backend) -> None:
             ) from None
 
 
+def _named() -> str:
+    """The back end that the environment names; "" = none.
+
+    Raises:
+        UsageError: There is no such back end.
+    """
+    named = os.environ.get(VARIABLE, "")
+    if named not in ("", "torch", "numba"):
+        raise UsageError(f"there is no back end {named!r}", f"let {VARIABLE} be torch or numba, or leave it out")
+    return named
+
+
 def tell_backend(info: ModelInfo) -> str:
     """Which back end measures heads of a model, and why, for people."""
-    named, hindrance = os.environ.get(VARIABLE), _hindrance(info)
+    if info.engine == "numpy":
+        return "none: this engine looks at single texts"
+    named, hindrance = _named(), _hindrance(info)
     if named:
         return f"{named}, as {VARIABLE} says"
     if hindrance:
         return f"torch ({hindrance})"
     least, state = (LOAD_FROM, "compiled") if is_compiled() else (COMPILE_FROM, "not compiled yet")
-    return f"numba where there are {least / 1e6:,.0f} million weights or more ({state}), else torch"
+    return f"numba from {least / 1e6:,.0f} million attention weights on ({state}), else torch"
 
 
 def _hindrance(info: ModelInfo) -> str:

@@ -15,6 +15,9 @@ from attnscope.records import Heatmap
 from attnscope.records.pooled import PooledHeatmap
 from attnscope.version import VERSION
 
+_HEAVY = ("torch", "transformers")
+"""What the numpy engine does without."""
+
 
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
     """What made a record, as plain JSON values."""
@@ -30,7 +33,7 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         "checked": info.checked,
         "n_parameters": info.n_parameters,
         "seed": None,
-        "versions": dict(versions()),
+        "versions": {name: number for name, number in versions() if info.engine != "numpy" or name not in _HEAVY},
         "notes": [*info.notes, *notes],
         **({"adapter": info.adapter, "adapter_sha256": info.adapter_sha256} if info.adapter else {}),
     }

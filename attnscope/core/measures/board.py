@@ -28,7 +28,7 @@ def _slots(widths: dict[str, int]) -> dict[str, slice]:
 BOARD = _slots(_WIDTHS)
 """Name -> its columns: statistics of rows, functions of query and key, what uniform attention of the same mass has of
 the cosine, how often the largest weight is at each offset, and the weight at each offset; sums over the queries that
-count. "off rest": of the keys that nobody rests on alone."""
+count. "off rest": of the keys outside the sinks alone."""
 
 N_COLUMNS = sum(_WIDTHS.values())
 

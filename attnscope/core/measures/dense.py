@@ -211,8 +211,8 @@ class Received:
     Attributes:
         mass: Sum over the queries of A_qk, (unit, head, key).
         evenly: Likewise under uniform attention, (unit, mask head, key).
-        evenly_active: What each key would receive if a head spread what it does not rest evenly over the keys that
-            nobody rests on, (unit, head, key), resting keys included.
+        evenly_active: What each key would receive if a head spread what it does not rest evenly over the keys
+            outside the sinks, (unit, head, key), resting keys included.
     """
 
     mass: Float[Tensor, "unit head key"]
@@ -268,7 +268,7 @@ def add_received(
         totals: Of the heads.
         uniform: Of uniform attention, for each head.
         units: Which units these are.
-        off_rest: 1 for keys that nobody rests on, of the text of each unit, (unit, key).
+        off_rest: 1 for keys outside the sinks, of the text of each unit, (unit, key).
         received: By the queries of these units.
         norms: As `key_norms` gives them, of these texts.
     """

@@ -12,7 +12,7 @@ from attnscope.core.measures.families import Keys, PairFact
 from attnscope.core.precision import move
 
 OFF_REST = "off rest"
-"""The column of keys that nobody rests on: 1, others 0."""
+"""The column of keys outside the sinks: 1, others 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, 
         dtype: Of the result.
 
     Returns:
-        Measure, or `<measure>_active` -> (batch, key), as `key_facts`; and OFF_REST, 1 for keys that nobody rests on.
+        Measure, or `<measure>_active` -> (batch, key), as `key_facts`; and OFF_REST, 1 for keys outside the sinks.
         Measures whose facts are missing are not there.
     """
     facts, off_rest = key_facts(keys, dtype), (keys.real & ~keys.resting).to(dtype)

@@ -6,7 +6,7 @@ when two Python threads call at once, or die after a fork; `numba_pass` has thre
 run.
 
 Loops count from 0, so that no index is taken for one from the end, which would keep them from being vectors.
-A row is worked on in multiples of LANES keys, which the buffers are padded to: what is left over by vectors would take
+A row is worked on in multiples of LANES keys, which the buffers are padded to: the scalar remainder would take
 as long as the vectors. Exponentials are those of Cephes (Moshier 1989), within 1e-7; the order of additions is that of
 the compiler, so that numbers are the same bit for bit on processors of one kind.
 """
@@ -117,7 +117,7 @@ class Given(NamedTuple):
     Attributes:
         edges: First and last + 1 key of the block of each query, (text, mask head, query, 2), int32.
         worth: As `board.QUERY`, (text, mask head, query, column), float32.
-        off_rest: 1 for keys that nobody rests on, (text, key), float32.
+        off_rest: 1 for keys outside the sinks, (text, key), float32.
         rest_from: Where in `rest` each text begins, and where the last one ends, (text + 1,), int64.
         rest: Keys on which heads rest, (n,), int64.
         final: Where each text ends in a special token, or -1, (text,), int64.
@@ -174,7 +174,7 @@ def read_rows(scores, bits, sizes, slots, sinks, given, board, received, active)
         given: What is known of the block.
         board: (task, column); added to.
         received: (task, padded key); added to.
-        active: (text * head, query); what each query gives to keys that nobody rests on.
+        active: (text * head, query); what each query gives to keys outside the sinks.
     """
     edges, worth, off_rest, rest_from, rest, final, rare_from, rare, cosine, group_of, group_from, members, places = (
         given

@@ -1,6 +1,6 @@
 """The pass over the weights in one go: scores by BLAS, one fused pass in place, then the product with the values. Ours.
 
-Of float32 on the processor. Chunks of queries are tasks that Python's threads share, as many as torch has; what each
+Of float32 on the CPU. Chunks of queries are tasks that Python's threads share, as many as torch has; what each
 comes to is added up in their order, so that numbers do not depend on how many there are.
 """
 

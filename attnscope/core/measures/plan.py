@@ -56,7 +56,7 @@ class Plan:
         offsets: Whether the places of largest weights are asked for.
         blocks: The tiles.
         columns: As `key_columns`, (batch, key).
-        off_rest: 1 for keys that nobody rests on, (batch, key).
+        off_rest: 1 for keys outside the sinks, (batch, key).
         active_names: The `_active` measures, in the order of `active`.
     """
 
@@ -202,7 +202,7 @@ class Plan:
             block: The block.
             name: `real`, queries that are tokens, and no mere context; `worth`, as QUERY; `active`, which queries the
                 `_active` measures count, and after these the value that each has under uniform attention; `spread`,
-                1 / how many keys that nobody rests on the query may attend to; `edges`, the first key that it may
+                1 / how many keys outside the sinks the query may attend to; `edges`, the first key that it may
                 attend to and the one after the last, counted from the block's first.
         """
         return self._rows.of(block, name)

@@ -42,8 +42,8 @@ def linear_rows(
         cosines: Of static embeddings, (batch, query, key), where they are known already.
 
     Returns:
-        Name -> (batch, head, query), for the measures and their `_active`; OFF_REST, the mass on keys that nobody rests
-        on; and MASS, on all keys, 0 to 1. Units are the catalogue's. What is told beyond uniform attention is whole.
+        Name -> (batch, head, query), for the measures and their `_active`; OFF_REST, the mass on keys outside the
+        sinks; and MASS, on all keys, 0 to 1. Units are the catalogue's. What is told beyond uniform attention is whole.
     """
     columns = key_columns(keys, weights.dtype) if columns is None else columns
     table = torch.stack(list(columns.values()), -1)[:, None, key_range]
@@ -81,10 +81,10 @@ class Ground:
     Attributes:
         counted: (batch, mask head, query), bool: real queries that may attend to something.
         n_allowed: Likewise: how many keys the query may attend to.
-        n_active: Likewise: how many of them nobody rests on.
+        n_active: Likewise: how many of them are outside the sinks.
         defined: Name -> likewise, bool: whether the measure, or its `_active`, counts the query.
         uniform: Name -> likewise: the measure's value under uniform attention; 0 where it is undefined. Of `_active`
-            the value of attention that is uniform over the keys that nobody rests on.
+            the value of attention that is uniform over the keys outside the sinks.
         worth: Statistic -> likewise: what a row's statistic is multiplied by: 1 where it counts, of relative_entropy
             1 / ln n_allowed, of rarest 1 / n_rarest.
         n_rarest: Likewise: how many of the text's rarest tokens the query may attend to; None where they are unknown.

@@ -37,7 +37,7 @@ class Read(NamedTuple):
     Attributes:
         board: (text, head, N_COLUMNS): see BOARD.
         received: The mass that each key received from queries that count, (text, head, key).
-        active: What each query gives to keys that nobody rests on, (text, head, query).
+        active: What each query gives to keys outside the sinks, (text, head, query).
     """
 
     board: Tensor

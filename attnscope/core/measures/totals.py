@@ -34,7 +34,7 @@ class SumsOf:
         sum: (measure, unit, head), float64.
         count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
         uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. Of
-            `…_active` each query weighs as it does in the head, by the head's mass on keys that nobody rests on: a head
+            `…_active` each query weighs as it does in the head, by the head's mass on keys outside the sinks: a head
             that spreads evenly over them has just this, however much it rests where.
         offset_sum: (offset, unit, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
             the largest weight each counts 1/t.
