@@ -206,10 +206,11 @@ def test_workers_and_shards_of_one_back_end_are_the_same_bit_for_bit(
     parts = [heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (1, 2)]
     merged = merge_findings(parts)
     shared = heads(model, texts, workers=Workers(str(tiny), 2))
-    for other in (merged, shared):
+    again = heads(model, texts)
+    for what, other in (("run again", again), ("merged", merged), ("by workers", shared)):
         assert other.run["backend"] == "numba"
         for name, array in whole.sums.items():
-            np.testing.assert_array_equal(array, other.sums[name])
+            np.testing.assert_array_equal(array, other.sums[name], err_msg=f"{what}: {name}")
 
 
 def test_a_back_end_is_chosen_by_the_work_and_by_what_is_there(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
