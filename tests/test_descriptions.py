@@ -9,6 +9,7 @@ import pytest
 
 import attnscope
 from attnscope.corpus import Corpus, CorpusText, count_tokens
+from attnscope.corpus.copies import _LABEL
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records.descriptions import Descriptions, HeadDescription, Term
@@ -101,6 +102,14 @@ def test_the_sample_depends_on_what_texts_say_alone(own: Model, paragraphs: list
     assert sampled(own, paragraphs, replace(FEW, seed=1)) != once
     # Copies are no further texts.
     assert sampled(own, [*paragraphs, *paragraphs]) == once
+
+
+def test_which_of_two_copies_is_kept_changes_no_lot(own: Model, paragraphs: list[str]) -> None:
+    others = [f"{number}. {text.upper()}" for number, text in enumerate(paragraphs[:12])]
+    both = (sampled(own, given) for given in (paragraphs[:12] + others, others + paragraphs[:12]))
+    first, second = ([(_LABEL.sub("", text).casefold(), fits) for text, _, fits in drawn] for drawn in both)
+    assert first == second
+    assert {fits for _, fits in first} == {True, False}
 
 
 def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragraphs: list[str]) -> None:

@@ -351,7 +351,7 @@ class Score:
         explained: Share of the nats from uniform that it explains; below 0 where it is worse than uniform; NaN where
             there are none.
         low: Lower end of its interval over texts; NaN with fewer than two.
-        high: Upper end.
+        high: Upper end, at most 1.
         nats: The mean of KL(A ‖ uniform).
         left: The mean of KL(A ‖ p).
     """
@@ -478,7 +478,8 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Scor
     for one, other in zip(of_left, of_nats, strict=True):
         sums.add(one, other)
     low, high = sums.interval()
-    return Score(1 - float(sums.ratio()), 1 - float(high), 1 - float(low), float(of_nats.mean()), float(of_left.mean()))
+    most = min(1.0, 1 - float(low)) if math.isfinite(low) else math.nan  # no model leaves less than nothing
+    return Score(1 - float(sums.ratio()), 1 - float(high), most, float(of_nats.mean()), float(of_left.mean()))
 
 
 class _Search:

@@ -21,7 +21,7 @@ from attnscope.corpus.batching import (
     runs,
     tokens_of_ids,
 )
-from attnscope.corpus.copies import Copies, copy_key, distinct
+from attnscope.corpus.copies import Copies, copy_key, distinct, essence
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
 from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
 from attnscope.corpus.probe import repeat_probe
@@ -49,6 +49,7 @@ __all__ = [
     "copy_key",
     "count_tokens",
     "distinct",
+    "essence",
     "expand",
     "read_frequencies",
     "repeat_probe",

@@ -70,6 +70,13 @@ class Copies:
         return is_copy
 
 
+def essence(text: CorpusText) -> bytes:
+    """What copies share that differ in case, white space and a label before them: what lots are drawn by."""
+    if text.ids is not None:
+        return text.digested()
+    return " ".join(_folded(text.text or "").split()).encode("utf-8", "surrogatepass")
+
+
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:
     """The texts without copies of earlier ones; they keep their numbers.
 

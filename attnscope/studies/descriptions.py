@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.texts import merged
-from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, Corpus, CorpusText, batches, chunks, count_tokens, distinct
+from attnscope.corpus import (
+    TOKEN_BUDGET,
+    Chunk,
+    Copies,
+    Corpus,
+    CorpusText,
+    batches,
+    chunks,
+    count_tokens,
+    distinct,
+    essence,
+)
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Batch, Model
 from attnscope.records.descriptions import EVEN, Descriptions, Failure, FeatureFacts, HeadDescription, Term
@@ -227,8 +238,8 @@ def _size(text: CorpusText) -> int:
 
 
 def _lot(text: CorpusText, seed: int, part: int = -1) -> bytes:
-    """A number that depends on what a text says alone."""
-    return hashlib.blake2b(text.digested() + f"{seed} {part}".encode(), digest_size=8).digest()
+    """A number that depends on what a text says alone, and is the same for its copies: any of them may be the one."""
+    return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
 
 
 # What heads have of its rows ------------------------------------------------------------------------------------
