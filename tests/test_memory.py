@@ -102,7 +102,7 @@ def test_one_text_that_does_not_fit_is_one_clear_line(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("command", [["heads"], ["heatmap"], ["ablate"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["heads"], ["heatmap", "--engine", "native"], ["ablate"]], ids=" ".join)
 def test_the_command_line_says_it_once_or_fails_in_one_line(
     command: list[str], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

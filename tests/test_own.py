@@ -420,7 +420,7 @@ def test_the_catalogue_knows_it_and_models_load_it():
     assert info == loaded.info == own_info()
     assert tokenizer.name == loaded.tokenizer.name
     assert models.load("own-causal", engine="native", dtype="float64").info.dtype == "float64"
-    with pytest.raises(AttnscopeError, match="transformers has no model own"):
+    with pytest.raises(AttnscopeError, match="the hf engine has no model own"):
         models.load("own", engine="hf")
     with pytest.raises(AttnscopeError, match="there is no model own-casual") as caught:
         models.resolve("own-casual")

@@ -33,7 +33,7 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Batch, Model
 from attnscope.records.descriptions import EVEN, Descriptions, Failure, FeatureFacts, HeadDescription, Term
 from attnscope.studies.description_features import RESTING, Feature, TextFacts, blocks_of, catalogue
-from attnscope.studies.head_blocks import Frequencies
+from attnscope.studies.head_blocks import Frequencies, decoder_start
 from attnscope.studies.own_features import own_features
 from attnscope.studies.texts import Texts, pad_rows, special_ids, texts_of
 
@@ -320,7 +320,11 @@ def _run(
         torch.from_numpy(pad_rows([t.ids for t in tokens])),
         None if bool(real.all()) else real,
         torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens])),
-    ).to(model.info.device)
+    )
+    if (start := decoder_start(model)) is not None:  # what a decoder reads changes nothing in its encoder
+        begun = torch.from_numpy(start.ids[:1]).expand(len(units), 1)
+        given = replace(given, target_ids=begun, target_mask=torch.ones_like(begun, dtype=torch.bool))
+    given = given.to(model.info.device)
     with torch.no_grad():
         if model.info.path != "eager":
             model.run(given, probe)

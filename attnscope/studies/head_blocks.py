@@ -100,7 +100,7 @@ class HeadMeasurer:
         self._cut = {"chunk": chunk, "stride": stride}
         self._room = Room()
         self._dense = model.info.path == "eager"
-        self._start = _start(model)
+        self._start = decoder_start(model)
         self._factors = None if self._dense else _factors(model)
         self._norms = HiddenNorms(model.blocks())
         self._buffers = Buffers()
@@ -248,7 +248,7 @@ def _after_start(repeated: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return np.concatenate([[False], repeated[:-1]])
 
 
-def _start(model: Model) -> Tokens | None:
+def decoder_start(model: Model) -> Tokens | None:
     """Tokens that begin with the one that a decoder beside an encoder starts with; None for other models."""
     if len(model.info.kinds) == 1 or model.writer is None:
         return None

@@ -21,7 +21,7 @@ Rows = dict[str, Tensor]
 
 
 def linear_rows(
-    weights: Float[Tensor, "batch head query key"],
+    weights: Float[Tensor, "#batch head #query #key"],
     keys: TextFacts,
     queries: slice,
     key_range: slice,
@@ -102,7 +102,7 @@ class Ground:
 
 
 def ground(
-    allowed: Bool[Tensor, "batch mask_head query key"],
+    allowed: Bool[Tensor, "#batch mask_head #query #key"],
     keys: TextFacts,
     asking: Bool[Tensor, "batch query"],
     queries: slice,
