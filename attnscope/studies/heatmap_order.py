@@ -113,8 +113,10 @@ def study(
     source = loading.resolve(spec)
     if foresee is not None and (foreseen := _foresee(source, given, order, loading)) is not None:
         foresee(foreseen)
-    short = isinstance(given, Prompt) and not order.pooled
-    model = reader_of(loading.load_to_look(source, [given]) if short else loading.load(source), given)
+    if isinstance(given, Prompt) and not order.pooled:
+        model = loading.load_to_look(source, [given])
+    else:
+        model = reader_of(loading.load(source), given)
     chosen, reading = order.choice.within(model.info), read(model, given)
     if isinstance(given, Prompt) and (cells := order.cells(longest(reading), model.info.path)):
         return pool_maps(model, reading, chosen, cells, order.pool)
