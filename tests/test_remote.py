@@ -137,7 +137,7 @@ def test_what_is_not_there_is_a_problem_and_the_rest_is_read(memory: MemoryFileS
     [
         (ConnectionError("Cannot reach huggingface.co: offline"), "Cannot reach huggingface.co: offline"),
         (RuntimeError("a library's own\nTraceback"), "a library's own"),
-        (ImportError("Install s3fs to access S3"), "hf:// needs a package that is not installed: Install s3fs"),
+        (ImportError("Install s3fs to access S3"), "hf:// needs a package that is not installed; Install s3fs"),
         (FileNotFoundError("x"), "there is no such file"),
     ],
 )  # fmt: skip
