@@ -151,6 +151,17 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
     return attnscope
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch computes with one thread, so that examples by the hundred do not wait for a second one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One headless Chromium for all tests of pages."""

@@ -34,12 +34,7 @@ from tests.test_sums import PROJECTION, check, long_call, made_up_norms, situati
 PARTS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def in_float32(call: AttentionCall) -> AttentionCall:

@@ -28,12 +28,7 @@ from tests.measure_helpers import Expected, LargestTensor, expected, make_facts,
 PROJECTION = torch.randn(7, 6 * 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def assert_sums(got, wanted: Expected, n: int, *, tolerance: float, uniform: Expected | None = None) -> None:

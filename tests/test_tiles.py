@@ -20,12 +20,7 @@ from tests.rounding import in_float64, require_output
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def dense_scores(call: AttentionCall) -> Tensor:
