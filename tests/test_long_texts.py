@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,12 +16,14 @@ from attnscope import heads, heatmap, pooled_heatmap
 from attnscope.core import tiles
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.measures import TextFacts, plan
+from attnscope.core.measures.backends import Backend
 from attnscope.core.sums import Sums
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf import check, seam
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
+from attnscope.studies.backend import VARIABLE
 from tests.processes import python
 
 SIZES = {
@@ -358,7 +360,13 @@ print(kib("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
-def test_what_heads_add_to_a_process_grows_with_the_length_at_most(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", get_args(Backend))
+def test_what_heads_add_to_a_process_grows_with_the_length_at_most(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Named, as the choice goes by the length: numba loaded for the longer text alone would count as what that adds.
+    monkeypatch.setenv(VARIABLE, backend)
+
     def adds(n: int) -> int:
         return int(python("-c", ADDS, tmp_path / "text.jsonl", n, check=True).stdout)
 
