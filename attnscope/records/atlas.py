@@ -1,0 +1,223 @@
+"""Every head of a model, with the texts that show what it does. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.records.codec import ARRAY, OMITTED
+from attnscope.records.descriptions import Descriptions
+from attnscope.records.findings import Findings, Head
+from attnscope.records.record import Record
+from attnscope.records.storage import finite, plain
+
+FURTHEST = 64
+"""Offsets are told apart up to so many tokens."""
+
+MOST_KEYS = 16
+"""So many keys are kept of a row of an example at most."""
+
+KEPT_MASS = 0.95
+"""Share of a row that its kept keys hold, unless `MOST_KEYS` come first."""
+
+Why = Literal["top", "decile", "failure"]
+Side = Literal["asks", "gets", "pairs"]
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A token, or a pair of tokens, on which much of a head's attention lies in the sampled texts.
+
+    Attributes:
+        side: "asks": a query that gives attention away (to neither special tokens nor the first); "gets": a key;
+            "pairs": a query and a key.
+        tokens: Its label; of a pair the query's and the key's.
+        mass: Mean attention weight: of "asks" what a query gives away, of "gets" what a query gives to all such keys
+            of its text, of "pairs" what the query gives to all such keys. 0 to 1.
+        lift: `mass` over what uniform attention over the same allowed keys would give.
+        low: Lower end of the 95% interval of the lift, over texts; NaN where there are fewer than two.
+        high: Upper end.
+        count: How many queries it was seen with.
+        n_texts: In how many texts.
+    """
+
+    side: Side
+    tokens: tuple[str, ...]
+    mass: float
+    lift: float
+    low: float
+    high: float
+    count: int
+    n_texts: int
+
+
+@dataclass(frozen=True)
+class ExampleFacts:
+    """A text as an example of a head: what it stands for, and where it comes from.
+
+    Attributes:
+        head: The head's place in `Atlas.heads`.
+        why: "top": one of the texts with the highest scores; "decile": a text drawn from a decile of all scores;
+            "failure": a text with a token whose attention the head's description explains badly.
+        rank: From 0: of "top" and "failure" the place, best (or worst explained) first; of "decile" the decile.
+        score: The text's score by `Atlas.rank`.
+        text: The text's number in the corpus.
+        source: Where it comes from, such as "alice.txt:12".
+        n_tokens: How many tokens the text, or the chunk of a long one, has.
+        labels: The labels of the tokens that are shown.
+        focus: Which of the shown tokens to look at first, the query that counts most; -1 = none.
+    """
+
+    head: int
+    why: Why
+    rank: int
+    score: float
+    text: int
+    source: str
+    n_tokens: int
+    labels: tuple[str, ...]
+    focus: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """An example with the attention of its head.
+
+    Attributes:
+        facts: What it stands for.
+        places: Places of the shown tokens in their text, (token,), int32, rising: a window around what counts, and the
+            special tokens and the first one beside it.
+        special: Whether each is a special token, (token,), bool.
+        starts: Where each token's kept keys begin in `keys` and `codes`, and where the last ends, (token + 1,), int64.
+        keys: The kept keys, as numbers of shown tokens, uint8; largest weight first.
+        codes: Their weights x 255, rounded, uint8: off by at most 1/510.
+    """
+
+    facts: ExampleFacts
+    places: NDArray[np.int32]
+    special: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    keys: NDArray[np.uint8]
+    codes: NDArray[np.uint8]
+
+    def weights(self) -> NDArray[np.float32]:
+        """The kept weights, (query, key) of shown tokens; 0 where nothing was kept."""
+        n = len(self.places)
+        found = np.zeros((n, n), np.float32)
+        rows = np.repeat(np.arange(n), np.diff(self.starts))
+        found[rows, self.keys] = self.codes / np.float32(255)
+        return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Atlas(Record):
+    """What every head of a model does on a corpus, with the texts that show it.
+
+    Attributes:
+        run: What made it, as `Findings.run`.
+        corpus: What it was made on, as `Findings.corpus`; `n_sampled` texts, drawn by their hash, are what profiles,
+            token tables, distances and deciles rest on.
+        options: What was chosen and what names mean, as `Findings.options`; `rank` describes the score.
+        rank: The name of the score that examples are ranked by.
+        heads: One entry a head, by kind, layer, head; with measures, roles and effects as in Findings.
+        facts: The examples, by head, why and rank; see `examples_of`.
+        tables: The token tables of each head, as many as `heads`.
+        profiles: Mean attention weight by offset of the key from the query, (head, 2 * FURTHEST + 3), float32: further
+            back than FURTHEST, -FURTHEST to FURTHEST, further ahead. Sums to 1, or less with a learned sink.
+        even_profiles: The same of uniform attention over the allowed keys.
+        deciles: Ends of the deciles of the score over the sampled texts, (head, 11), float32.
+        distances: Mean Jensen-Shannon distance of the rows of two heads, 0 to 1, (head, head), float32; NaN between
+            kinds, and where it was not measured.
+        positions: Heads on a plane so that near ones are alike (multidimensional scaling), (head, 2), float32.
+        places: `Example.places` of all examples, one after the other.
+        special: `Example.special`, likewise.
+        starts: `Example.starts` without the first, counted on over all examples, (token,), int64.
+        keys: `Example.keys`, likewise.
+        codes: `Example.codes`, likewise.
+        descriptions: What each head does in a line; None where heads were not described.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.atlas/1"
+    ASCII: ClassVar[bool] = True
+
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    options: Mapping[str, Any]
+    rank: str
+    heads: tuple[Head, ...]
+    facts: tuple[ExampleFacts, ...]
+    tables: tuple[tuple[TokenRow, ...], ...]
+    profiles: NDArray[np.float32] = field(metadata=ARRAY)
+    even_profiles: NDArray[np.float32] = field(metadata=ARRAY)
+    deciles: NDArray[np.float32] = field(metadata=ARRAY)
+    distances: NDArray[np.float32] = field(metadata=ARRAY)
+    positions: NDArray[np.float32] = field(metadata=ARRAY)
+    places: NDArray[np.int32] = field(metadata=ARRAY)
+    special: NDArray[np.bool_] = field(metadata=ARRAY)
+    starts: NDArray[np.int64] = field(metadata=ARRAY)
+    keys: NDArray[np.uint8] = field(metadata=ARRAY)
+    codes: NDArray[np.uint8] = field(metadata=ARRAY)
+    descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def findings(self) -> Findings:
+        """Measures, roles and descriptions alone, without what they could be merged by."""
+        return Findings(self.run, self.corpus, self.options, self.heads, {}, descriptions=self.descriptions)
+
+    def examples(self) -> list[Example]:
+        """All examples with their attention, in the order of `facts`."""
+        found, token = [], 0
+        ends = np.concatenate([[0], self.starts])
+        for facts in self.facts:
+            after = token + len(facts.labels)
+            first, last = int(ends[token]), int(ends[after])
+            shown = slice(token, after)
+            found.append(
+                Example(
+                    facts, self.places[shown], self.special[shown], ends[token : after + 1] - first,
+                    self.keys[first:last], self.codes[first:last],
+                )
+            )  # fmt: skip
+            token = after
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the examples' attention as plain JSON values; NaN and infinities become null."""
+        document: dict[str, Any] = plain(self.describe(), finite)
+        return document
+
+    def rows(self) -> Iterable[Sequence[Any]]:
+        """One row a head, as `Findings.rows`."""
+        return self.findings.rows()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no heads."""
+        return not self.heads
+
+    def require_whole(self) -> None:
+        """Refuses heads that are there twice, and arrays that do not fit each other."""
+        self.findings.require_whole()
+        n, n_tokens = len(self.heads), sum(len(facts.labels) for facts in self.facts)
+        shapes = {
+            "profiles": (n, 2 * FURTHEST + 3), "even_profiles": (n, 2 * FURTHEST + 3), "deciles": (n, 11),
+            "distances": (n, n), "positions": (n, 2), "places": (n_tokens,), "special": (n_tokens,),
+            "starts": (n_tokens,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"its {name} are of shape {getattr(self, name).shape}, not {shape}")
+        if len(self.tables) != n:
+            raise ValueError(f"it has {n} heads, and token tables of {len(self.tables)}")
+        ends = np.concatenate([[0], self.starts])
+        if (np.diff(ends) < 0).any() or ends[-1] != len(self.keys) or len(self.keys) != len(self.codes):
+            raise ValueError("the attention of its examples is cut off")
+        for example in self.examples():
+            if len(example.keys) and int(example.keys.max()) >= len(example.places):
+                raise ValueError("an example attends to a token that is not shown")
+            if not -1 <= example.facts.focus < len(example.places) or not 0 <= example.facts.head < n:
+                raise ValueError("an example is of a head or a token that is not there")
