@@ -259,7 +259,8 @@ def write(
         The files: figures first where they are what its kind is usually written as, else last.
     """
     kind = record.record_kind()
-    data = [record.save(out / kind.file(name)) for name in formats if name not in FIGURE_FORMATS]
+    data = [record.save(out / kind.file(name)) for name in formats if name in kind.data]
+    data += [kind.view("page")(record).save(out / kind.file(name)) for name in formats if name in kind.pages]
     figures = [name for name in formats if name in FIGURE_FORMATS]
     if not figures or record.is_empty:
         return data

@@ -5,23 +5,28 @@ import numpy as np
 from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts, TokenRow
 from tests.findings_helpers import fake_findings
 
-WORDS = "the old cat did not cross the wide street because it was too tired to walk any further that day".split()
+WORDS = (
+    "the", "old", "cat", "did", "not", "cross", "wide", "street", "because", "it", "was", "too", "tired", "to", "walk",
+    "any", "further", "that", "day",
+)  # fmt: skip
 
 
-def small_atlas(n_layers: int = 2, n_heads: int = 3, *, seed: int = 0, n_tokens: int = 20, n_top: int = 3) -> Atlas:
+def small_atlas(
+    n_layers: int = 2, n_heads: int = 3, *, seed: int = 0, n_tokens: int = 20, n_top: int = 3, model: str = "minilm"
+) -> Atlas:
     """An atlas of `n_layers` x `n_heads` heads with `n_top` best examples and one of each decile a head."""
     chance = np.random.default_rng(seed)
-    findings = fake_findings(n_layers, n_heads, seed=seed)
+    findings = fake_findings(n_layers, n_heads, seed=seed, model=model)
     n = len(findings.heads)
     facts, places, special, ends, keys, codes = [], [], [], [0], [], []
-    for head in range(n):
+    for number in range(n):
         wanted = [("top", rank) for rank in range(n_top)] + [("decile", rank) for rank in range(10)]
         for why, rank in wanted:
             labels = ("[CLS]", *chance.choice(WORDS, n_tokens - 2), "[SEP]")
             weights = chance.dirichlet(np.full(n_tokens, 0.1), n_tokens)
             score = float(chance.random())
             facts.append(
-                ExampleFacts(head, why, rank, score, int(chance.integers(999)), "made.txt:1", n_tokens, labels, 3)
+                ExampleFacts(number, why, rank, score, int(chance.integers(999)), "made.txt:1", n_tokens, labels, 3)
             )
             places.append(np.arange(n_tokens))
             special.append(np.isin(labels, ["[CLS]", "[SEP]"]))

@@ -13,6 +13,7 @@ import pytest
 
 from attnscope.cli import main
 from attnscope.records import reading
+from tests.atlas_helpers import small_atlas
 from tests.conftest import Run
 from tests.record_helpers import simple
 
@@ -52,6 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert not ended.value.code, name
             stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
             (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
+    small_atlas(model="own").save(home / "atlas.npz")
     return home
 
 

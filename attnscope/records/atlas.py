@@ -194,6 +194,10 @@ class Atlas(Record):
         """One row a head, as `Findings.rows`."""
         return self.findings.rows()
 
+    def to_csv(self) -> str:
+        """The table as CSV, as `Findings.to_csv`."""
+        return self.findings.to_csv()
+
     @property
     def is_empty(self) -> bool:
         """Whether it holds no heads."""

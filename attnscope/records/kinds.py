@@ -11,6 +11,8 @@ from attnscope.errors import UsageError
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
 
+PAGE_FORMATS = ("html",)
+
 SIZES = ("width", "dpi", "font_size", "title", "font")
 """Options of how any figure is drawn."""
 
@@ -68,9 +70,14 @@ class Kind:
         return FIGURE_FORMATS if self.draw else ()
 
     @property
+    def pages(self) -> tuple[str, ...]:
+        """The formats of its page."""
+        return PAGE_FORMATS if self.page else ()
+
+    @property
     def formats(self) -> tuple[str, ...]:
         """All formats that it is written in."""
-        return (*self.figures, *self.data)
+        return (*self.figures, *self.data, *self.pages)
 
     def file(self, ending: str) -> str:
         """How a file of it is called."""
@@ -126,6 +133,10 @@ KINDS = {
         Kind(
             "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
             ("npz", "csv", "png"), "ablation_terminal:show", "ablation_figures:draw",
+        ),
+        Kind(
+            "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("npz", "csv"),
+            "atlas_terminal:show", options=("measures", "where", "sort"),
         ),
         Kind(
             "attnscope.rollout", "record of rollout", "rollouts:Rollout", "rollout", "rollout", ("npz", "json"),

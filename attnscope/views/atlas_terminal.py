@@ -1,0 +1,128 @@
+"""An atlas in the terminal: a row a head, with the tokens and the text that show what it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from attnscope.records.atlas import FURTHEST, Atlas, ExampleFacts, Side
+from attnscope.records.findings import Findings, Head
+from attnscope.records.head_query import choose
+from attnscope.views.heads_summary import corpus_line, corpus_notes, full_name, label, printable
+from attnscope.views.heads_terminal import measure_table
+from attnscope.views.plain_text import cut, dim_lines, plain_table
+
+_MOST_SHOWN = 160
+"""Heads that are listed where none are chosen."""
+
+_WIDE = 110
+"""Columns from which there is room for the best example."""
+
+_TOKENS = 3
+_AROUND = 4
+
+
+def show(
+    atlas: Atlas, console: Console, *, measures: str | None = None, where: str | None = None, sort: str | None = None
+) -> None:
+    """Prints what each head does, where it looks, which tokens stand out, and its best example.
+
+    Args:
+        atlas: What to print.
+        console: Where to.
+        measures: Also these measures of every head, separated by commas.
+        where: Which heads alone are printed: see `records.head_query`.
+        sort: In which order they are listed.
+
+    Raises:
+        AttnscopeError: There is no such measure, condition or order.
+    """
+    findings = atlas.findings
+    heads = choose(findings, where, sort)
+    if where is not None and not heads:
+        console.print(Text("no head fulfils the condition"))
+        return
+    console.print(table(atlas, heads if where is not None else heads[:_MOST_SHOWN], console))
+    left = 0 if where is not None else len(heads) - _MOST_SHOWN
+    if left > 0:
+        console.print(Text(f"and {left} more: choose some with --where, --sort", style="dim"))
+    console.print(Group(*dim_lines([*_notes(atlas, console), corpus_line(findings), *corpus_notes(findings)])))
+    if measures:
+        named = [name.strip() for name in measures.split(",")]
+        console.print(measure_table(replace(findings, heads=tuple(heads)), named))
+
+
+def table(atlas: Atlas, heads: list[Head], console: Console) -> RenderableType:
+    """A row a head.
+
+    Args:
+        atlas: What it is of.
+        heads: Which of its heads.
+        console: Tells the width.
+    """
+    findings, wide = atlas.findings, console.width >= _WIDE
+    best = {facts.head: facts for facts in reversed(atlas.facts) if facts.why == "top"}
+    number = {(head.kind, head.layer, head.head): at for at, head in enumerate(atlas.heads)}
+    shown = plain_table(space=2)
+    shown.add_column("head", no_wrap=True)
+    shown.add_column("offset", justify="right", no_wrap=True)
+    for title in ("what it does", "tokens that ask", "tokens that get", *(["best example"] * wide)):
+        shown.add_column(title, overflow="fold")
+    for head in heads:
+        at = number[head.kind, head.layer, head.head]
+        cells = [_words(head, findings), _tokens(atlas, at, "asks"), _tokens(atlas, at, "gets")]
+        if wide:
+            cells.append(_excerpt(best[at]) if at in best else "")
+        shown.add_row(Text(full_name(head, findings), style="bold"), _offset(atlas, at), *map(Text, cells))
+    return shown
+
+
+def _words(head: Head, findings: Findings) -> str:
+    """Its description, else its roles."""
+    known = () if findings.descriptions is None else findings.descriptions.heads
+    place = (head.kind, head.layer, head.head)
+    for one in known:
+        if (one.kind, one.layer, one.head) == place:
+            return printable(one.words)
+    return ", ".join(label(role.name) for role in head.roles) or "unclassified"
+
+
+def _tokens(atlas: Atlas, at: int, side: Side) -> str:
+    rows = [row for row in atlas.tables[at] if row.side == side][:_TOKENS]
+    return " ".join(cut(printable(row.tokens[0]), 12) for row in rows)
+
+
+def _offset(atlas: Atlas, at: int) -> Text:
+    """The offset at which it is furthest above uniform attention, and its share there."""
+    above = atlas.profiles[at] - atlas.even_profiles[at]
+    if not np.isfinite(above).any():
+        return Text("")
+    best = int(np.nanargmax(above))
+    name = {0: f"<-{FURTHEST}", len(above) - 1: f">{FURTHEST}"}.get(
+        best, f"{best - 1 - FURTHEST:+d}".replace("+0", "0")
+    )
+    return Text(f"{name} ").append(f"{100 * atlas.profiles[at, best]:.0f}%", style="cyan")
+
+
+def _excerpt(facts: ExampleFacts) -> str:
+    """The tokens around the one that counts most."""
+    focus = max(0, facts.focus)
+    first = max(0, focus - _AROUND)
+    told = [
+        f"[{one}]" if first + i == focus else one for i, one in enumerate(facts.labels[first : focus + _AROUND + 1])
+    ]
+    return printable(" ".join(told), 80)
+
+
+def _notes(atlas: Atlas, console: Console) -> list[str]:
+    told = [
+        "offset: of the key from the query, where attention is furthest above an even spread, and its share there; "
+        "tokens: those that ask, and get, most above it.",
+        f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
+    ]
+    if console.width < _WIDE and atlas.facts:
+        told.append(f"not shown in {console.width} columns: best example")
+    return [*told, f"{len(atlas.facts):,} examples are in the page: add -f html"] if atlas.facts else told
