@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
     from attnscope.models import load
+    from attnscope.models.decoder import own_decoder
     from attnscope.records import AttentionMap, Heatmap, Tokens, record_from_arrays
     from attnscope.records import load as load_record
     from attnscope.records.ablation import Ablation
@@ -113,6 +114,7 @@ _PUBLIC = {
     "load_record": "attnscope.records:load",
     "load_relations": "attnscope.records.relations:Relations.load",
     "load_rollout": "attnscope.records.rollouts:Rollout.load",
+    "own_decoder": "attnscope.models.decoder:own_decoder",
     "page": "attnscope.studies.page:page",
     "picture_heads": "attnscope.studies.sense_heads:picture_heads",
     "sound_heads": "attnscope.studies.sense_heads:sound_heads",
@@ -179,6 +181,7 @@ __all__ = [
     "load_record",
     "load_relations",
     "load_rollout",
+    "own_decoder",
     "page",
     "picture_heads",
     "sound_heads",

@@ -7,6 +7,7 @@ Source:
     Vaswani et al. 2017, section 3.2.2.
 """
 
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -173,6 +174,7 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
         probe: Probe | None = None,
+        turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from queries to keys.
 
@@ -190,6 +192,8 @@ class MultiHeadAttention(nn.Module):
             need_weights: Whether to return the weights too. The output then comes of the whole map, slower and in
                 O(query * key) memory.
             probe: What happens at the seam instead of plain attention: gets the AttentionCall, returns its output.
+            turn: What becomes of queries and keys of all heads, each (batch, num_heads, token, d_head), before they
+                meet, such as rotary positions.
 
         Returns:
             The output, (batch, query, embed_dim); and the weights of each head before dropout, (batch, num_heads,
@@ -207,11 +211,14 @@ class MultiHeadAttention(nn.Module):
         if not is_batched:
             query, key, value = query[None], key[None], value[None]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        queries, keys = self._heads(self.q_proj(query)), self._heads(self.k_proj(key))
+        if turn is not None:
+            queries, keys = turn(queries, keys)
         call = AttentionCall(
             layer=self.layer,
             kind=self.kind,
-            query=self._heads(self.q_proj(query)),
-            key=self._heads(self.k_proj(key)),
+            query=queries,
+            key=keys,
             value=self._heads(self.v_proj(value)),
             scale=self.d_head**-0.5,
             mask=self._merged_mask(attn_mask, key_padding_mask, (query.shape[0], query.shape[1], key.shape[1])),

@@ -4,6 +4,7 @@ Loads no torch and no engine before a model is loaded.
 """
 
 import os
+import sys
 import threading
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -21,12 +22,13 @@ from attnscope.models.catalog import (
     weight_files,
     with_adapter,
 )
-from attnscope.models.layouts import Encoder, native_info, supports
+from attnscope.models.layouts import OWN_DECODER, Encoder, native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from attnscope.models.decoder import OwnDecoder
     from attnscope.models.hf.dispatch import DeviceMap
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
@@ -36,7 +38,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def load(
-    spec: "str | os.PathLike[str] | Source | PreTrainedModel" = "minilm",
+    spec: "str | os.PathLike[str] | Source | PreTrainedModel | OwnDecoder" = "minilm",
     tokenizer: Any = None,
     *,
     engine: str = "auto",
@@ -52,7 +54,8 @@ def load(
 
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, what
-            `resolve` made of one, or a transformers model, also one that peft has wrapped.
+            `resolve` made of one, or a transformers model, also one that peft has wrapped; or attnscope's own decoder
+            (`own_decoder`), of which a copy is taken as it is now.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), "numpy" (BERT-family
             weights without torch, to look at single texts), or "auto": native where it computes the model as it is.
@@ -72,12 +75,17 @@ def load(
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
-        from attnscope.models.hf.model import wrap
-
         if (engine, device, dtype) not in (("auto", "cpu", "float32"), ("hf", "cpu", "float32")):
             raise UsageError("a model in memory stays as it is", "move or cast it yourself, and leave out the options")
         if adapter is not None:
             raise UsageError("a model in memory stays as it is", "give peft's PeftModel with the adapter")
+        if sys.modules.get("attnscope.models.decoder"):
+            from attnscope.models.decoder import OwnDecoder, wrap_decoder
+
+            if isinstance(spec, OwnDecoder):
+                return wrap_decoder(spec)
+        from attnscope.models.hf.model import wrap
+
         return wrap(spec, tokenizer, check=check)
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
@@ -106,6 +114,10 @@ def load(
         from attnscope.models.own import load_own
 
         return load_own(source, device=device, dtype=dtype)
+    if native and _is_own_decoder(source):
+        from attnscope.models.decoder import load_decoder
+
+        return load_decoder(source, device=device, dtype=dtype)
     if native:
         from attnscope.models.native import load_native
 
@@ -161,6 +173,14 @@ def describe(
         from attnscope.models.own import OwnTokenizer, own_info
 
         return own_info(source.name), OwnTokenizer()
+    if native and _is_own_decoder(source) and source.folder is not None:
+        from attnscope.models.checkpoint import Checkpoint
+        from attnscope.models.decoder_config import DecoderConfig, WordTokenizer
+
+        config = DecoderConfig.of(read_config(source), source.name)
+        with ExitStack() as stack:
+            Checkpoint(weight_files(source.folder), None, stack, "np").plan(config)
+        return config.info(source.name, source.origin, verify(source)), WordTokenizer.open(source.folder)
     tokenizer = open_tokenizer(source) if native else None
     if tokenizer is not None and source.folder is not None:
         info = native_info(source, read_config(source), sha256=verify(source))
@@ -194,12 +214,29 @@ def _choose(
         if engine in ("hf", "numpy"):
             raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, True
+    if _is_own_decoder(source):
+        if source.adapter is not None:
+            raise AttnscopeError(
+                f"{source.spec} takes no adapter: it is attnscope's own decoder", "leave out --adapter"
+            )
+        if engine in ("hf", "numpy"):
+            raise AttnscopeError(
+                f"the {engine} engine does not run {source.name}: it is attnscope's own decoder", "use --engine auto"
+            )
+        return source, True
     if engine == "hf":
         return source, False
     reason = _why_not_native(source)
     if reason and engine in ("native", "numpy"):
         raise AttnscopeError(f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto")
     return source, reason is None
+
+
+def _is_own_decoder(source: Source) -> bool:
+    """Whether a folder holds what `OwnDecoder.save` wrote."""
+    if source.folder is None or source.file or not (source.folder / "config.json").is_file():
+        return False
+    return read_config(source).get("model_type") == OWN_DECODER
 
 
 def _why_not_native(source: Source) -> str | None:

@@ -1,14 +1,21 @@
-"""The tensors of a BERT-family checkpoint, by our names: for torch, or for NumPy without torch."""
+"""The tensors of a checkpoint that our own networks compute, by our names: for torch, or for NumPy without torch."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from safetensors import SafetensorError, safe_open
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.layouts import Encoder, Layout
+from attnscope.models.layouts import Layout, Shape
+
+
+class Shaped(Protocol):
+    """What knows the tensors of a network, such as `layouts.Encoder`."""
+
+    def tensors(self) -> dict[str, tuple[str, Shape]]:
+        """Every tensor: our name for it -> its name in the file (without prefix) and its shape."""
 
 
 class Checkpoint:
@@ -16,7 +23,7 @@ class Checkpoint:
 
     Args:
         files: The safetensors files.
-        layout: How the family names things.
+        layout: How the family names things; None = as we do.
         stack: Closes the files.
         framework: What tensors come as: "pt" (torch) or "np" (NumPy).
 
@@ -25,7 +32,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self, files: list[Path], layout: Layout, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
+        self, files: list[Path], layout: Layout | None, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
     ) -> None:
         self._files = files
         self._layout = layout
@@ -37,8 +44,8 @@ class Checkpoint:
                 raise _damaged(path, error) from error
             self._holders |= dict.fromkeys(holder.keys(), holder)
         # A checkpoint saved with a head on top has the family's prefix before every name.
-        prefixed = f"{layout.prefix}{layout.word}.weight" in self._holders
-        self._prefix = layout.prefix if prefixed else ""
+        prefixed = layout is not None and f"{layout.prefix}{layout.word}.weight" in self._holders
+        self._prefix = layout.prefix if layout is not None and prefixed else ""
 
     @property
     def where(self) -> str:
@@ -47,38 +54,38 @@ class Checkpoint:
 
     def has_layer(self, number: int) -> bool:
         """Whether it holds a layer of this number."""
-        start = self._prefix + self._layout.layer.format(number)
+        start = self._prefix + ("layers.{}." if self._layout is None else self._layout.layer).format(number)
         return any(name.startswith(start) for name in self._holders)
 
-    def plan(self, encoder: Encoder) -> dict[str, str]:
-        """The names in the file of all tensors that the encoder needs, by ours; reads none of them.
+    def plan(self, shape: Shaped) -> dict[str, str]:
+        """The names in the file of all tensors that a network needs, by ours; reads none of them.
 
         Raises:
             AttnscopeError: A tensor is missing, or of another shape.
         """
-        plan = {ours: (self._find(theirs), shape) for ours, (theirs, shape) in encoder.tensors().items()}
+        plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in shape.tensors().items()}
         missing = [name for name, _ in plan.values() if name not in self._holders]
         if missing:
             raise AttnscopeError(
                 f"{self.where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
             )
-        for name, shape in plan.values():
+        for name, size in plan.values():
             found = tuple(self._holders[name].get_slice(name).get_shape())
-            if found != shape:
+            if found != size:
                 raise AttnscopeError(
-                    f"{self.where}: {name} has shape {found}, but config.json makes it {shape}",
+                    f"{self.where}: {name} has shape {found}, but config.json makes it {size}",
                     "weights and config.json belong to different models",
                 )
         return {ours: name for ours, (name, _) in plan.items()}
 
-    def raw(self, encoder: Encoder) -> Iterator[tuple[str, str, Any]]:
-        """Yields every tensor that the encoder needs, once all are known to be there: our name, the file's, the tensor.
+    def raw(self, shape: Shaped) -> Iterator[tuple[str, str, Any]]:
+        """Yields every tensor that a network needs, once all are known to be there: our name, the file's, the tensor.
 
         Raises:
             AttnscopeError: A tensor is missing, of another shape, or damaged.
         """
-        for ours, name in self.plan(encoder).items():
+        for ours, name in self.plan(shape).items():
             try:
                 tensor = self._holders[name].get_tensor(name)
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:

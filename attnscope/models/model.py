@@ -87,7 +87,11 @@ class ModelInfo:
                 return str(numbers[0])
             return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
 
-        counted = " in embeddings and layers; a pooler is not counted" if self.engine == "native" else ""
+        counted = (
+            " in embeddings and layers; a pooler is not counted"
+            if self.engine == "native" and self.kinds == ("encoder",)
+            else ""
+        )
         checked = {
             True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
             False: "no: the comparison with eager attention was skipped",
@@ -414,7 +418,8 @@ class Model(Protocol):
 class LayeredModel:
     """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
 
-    writer = eyes = ears = run_inputs = head_slices = loss = look = None
+    writer = eyes = ears = run_inputs = head_slices = look = None
+    loss: Loss | None = None
     resumes = True
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, layers: "Sequence[nn.Module]", output: str) -> None:
@@ -433,7 +438,9 @@ class LayeredModel:
 
     def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        return Rerun(lambda given, probe, block_of, first: self.outputs(given, probe), batch, self._layers)
+        return Rerun(
+            lambda given, probe, block_of, first: self.outputs(given, probe, logits=logits), batch, self._layers
+        )
 
     def blocks(self) -> "dict[Place, nn.Module]":
         """The layers, by (kind, layer)."""

@@ -18,7 +18,7 @@ from attnscope.core.attention import Probe
 from attnscope.core.multihead import MultiHeadAttention
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
-from attnscope.models.checkpoint import Checkpoint
+from attnscope.models.checkpoint import Checkpoint, Shaped
 from attnscope.models.devices import place
 from attnscope.models.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.model import Batch, LayeredModel, ModelInfo, Tokenizer, require_length, require_numbers
@@ -102,7 +102,7 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
         if weights.has_layer(encoder.num_hidden_layers):
             note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
             info = replace(info, notes=(note,))
-        state = dict(_read(weights, encoder, precision, where))
+        state = dict(read_weights(weights, encoder, precision, where))
     with torch.device("meta"):
         network = _Network(encoder)
     network.load_state_dict(state, assign=True)
@@ -110,11 +110,15 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
     return NativeModel(info, tokenizer, encoder, network)
 
 
-def _read(
-    checkpoint: Checkpoint, encoder: Encoder, dtype: torch.dtype, device: torch.device
+def read_weights(
+    checkpoint: Checkpoint, shape: Shaped, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor that the encoder needs by our name."""
-    for ours, name, raw in checkpoint.raw(encoder):
+    """Yields every tensor that a network of a shape needs, by our name.
+
+    Raises:
+        AttnscopeError: One is missing, of another shape, damaged, quantised, or holds NaN.
+    """
+    for ours, name, raw in checkpoint.raw(shape):
         tensor: Tensor = raw
         if not tensor.is_floating_point():
             raise AttnscopeError(f"{checkpoint.where}: {name} is of type {tensor.dtype}", "the weights are quantised")

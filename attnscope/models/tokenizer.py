@@ -28,6 +28,9 @@ class FastTokenizer:
     Args:
         backend: The tokenizer; truncation and padding, which many tokenizer.json bring along, are turned off.
         name: What to call it.
+
+    Attributes:
+        backend: As given.
     """
 
     mask_id = chat = None  # what needs them, a language-model head or a decoder, the native engine does not run
@@ -36,18 +39,18 @@ class FastTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.name = name
-        self._backend = backend
+        self.backend = backend
         self._style = style_of(backend)
 
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
-        added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
-        known = self._backend.get_vocab().items()
+        added = {number for number, token in self.backend.get_added_tokens_decoder().items() if token.special}
+        known = self.backend.get_vocab().items()
         return sorted(number for piece, number in known if number not in added and not piece.startswith("[unused"))
 
     def spell(self, number: int) -> str:
         """The text of one token."""
-        return self._backend.decode([number], skip_special_tokens=False)
+        return self.backend.decode([number], skip_special_tokens=False)
 
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
@@ -86,7 +89,7 @@ class FastTokenizer:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
         try:
             with catch_panics():
-                encoding = self._backend.encode(text, pair)
+                encoding = self.backend.encode(text, pair)
         except Exception as error:
             raise unreadable(pair, error) from error
         return tokens_of(encoding, text, pair, self._style)
