@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.records import Heatmap
 from attnscope.views.page import PageText, page_of
-from attnscope.views.page.document import MODULES, script, style
+from attnscope.views.page.document import MODULES, PARTS, script, style
 from tests.page_helpers import Opened
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
@@ -148,21 +148,28 @@ def test_a_damaged_file_says_so(browser: Any, tmp_path: Path) -> None:
 
 
 def test_data_never_become_markup() -> None:
+    whole = script(*PARTS)
     for mark in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
-        assert mark not in script(), mark
-    assert "style=" not in script().replace('style="image-rendering:pixelated"', ""), (
-        "the policy forbids style attributes"
-    )
-    assert "url(" not in style()
+        assert mark not in whole, mark
+    assert "style=" not in whole.replace('style="image-rendering:pixelated"', ""), "the policy forbids style attributes"
+    assert "url(" not in style(*PARTS)
 
 
 def test_every_module_is_part_of_the_script() -> None:
     from importlib.resources import files
 
     names = {path.name for path in (files("attnscope.views.page") / "src").iterdir()}
-    assert names == {f"{name}.js" for name in MODULES} | {"style.css"}
-    assert "import " not in {line.split("{")[0] for line in script().splitlines()}
-    assert not [line for line in script().splitlines() if line.startswith(("import ", "export "))]
+    modules = {"app", *MODULES, *(name for part in PARTS.values() for name in part)}
+    assert names == {f"{name}.js" for name in modules} | {"style.css"} | {f"{part}.css" for part in PARTS}
+    for whole in (script(), script(*PARTS)):
+        assert "import " not in {line.split("{")[0] for line in whole.splitlines()}
+        assert not [line for line in whole.splitlines() if line.startswith(("import ", "export "))]
+
+
+def test_a_page_of_a_text_has_nothing_of_an_atlas() -> None:
+    html = page_of([PageText(simple(4))]).html
+    assert "class Scatter" not in html
+    assert ".scatter" not in html
 
 
 def test_the_file_is_ascii_whatever_the_text() -> None:

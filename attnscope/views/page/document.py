@@ -31,9 +31,12 @@ MOST_WEIGHTS = 1 << 27
 
 MODULES = (
     "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "matrix", "links", "text", "compare",
-    "attention", "headcount", "save", "app",
+    "attention", "headcount", "save",
 )  # fmt: skip
-"""The page's ES modules, each after those that it imports."""
+"""The ES modules of every page, each after those that it imports."""
+
+PARTS = {"atlas": ("catalog", "query", "scatter", "atlas", "card", "examples", "head")}
+"""The modules that only pages of some kind have, and a style sheet of that name; `app` follows all."""
 
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
 _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
@@ -86,22 +89,27 @@ def page_of_record(record: Heatmap, *, findings: Findings | None = None) -> Page
 
 
 def page_of(
-    texts: Sequence[PageText], *, findings: Findings | None = None, start: Mapping[str, str] | None = None
+    texts: Sequence[PageText],
+    *,
+    findings: Findings | None = None,
+    start: Mapping[str, str] | None = None,
+    atlas: Sequence[str] = (),
 ) -> Page:
-    """Makes a page of one text or several.
+    """Makes a page of one text or several, of an atlas, or of both.
 
     Args:
         texts: What it shows.
         findings: Names the roles of heads.
         start: What the page shows at first, as its address would say it: `{"v": "matrix", "h": "3.1"}`.
+        atlas: The blocks of an atlas, as `page.atlas` packs them: what the landing needs, then one a head.
 
     Raises:
         AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
     """
-    if not texts:
+    if not (texts or atlas):
         raise AttnscopeError("a page needs a text")
-    step = FINE_STEP if require_room(texts) <= FINE_UP_TO else STEP
-    blocks: list[str] = []
+    step = FINE_STEP if not texts or require_room(texts) <= FINE_UP_TO else STEP
+    blocks: list[str] = list(atlas)
     manifest = {
         "schema": PAGE_SCHEMA,
         "version": VERSION,
@@ -112,7 +120,9 @@ def page_of(
         "roles": None if findings is None else _roles(findings),
         "start": dict(start or {}),
     }
-    return Page(_html(manifest, blocks))
+    if atlas:
+        manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
+    return Page(_html(manifest, blocks, ("atlas",) if atlas else ()))
 
 
 def require_room(texts: Sequence[PageText]) -> int:
@@ -219,14 +229,14 @@ def _roles(findings: Findings) -> dict[str, Any]:
 
 
 @cache
-def script() -> str:
+def script(*parts: str) -> str:
     """The page's modules joined into one: imports and exports go, as all names are in one scope."""
     source = files("attnscope.views.page") / "src"
-    joined = []
-    for name in MODULES:
+    joined, modules = [], (*MODULES, *(name for part in parts for name in PARTS[part]), "app")
+    for name in modules:
         text = (source / f"{name}.js").read_text(encoding="utf-8")
         for needed in _IMPORT.findall(text):
-            if needed not in MODULES[: MODULES.index(name)]:
+            if needed not in modules[: modules.index(name)]:
                 raise ValueError(f"{name}.js imports {needed}.js, which does not come before it")
         joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
     whole = '"use strict";\n' + "\n".join(joined)
@@ -241,9 +251,10 @@ def script() -> str:
 
 
 @cache
-def style() -> str:
+def style(*parts: str) -> str:
     """The page's style sheet."""
-    sheet = (files("attnscope.views.page") / "src" / "style.css").read_text(encoding="utf-8")
+    source = files("attnscope.views.page") / "src"
+    sheet = "".join((source / f"{name}.css").read_text(encoding="utf-8") for name in ("style", *parts))
     return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", _INDENT.sub("", sheet))
 
 
@@ -252,11 +263,12 @@ def policy_hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def _html(manifest: Mapping[str, Any], blocks: Sequence[str]) -> str:
+def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = ()) -> str:
     # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    run, look = script(*parts), style(*parts)
     policy = (
-        f"default-src 'none'; script-src {policy_hash(script())}; style-src {policy_hash(style())}; "
+        f"default-src 'none'; script-src {policy_hash(run)}; style-src {policy_hash(look)}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
     )
     return "".join((
@@ -265,9 +277,9 @@ def _html(manifest: Mapping[str, Any], blocks: Sequence[str]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
         '<meta name="referrer" content="no-referrer">\n',
         f'<meta name="generator" content="attnscope {VERSION}">\n<title>attnscope</title>\n',
-        f"<style>{style()}</style>\n</head>\n<body>\n",
+        f"<style>{look}</style>\n</head>\n<body>\n",
         "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
         f'<script type="application/json" id="manifest">{data}</script>\n',
         *(f'<script type="text/plain" id="d{n}">{block}</script>\n' for n, block in enumerate(blocks)),
-        f'<script type="module">{script()}</script>\n</body>\n</html>\n',
+        f'<script type="module">{run}</script>\n</body>\n</html>\n',
     ))  # fmt: skip

@@ -9,7 +9,7 @@ import { HeadGrid } from "./heads.js";
 import { LinksView } from "./links.js";
 import { MatrixView } from "./matrix.js";
 import { save } from "./save.js";
-import { VIEWS, begin, mapOf, onChange, state, update } from "./state.js";
+import { atlasHooks, begin, brought, followAddress, mapOf, ofAtlas, ofExample, onChange, state, update, viewsOf } from "./state.js";
 import { TextView } from "./text.js";
 
 const NAMES = {
@@ -32,7 +32,7 @@ const MAKERS = {
 const WITH_HEADS = ["matrix", "links", "text", "compare"];
 
 const KEYS = [
-  ["1 … 6", "Grid, Matrix, Links, Text, Compare, Head count"],
+  ["1 … 9", "the views, in the order of their tabs"],
   ["arrows", "the next head, cell or token; with Shift ten at once"],
   ["Enter, Space", "choose what is focused"],
   ["[  ]", "previous head, next head"],
@@ -41,13 +41,12 @@ const KEYS = [
   ["h", "hide special tokens"],
   ["w", "merge word pieces"],
   ["d", "dark or light"],
-  ["Esc", "back to the grid"],
+  ["Esc", "back to the first view"],
   ["?", "these keys"],
 ];
 
 class App {
   constructor() {
-    this.views = {};
     this.build();
     onChange(() => this.show());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
@@ -58,16 +57,16 @@ class App {
   }
 
   build() {
+    this.views = {};
+    const texts = manifest.texts.map(({ title }, number) => [number, title]).filter(([number]) => manifest.texts[number].example === undefined);
     this.texts = select(
       "Text",
-      manifest.texts.map(({ title }, number) => [
-        number,
-        `${manifest.texts.length > 1 ? `${number + 1}. ` : ""}${title}`,
-      ]),
-      (value) => update({ t: Number(value), q: -1, k: -1, z: "", y: 0 }),
+      texts.map(([number, title]) => [number, `${texts.length > 1 ? `${number + 1}. ` : ""}${title}`]),
+      (value) => update({ t: Number(value), ex: -1, q: -1, k: -1, z: "", y: 0 }),
       "",
     );
     this.texts.classList.add("texts");
+    this.about = el("p", { class: "texts about" });
     this.kinds = el("div", { class: "kinds" });
     this.hide = tick("hide special", (on) => update({ hide: on ? 1 : 0 }));
     this.words = tick("whole words", (on) => update({ words: on ? 1 : 0 }));
@@ -128,7 +127,7 @@ class App {
     this.tabs = el(
       "div",
       { class: "tabs", role: "tablist", "aria-label": "Views" },
-      VIEWS.map((name) =>
+      viewsOf().map((name) =>
         el(
           "button",
           {
@@ -137,9 +136,9 @@ class App {
             id: `tab-${name}`,
             "aria-controls": "stage",
             "data-view": name,
-            onclick: () => update({ v: name }),
+            onclick: () => this.go(name),
           },
-          NAMES[name],
+          brought[name]?.shown || NAMES[name],
         ),
       ),
     );
@@ -147,8 +146,10 @@ class App {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
       event.preventDefault();
-      update({ v: VIEWS[(VIEWS.indexOf(state.v) + step + VIEWS.length) % VIEWS.length] });
-      this.tabs.querySelector(`[data-view=${state.v}]`).focus();
+      const views = viewsOf();
+      this.go(views[(views.indexOf(state.v) + step + views.length) % views.length]).then(() =>
+        this.tabs.querySelector(`[data-view=${state.v}]`).focus(),
+      );
     });
     this.rail = new HeadGrid(
       "Heads",
@@ -195,6 +196,7 @@ class App {
           { class: "line" },
           el("h1", {}, "attnscope"),
           this.texts,
+          this.about,
           el(
             "div",
             { class: "tools" },
@@ -212,21 +214,40 @@ class App {
   }
 
   get view() {
-    return (this.views[state.v] ||= new MAKERS[state.v](this));
+    return this.viewOf(state.v);
+  }
+
+  viewOf(name) {
+    return (this.views[name] ||= new (brought[name]?.made || MAKERS[name])(this));
+  }
+
+  /** Goes to a view; one of maps shows an example of the head where the page has no text, or one was chosen. */
+  async go(name) {
+    const known = manifest.texts.some((text) => text.example === undefined);
+    if (WITH_HEADS.includes(name) && manifest.atlas && (!known || state.ex >= 0)) update(await atlasHooks.example(name));
+    else update({ v: name });
   }
 
   show() {
     const scheme = schemeOf(state.d);
     document.documentElement.dataset.scheme = scheme;
     this.palette = palette(scheme);
-    const { text, run, changes } = manifest.texts[state.t];
+    const { text, title, run, changes } = ofAtlas() ? atlasHooks.about() : manifest.texts[state.t];
     document.title = `attnscope: ${text.trim().slice(0, 60) || "a text"}`;
-    this.texts.show(state.t);
-    this.texts.title = text.slice(0, 2000);
-    this.showKinds();
-    this.hide.show(state.hide && canHide(state.t, state.m), canHide(state.t, state.m));
-    this.words.show(state.words && canMerge(state.t, state.m), canMerge(state.t, state.m));
-    this.scale.show(state.scale);
+    this.texts.hidden = ofAtlas() || ofExample();
+    this.about.hidden = !this.texts.hidden;
+    this.controls.hidden = ofAtlas();
+    if (this.texts.hidden) fill(this.about, title);
+    else {
+      this.texts.show(state.t);
+      this.texts.title = text.slice(0, 2000);
+    }
+    if (!ofAtlas()) {
+      this.showKinds();
+      this.hide.show(state.hide && canHide(state.t, state.m), canHide(state.t, state.m));
+      this.words.show(state.words && canMerge(state.t, state.m), canMerge(state.t, state.m));
+      this.scale.show(state.scale);
+    }
     for (const tab of this.tabs.children) {
       tab.setAttribute("aria-selected", tab.dataset.view === state.v);
       tab.tabIndex = tab.dataset.view === state.v ? 0 : -1;
@@ -239,6 +260,7 @@ class App {
       fill(this.stage, view.root);
     }
     const railed = WITH_HEADS.includes(state.v);
+    this.aside.classList.toggle("single", ofExample());
     this.aside.hidden = !railed;
     this.controls.classList.toggle("idle", state.v === "headcount");
     const shown = Promise.resolve(view.show());
@@ -267,7 +289,8 @@ class App {
       el(
         "span",
         { class: "right" },
-        `attnscope ${manifest.version} · weights within ${(manifest.step / 2 + 0.00005).toFixed(4)}`,
+        `attnscope ${manifest.version}`,
+        ofAtlas() ? "" : ` · weights within ${(manifest.texts[state.t].within ?? manifest.step / 2 + 0.00005).toFixed(4)}${ofExample() ? ", of each row the largest alone" : ""}`,
       ),
     );
   }
@@ -325,13 +348,21 @@ class App {
   }
 
   step(by) {
+    if (ofAtlas() || ofExample()) return this.stepAtlas(by);
     const heads = mapOf().heads.map((pair) => pair.join("."));
     const at = heads.indexOf(state.h);
     update({ h: heads[(Math.max(at, 0) + by + heads.length) % heads.length] });
     say(nameOf(state.h));
   }
 
+  stepAtlas(by) {
+    const head = this.viewOf("atlas").step(by);
+    update({ v: state.v === "atlas" ? "atlas" : "head", head, ex: -1, q: -1 });
+    say(head);
+  }
+
   layer(by) {
+    if (ofAtlas()) return;
     const heads = mapOf().heads;
     const [layer, head] = state.h.split(".").map(Number);
     const next = heads
@@ -359,11 +390,11 @@ class App {
       w: () => update({ words: state.words ? 0 : 1 }),
       d: () => this.turn(),
       "?": () => this.help.showModal(),
-      Escape: () => update({ v: "grid" }),
+      Escape: () => this.go(ofExample() ? "head" : viewsOf()[0]),
     }[event.key];
     const number = Number(event.key);
     if (does) does();
-    else if (number >= 1 && number <= VIEWS.length) update({ v: VIEWS[number - 1] });
+    else if (number >= 1 && number <= viewsOf().length) this.go(viewsOf()[number - 1]);
     else return;
     event.preventDefault();
   }
@@ -379,6 +410,6 @@ if (globalThis.DecompressionStream) {
   addEventListener("unhandledrejection", ({ reason }) =>
     complain(`This page could not show its data: ${reason?.message || reason}. Is the file whole?`),
   );
-  begin();
-  new App();
+  followAddress();
+  begin().then(() => new App());
 } else complain("This page needs a browser of 2023 or later: one that has DecompressionStream.");

@@ -2,6 +2,7 @@
 
 const MOST_CODES = 96e6; // unpacked weights kept at once: 192 MB
 const MOST_VALUES = 24e6; // derived ones, as shown: 96 MB
+const LEAST_LEFT = 0.01; // what a row must give to other than special tokens, to be shown without them
 
 /** What the page was made with. */
 export const manifest = JSON.parse(document.getElementById("manifest").textContent);
@@ -46,9 +47,17 @@ function bytesOf(base64) {
   return bytes;
 }
 
-async function inflated(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+/** The bytes that were deflated. */
+export async function inflated(bytes, format = "deflate") {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream(format));
   return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** The bytes of one of the page's blocks. */
+export async function unpackBlock(number) {
+  const packed = bytesOf(document.getElementById(`d${number}`).textContent);
+  await breathe();
+  return inflated(packed);
 }
 
 function* numbers(bytes, at, count) {
@@ -136,9 +145,7 @@ async function unpack(text, map, [block, heads]) {
   const n_queries = held.queries.labels.length;
   const tokens = held.keys || held.queries;
   const n_keys = tokens.labels.length;
-  const packed = bytesOf(document.getElementById(`d${block}`).textContent);
-  await breathe();
-  const bytes = await inflated(packed);
+  const bytes = await unpackBlock(block);
   await breathe();
   const each = n_queries * n_keys;
   const high = heads.length * each;
@@ -157,9 +164,31 @@ async function unpack(text, map, [block, heads]) {
   });
 }
 
+/** Weights by (query, key) as `unpack` gives them, but not rounded. */
+function coded(held, weights) {
+  const tokens = held.keys || held.queries;
+  const worth = steps(tokens);
+  const special = new Set(tokens.special);
+  const n_keys = worth.length;
+  const scales = special.size ? new Float32Array(weights.length / n_keys) : null;
+  const codes = new Float32Array(weights.length);
+  for (let query = 0; query * n_keys < weights.length; query++) {
+    let left = 0;
+    for (let key = 0; key < n_keys; key++) left += special.has(key) ? 0 : weights[query * n_keys + key];
+    const enough = left >= LEAST_LEFT;
+    if (scales && enough) scales[query] = left / manifest.leftUnit;
+    for (let key = 0; key < n_keys; key++) {
+      const share = !scales || special.has(key) ? 1 : enough ? left : LEAST_LEFT;
+      codes[query * n_keys + key] = weights[query * n_keys + key] / worth[key] / share;
+    }
+  }
+  return { codes, scales };
+}
+
 async function raw(text, map, index) {
-  const chunk = chunkOf(text, map, index);
   const held = manifest.texts[text].maps[map];
+  if (held.weights) return coded(held, held.weights(index));
+  const chunk = chunkOf(text, map, index);
   const size = chunk[1].length * held.queries.labels.length * (held.keys || held.queries).labels.length;
   const all = await rawHeads.get(`${text},${map},${chunk[0]}`, size, () => unpack(text, map, chunk));
   return all[chunk[1].indexOf(index)];
@@ -188,8 +217,8 @@ function derive({ codes, scales }, rows, columns, hide) {
   for (let query = 0; query < rows.place.length; query++) {
     const row = rows.place[query];
     if (row < 0) continue;
-    const scale = scales ? scales[query] * manifest.leftUnit || 0.01 : 1;
-    if (hidden && scales[query] === 0) continue; // less than 1% is left: empty
+    const scale = scales ? scales[query] * manifest.leftUnit || LEAST_LEFT : 1;
+    if (hidden && scales[query] === 0) continue; // too little is left: empty
     const factor = (hidden ? 1 : scale) / pieces[row];
     const whole = 1 / rows.groups[row].size; // special keys are stored as they are
     const base = query * n_keys;

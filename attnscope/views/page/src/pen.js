@@ -16,6 +16,15 @@ export class CanvasPen {
     this.context.globalAlpha = 1;
   }
 
+  dot(x, y, radius, fill, alpha = 1) {
+    this.context.globalAlpha = alpha;
+    this.context.fillStyle = fill;
+    this.context.beginPath();
+    this.context.arc(x, y, radius, 0, 7);
+    this.context.fill();
+    this.context.globalAlpha = 1;
+  }
+
   frame(x, y, width, height, colour, thick = 1) {
     this.context.strokeStyle = colour;
     this.context.lineWidth = thick;
@@ -87,6 +96,10 @@ export class SvgPen {
     this.parts.push(
       `<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="${fill}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
     );
+  }
+
+  dot(x, y, radius, fill, alpha = 1) {
+    this.parts.push(`<circle cx="${short(x)}" cy="${short(y)}" r="${short(radius)}" fill="${fill}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`);
   }
 
   frame(x, y, width, height, colour, thick = 1) {

@@ -1,7 +1,7 @@
 // What is seen, as files: PNG, SVG, CSV.
 import { manifest } from "./data.js";
 import { CanvasPen, SvgPen } from "./pen.js";
-import { state } from "./state.js";
+import { atlasHooks, ofAtlas, state } from "./state.js";
 
 const MARGIN = 16;
 const FOOT = 26;
@@ -16,7 +16,7 @@ function hand(blob, name) {
 }
 
 function provenance() {
-  const { run, title } = manifest.texts[state.t];
+  const { run, title } = ofAtlas() ? atlasHooks.about() : manifest.texts[state.t];
   return [
     run.model,
     run.dtype,
@@ -50,6 +50,10 @@ class Moved {
 
   frame(x, y, ...rest) {
     this.pen.frame(x + this.d[0], y + this.d[1], ...rest);
+  }
+
+  dot(x, y, ...rest) {
+    this.pen.dot(x + this.d[0], y + this.d[1], ...rest);
   }
 
   line(x1, y1, x2, y2, ...rest) {
@@ -88,8 +92,8 @@ function quoted(field) {
 
 /** What a file is called: by its view and head, and where there are several by its text and kind of attention. */
 function fileName(view, kind) {
-  const { maps } = manifest.texts[state.t];
-  const about = state.v === "headcount" ? [] : [
+  const { maps } = manifest.texts[state.t] || {};
+  const about = state.v === "headcount" || ofAtlas() ? [] : [
     manifest.texts.length > 1 ? `of text ${state.t + 1}` : "",
     maps.length > 1 ? maps[state.m].kind : "",
   ];

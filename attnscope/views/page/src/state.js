@@ -1,10 +1,8 @@
 // What is shown, all of it: one plain object that the address after # holds.
 import { manifest, has, canHide, canMerge, axisOf } from "./data.js";
 
-export const VIEWS = ["grid", "matrix", "links", "text", "compare", "headcount"];
-
 const DEFAULTS = {
-  v: "grid", // the view
+  v: "", // the view; empty = the first
   t: 0, // the text
   m: 0, // the map of the text: encoder, decoder or cross
   h: "", // the head, such as 3.1, or mean, mean3, full3
@@ -26,8 +24,47 @@ const DEFAULTS = {
   step: 0, // Head count: the step
   tok: 1, // Head count: the token
   wo: "identity", // Head count: the output projection
+  head: "", // Atlas, Head: the head, such as L3H1 or cross L3H1
+  ax: "", // Atlas: what goes from left to right
+  ay: "", // Atlas: what goes up
+  ac: "role", // Atlas: what the colour is
+  f: "", // Atlas: the filter
+  br: "", // Atlas: the brush, as left,right,low,high in the axes' own units
+  o: "", // Atlas: what the list is sorted by; - before it = the largest first
+  tab: "top", // Head: which examples
+  ex: -1, // the example of the head whose token is looked at, or that is open as a map; -1 = none
   d: "", // light or dark; empty = as the system
 };
+
+/** The views that the page's parts bring: by name, what each is called and its class. */
+export const brought = {};
+
+export function register(name, shown, made) {
+  brought[name] = { shown, made };
+}
+
+/** The views there are, in the order of the tabs. */
+export function viewsOf() {
+  const some = manifest.texts.some((text) => text.example === undefined);
+  return [
+    ...(manifest.atlas ? ["atlas", "head"] : []),
+    ...(some ? ["grid", "matrix", "links", "text", "compare", "headcount"] : []),
+    ...(manifest.atlas?.heads && !some ? ["matrix", "links"] : []),
+  ];
+}
+
+/** Whether a view is of the atlas, not of a text. */
+export function ofAtlas(s = state) {
+  return s.v === "atlas" || s.v === "head";
+}
+
+/** Whether the text that is shown is an example of the atlas. */
+export function ofExample(s = state) {
+  return !ofAtlas(s) && manifest.texts[s.t]?.example !== undefined;
+}
+
+/** What an atlas does with an address before it is shown: brings its names in order, and unpacks the example. */
+export const atlasHooks = { mend() {}, async prepare() {}, async example() {}, about() {} };
 
 export const state = { ...DEFAULTS };
 
@@ -52,13 +89,18 @@ export function onChange(listener) {
   listeners.add(listener);
 }
 
-/** Changes what is shown. Another view is another step of the browser's history, anything else the same one. */
+/** What Back goes back to: the view, and of a head's own view the head. */
+function placeOf() {
+  return state.v === "head" ? state.head : state.v;
+}
+
+/** Changes what is shown. Another view, or head, is another step of the browser's history, anything else the same one. */
 export function update(patch) {
-  const left = state.v;
+  const left = placeOf();
   const before = addressOf();
   Object.assign(state, patch);
   mend();
-  if (state.v !== left) {
+  if (placeOf() !== left) {
     writeAddress("replaceState", before);
     writeAddress("pushState");
   }
@@ -80,7 +122,11 @@ function schedule() {
 function mend() {
   const whole = (value, low, high, fallback) =>
     Number.isInteger(value) && value >= low && value <= high ? value : fallback;
-  if (!VIEWS.includes(state.v)) state.v = "grid";
+  const views = viewsOf();
+  if (!views.includes(state.v)) state.v = views[0];
+  if (!["", "light", "dark"].includes(state.d)) state.d = "";
+  atlasHooks.mend();
+  if (!manifest.texts.length) return;
   state.t = whole(state.t, 0, manifest.texts.length - 1, 0);
   state.m = whole(state.m, 0, manifest.texts[state.t].maps.length - 1, 0);
   const map = mapOf();
@@ -100,7 +146,6 @@ function mend() {
   state.tok = whole(state.tok, 0, 4, 1);
   state.y = whole(state.y, 0, 1e6, 0);
   if (!["identity", "mixing"].includes(state.wo)) state.wo = "identity";
-  if (!["", "light", "dark"].includes(state.d)) state.d = "";
   if (!/^(-?[\d.]+,){2}-?[\d.]+$/.test(state.z)) state.z = "";
   const other = /^text(\d+)$/.exec(state.b);
   if (other ? !(Number(other[1]) < manifest.texts.length) : !has(state.t, state.m, state.b)) state.b = "mean";
@@ -113,7 +158,8 @@ function mend() {
 /** The address that shows this again; what is as it is at first is left out. */
 export function addressOf(s = state) {
   const told = new URLSearchParams();
-  for (const [name, first] of Object.entries(DEFAULTS)) if (s[name] !== first) told.set(name, String(s[name]));
+  const atFirst = { ...DEFAULTS, v: viewsOf()[0] };
+  for (const [name, first] of Object.entries(atFirst)) if (s[name] !== first) told.set(name, String(s[name]));
   return "#" + told.toString().replaceAll("%2C", ",");
 }
 
@@ -137,14 +183,20 @@ function readAddress(text) {
 }
 
 /** Reads the address, or what the page was made to show at first. */
-export function begin() {
+export async function begin() {
   readAddress(location.hash.length > 1 ? location.hash.slice(1) : new URLSearchParams(manifest.start).toString());
+  await atlasHooks.prepare();
   mend();
-  addEventListener("hashchange", () => {
+}
+
+/** Follows the address as it changes, and keeps it as the page is left. */
+export function followAddress() {
+  addEventListener("hashchange", async () => {
     if (location.hash === written) return;
     clearTimeout(schedule.later);
     written = location.hash;
     readAddress(location.hash.slice(1));
+    await atlasHooks.prepare();
     mend();
     schedule();
   });

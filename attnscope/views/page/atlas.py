@@ -1,0 +1,96 @@
+"""An atlas as a page: what the landing needs in one block, and one block a head, unpacked when it is asked for."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import codec
+from attnscope.records.atlas import Atlas, Example
+from attnscope.records.findings import Findings
+from attnscope.records.storage import plain
+from attnscope.views.page.document import Page, page_of
+
+N_NEAR = 12
+"""So many heads like it are named on a head's card."""
+
+_DIGITS = 6
+
+
+def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None) -> Page:
+    """The page of an atlas.
+
+    Args:
+        atlas: What it shows.
+        findings: Names the roles of heads, in place of those in the atlas.
+
+    Raises:
+        AttnscopeError: It holds no heads.
+    """
+    if atlas.is_empty:
+        raise AttnscopeError("there is no head to show")
+    if findings is not None:
+        roles = {(head.kind, head.layer, head.head): head.roles for head in findings.heads}
+        heads = [replace(head, roles=roles.get((head.kind, head.layer, head.head), ())) for head in atlas.heads]
+        options = {**atlas.options, "roles": findings.options.get("roles", {})}
+        atlas = replace(atlas, heads=tuple(heads), options=options)
+    return page_of([], findings=atlas.findings, atlas=pack_atlas(atlas))
+
+
+def pack_atlas(atlas: Atlas) -> list[str]:
+    """The blocks of an atlas in a page: the landing's, then one a head."""
+    described = atlas.describe()
+    told = {name: value for name, value in described.items() if name not in ("facts", "tables")}
+    tokens = [sorted({token for row in rows for token in row.tokens}) for rows in atlas.tables]
+    blocks = [_packed({**told, "positions": atlas.positions, "deciles": atlas.deciles, "tokens": tokens})]
+    mine: list[list[Example]] = [[] for _ in atlas.heads]
+    for example in atlas.examples():
+        mine[example.facts.head].append(example)
+    for number, examples in enumerate(mine):
+        card = {
+            "tables": [codec.describe(row) for row in atlas.tables[number]],
+            "profile": atlas.profiles[number],
+            "even": atlas.even_profiles[number],
+            "near": _near(atlas.distances[number], number),
+            "examples": [_example(one) for one in examples],
+        }
+        counts = [np.diff(one.starts).astype(np.uint8) for one in examples]
+        blocks.append(_packed(card, [*counts, *(one.keys for one in examples), *(one.codes for one in examples)]))
+    return blocks
+
+
+def _example(example: Example) -> dict[str, Any]:
+    places = example.places
+    first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    runs = np.diff([*first, len(places)])
+    return {
+        **codec.describe(example.facts),
+        "places": np.stack([places[first], runs], 1),
+        "special": np.flatnonzero(example.special),
+    }
+
+
+def _near(distances: NDArray[np.float32], number: int) -> list[tuple[int, float]]:
+    """The heads that are nearest, and how far they are."""
+    known = [at for at in np.argsort(distances, kind="stable") if at != number and np.isfinite(distances[at])]
+    return [(int(at), float(distances[at])) for at in known[:N_NEAR]]
+
+
+def _packed(told: dict[str, Any], arrays: Sequence[NDArray[np.uint8]] = ()) -> str:
+    """base64 of what zlib makes of: how long the JSON is (4 bytes, the low one first), the JSON, the arrays' bytes."""
+    text = json.dumps(plain(told, _short), separators=(",", ":"), allow_nan=False).encode()
+    whole = b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in arrays)])
+    return base64.b64encode(zlib.compress(whole)).decode("ascii")
+
+
+def _short(number: float) -> float | None:
+    """With as many digits as anybody reads; None where JSON has no word for it."""
+    return float(f"{number:.{_DIGITS}g}") if np.isfinite(number) else None

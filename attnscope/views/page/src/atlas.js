@@ -1,0 +1,409 @@
+// Atlas: all heads of a record as a scatter and a list, filtered by an expression and by a brush.
+import { stepOf } from "./colour.js";
+import { catalogs, headOf, percent, shortNumber, sidesOf } from "./catalog.js";
+import { manifest } from "./data.js";
+import { el, fill, say, select } from "./dom.js";
+import { filterOf } from "./query.js";
+import { Scatter } from "./scatter.js";
+import { addressOf, state, update } from "./state.js";
+
+const ROW = 30; // pixels a line of the list
+const FAINTEST = 50; // the step of the colour scale that the least value has: below it dots would be as the ground
+
+/** The role that a head's colour and mark stand for. */
+export function markOf(head) {
+  const [role] = head.roles;
+  return role ? manifest.roles.marks[role.name] : null;
+}
+
+/** A role with its dot. */
+export function roleChip(role, short = false) {
+  const mark = manifest.roles.marks[role.name];
+  const dot = el("i", { class: "dot" });
+  dot.style.background = mark.color;
+  return el("span", { class: "role", title: mark.what }, dot, `${mark.label}${role.tentative && !short ? " (tentative)" : ""}`);
+}
+
+export class AtlasView {
+  constructor(app) {
+    this.app = app;
+    const { columns } = catalogs.shown;
+    this.input = el("input", {
+      type: "search",
+      class: "filter",
+      "aria-label": "Filter heads",
+      "aria-describedby": "filterwrong",
+      placeholder: this.hint(),
+      spellcheck: "false",
+      autocomplete: "off",
+      oninput: () => update({ f: this.input.value }),
+      onkeydown: (event) => {
+        if (event.key === "ArrowDown") this.list.focus();
+        else if (event.key === "Escape" && this.input.value) update({ f: "" });
+        else return;
+        event.preventDefault();
+        event.stopPropagation();
+      },
+    });
+    this.wrong = el("span", { class: "wrong", id: "filterwrong", role: "status" });
+    this.count = el("span", { class: "read", id: "readout" });
+    this.names = this.help(columns);
+    const choices = [...columns.values()].map((column) => [column.name, column.title]);
+    this.x = select("Across", choices, (value) => update({ ax: value, br: "" }));
+    this.y = select("Up", choices, (value) => update({ ay: value, br: "" }));
+    this.colour = select("Colour", [["role", "role"], ...choices], (value) => update({ ac: value }));
+    this.legend = el("div", { class: "roles", role: "group", "aria-label": "What colours mean" });
+    this.scatter = new Scatter({
+      hover: (head) => this.hover(head, "plot"),
+      open: (head) => this.open(head),
+      brush: (area) => update({ br: area ? area.map((end) => String(Number(end.toPrecision(5)))).join(",") : "" }),
+    });
+    this.header = el("div", { class: "row head", role: "group", "aria-label": "Sort by" });
+    this.space = el("div", { class: "space" });
+    this.list = el(
+      "div",
+      { class: "rows", role: "listbox", tabindex: "0", "aria-label": "Heads", onscroll: () => this.paint() },
+      this.space,
+    );
+    this.list.addEventListener("keydown", (event) => this.key(event));
+    this.list.addEventListener("pointermove", (event) => this.hover(this.headAt(event.target), "list"));
+    this.list.addEventListener("pointerleave", () => this.hover(-1, "list"));
+    this.list.addEventListener("click", (event) => this.open(this.headAt(event.target)));
+    this.root = el(
+      "div",
+      { class: "view atlas" },
+      el(
+        "div",
+        { class: "toolbar" },
+        this.input,
+        el("button", { type: "button", class: "icon", title: "what can be filtered by", "aria-label": "What can be filtered by", onclick: () => this.names.showModal() }, "\u2026"),
+        this.wrong,
+        this.count,
+      ),
+      el(
+        "div",
+        { class: "landing" },
+        el("div", { class: "plot" }, el("div", { class: "fields" }, this.x, this.y, this.colour), this.legend, this.scatter.root),
+        el("div", { class: "list" }, this.header, this.list),
+      ),
+      this.names,
+    );
+    this.active = -1;
+    this.scores = {};
+    new ResizeObserver(() => this.root.isConnected && this.paint(true)).observe(this.list);
+  }
+
+  hint() {
+    const { columns } = catalogs.shown;
+    return `${columns.has("induction") ? "induction > 0.4 & layer > 3" : "layer > 3"}, or words`;
+  }
+
+  help(columns) {
+    const rows = [...columns.values()].map(({ name, what }) => [el("dt", {}, el("code", {}, name)), el("dd", {}, what || "\u00a0")]);
+    return el(
+      "dialog",
+      { class: "help names", "aria-label": "What can be filtered by" },
+      el("h2", {}, "Filter"),
+      el(
+        "p",
+        {},
+        "Comparisons of the names below with numbers or each other, and words, which are looked for in names, roles, descriptions and tokens; joined by & | ! and brackets.",
+      ),
+      el("p", {}, el("code", {}, 'layer > 3 & !role:first_token & (near | token:"[CLS]")')),
+      el("dl", {}, rows),
+      el("form", { method: "dialog" }, el("button", {}, "Close")),
+    );
+  }
+
+  focus() {
+    this.list.focus({ preventScroll: true });
+  }
+
+  name() {
+    return "atlas";
+  }
+
+  /** The heads that pass the filter and the brush. */
+  select() {
+    const { heads, columns, texts } = catalogs.shown;
+    if (this.filtered !== state.f) {
+      this.filtered = state.f;
+      this.fields ||= new Map([...columns].map(([name, { values }]) => [name, values]));
+      const { test, wrong } = filterOf(state.f, this.fields, texts);
+      if (!wrong || !this.passes) this.passes = heads.map(({ at }) => test(at));
+      fill(this.wrong, wrong);
+      this.input.setAttribute("aria-invalid", String(!!wrong));
+    }
+    const [x, y] = sidesOf();
+    const area = state.br ? state.br.split(",").map(Number) : null;
+    const within = (at) =>
+      !area || (x.values[at] >= area[0] && x.values[at] <= area[1] && y.values[at] >= area[2] && y.values[at] <= area[3]);
+    this.area = area;
+    this.shown = this.passes.map((pass, at) => pass && within(at));
+    const by = state.o.replace("-", "");
+    const down = state.o.startsWith("-") ? -1 : 1;
+    const marks = Object.keys(manifest.roles?.marks || {});
+    const key = {
+      "": (at) => at,
+      name: (at) => at,
+      role: (at) => (heads[at].roles.length ? marks.indexOf(heads[at].roles[0].name) : marks.length),
+      words: (at) => heads[at].words,
+    }[by];
+    const values = columns.get(by)?.values;
+    const order = heads.map(({ at }) => at).filter((at) => this.shown[at]);
+    if (values) order.sort((a, b) => (values[b] === values[b]) - (values[a] === values[a]) || down * (values[a] - values[b]) || a - b);
+    else order.sort((a, b) => down * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) || a - b);
+    this.order = order;
+  }
+
+  show() {
+    this.select();
+    if (document.activeElement !== this.input) this.input.value = state.f;
+    else if (!state.f && this.input.value) this.input.value = "";
+    const [x, y] = sidesOf();
+    this.x.show(x.name);
+    this.y.show(y.name);
+    this.colour.show(state.ac);
+    for (const side of [x, y]) side.even ??= this.even(side);
+    this.colours = this.app.palette;
+    const colourOf = this.colourOf();
+    this.scatter.set({ x, y, colours: this.colours, colourOf, shown: this.shown, area: this.area, tell: (head) => this.tell(head) });
+    this.showHeader(x, y);
+    this.space.style.height = `${this.order.length * ROW}px`;
+    this.paint(true);
+    this.tellCount();
+    this.root.dataset.shown = String(this.order.length);
+  }
+
+  /** What uniform attention would give: one number where all heads have about the same. */
+  even({ uniforms }) {
+    const known = uniforms ? [...uniforms].filter(Number.isFinite).sort((a, b) => a - b) : [];
+    if (!known.length) return NaN;
+    const [low, high] = [known[Math.floor(known.length * 0.1)], known[Math.floor(known.length * 0.9)]];
+    return high - low <= 0.1 * Math.abs(high) + 1e-9 ? known[known.length >> 1] : NaN;
+  }
+
+  /** The colour of each head, and what colours mean. */
+  colourOf() {
+    const { heads, columns } = catalogs.shown;
+    const column = columns.get(state.ac);
+    const name = [state.ac, this.colours.scheme, state.f].join("|");
+    if (!column) {
+      if (this.legendName !== name) this.showRoles();
+      this.legendName = name;
+      return (at) => markOf(heads[at])?.color || this.colours.faint;
+    }
+    const known = [...column.values].filter(Number.isFinite);
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    const { css } = this.colours.one;
+    if (this.legendName !== name) {
+      const bar = el("i", {});
+      bar.style.background = `linear-gradient(to right, ${[FAINTEST, 100, 150, 200, 255].map((step) => css[step]).join(",")})`;
+      fill(this.legend, el("span", { class: "scale" }, shortNumber(low), bar, shortNumber(high), el("span", { class: "faint" }, column.title)));
+    }
+    this.legendName = name;
+    return (at) => {
+      const value = column.values[at];
+      return value === value ? css[FAINTEST + Math.round((stepOf(value, low, high) * (255 - FAINTEST)) / 255)] : this.colours.line;
+    };
+  }
+
+  showRoles() {
+    const { heads } = catalogs.shown;
+    const counts = new Map();
+    for (const { roles } of heads) {
+      const name = roles[0]?.name || "unclassified";
+      counts.set(name, (counts.get(name) || 0) + 1);
+    }
+    const names = [...Object.keys(manifest.roles?.marks || {}), "unclassified"].filter((name) => counts.has(name));
+    const focused = document.activeElement?.dataset?.role;
+    fill(
+      this.legend,
+      names.map((name) => {
+        const mark = manifest.roles?.marks[name];
+        const dot = el("i", { class: "dot" });
+        dot.style.background = mark ? mark.color : this.colours.faint;
+        const filter = `role:${name}`;
+        return el(
+          "button",
+          {
+            type: "button",
+            class: "chip",
+            "data-role": name,
+            "aria-pressed": String(state.f === filter),
+            title: mark ? mark.what : "heads without a role",
+            onclick: () => update({ f: state.f === filter ? "" : filter }),
+          },
+          dot,
+          mark ? mark.label : name,
+          el("small", {}, String(counts.get(name))),
+        );
+      }),
+    );
+    if (focused) this.legend.querySelector(`[data-role="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  /** Columns of numbers in the list: what the scatter shows, and what the colour is. */
+  numbers() {
+    const [x, y] = sidesOf();
+    return [...new Set([y, x, catalogs.shown.columns.get(state.ac), catalogs.shown.columns.get(state.o.replace("-", ""))])]
+      .filter((column) => column && column.name !== "layer" && column.name !== "head")
+      .slice(0, 3);
+  }
+
+  showHeader() {
+    const numbers = this.numbers();
+    const name = [state.o, ...numbers.map((column) => column.name)].join();
+    if (this.headerName === name) return;
+    this.headerName = name;
+    const cell = (by, said, title, number = false) => {
+      const on = state.o.replace("-", "") === by;
+      const first = number ? `-${by}` : by;
+      const other = number ? by : `-${by}`;
+      return el(
+        "button",
+        {
+          type: "button",
+          class: number ? "number" : "",
+          "data-sort": by,
+          title: `sort by ${title}`,
+          "aria-pressed": String(on),
+          onclick: () => update({ o: state.o === first ? other : state.o === other ? "" : first }),
+        },
+        el("span", {}, said),
+        on ? (state.o.startsWith("-") ? " \u2193" : " \u2191") : "",
+      );
+    };
+    const focused = document.activeElement?.dataset?.sort;
+    fill(
+      this.header,
+      cell("name", "head", "layer and head"),
+      cell("role", "role", "role"),
+      cell("words", "what it does", "description"),
+      numbers.map((column) => cell(column.name, column.label, column.title, true)),
+    );
+    if (focused) this.header.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
+    this.root.style.setProperty("--numbers", String(numbers.length));
+  }
+
+  /** The lines in sight. */
+  paint(anew = false) {
+    const first = Math.max(0, Math.floor(this.list.scrollTop / ROW) - 4);
+    const last = Math.min(this.order.length, first + Math.ceil(this.list.clientHeight / ROW) + 8);
+    if (!anew && first === this.painted?.[0] && last === this.painted?.[1]) return;
+    this.painted = [first, last];
+    const numbers = this.numbers();
+    const { heads } = catalogs.shown;
+    this.lines = new Map();
+    const lines = [];
+    for (let place = first; place < last; place++) {
+      const head = heads[this.order[place]];
+      const [role] = head.roles;
+      const line = el(
+        "div",
+        { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-selected": String(head.at === this.active), "aria-posinset": place + 1, "aria-setsize": this.order.length },
+        el("b", {}, head.name),
+        role ? roleChip(role, true) : el("span", { class: "faint" }, "\u2013"),
+        el("span", { class: "words", title: head.words }, head.words),
+        numbers.map((column) => el("span", { class: "number" }, column.unit === "share" && column.name === "explained" ? percent(column.values[head.at]) : shortNumber(column.values[head.at]))),
+      );
+      line.style.top = `${place * ROW}px`;
+      this.lines.set(head.at, line);
+      lines.push(line);
+    }
+    this.space.replaceChildren(...lines);
+    this.showActive();
+  }
+
+  showActive() {
+    for (const [at, line] of this.lines) {
+      line.classList.toggle("active", at === this.active);
+      line.setAttribute("aria-selected", String(at === this.active));
+    }
+    if (this.lines.has(this.active)) this.list.setAttribute("aria-activedescendant", `head${this.active}`);
+    else this.list.removeAttribute("aria-activedescendant");
+  }
+
+  headAt(target) {
+    const line = target.closest?.("[data-at]");
+    return line ? Number(line.dataset.at) : -1;
+  }
+
+  hover(head, where) {
+    if (head === this.active && where === "list") return;
+    this.active = head;
+    if (where === "list") this.scatter.point(head);
+    this.showActive();
+    if (head >= 0 && where === "plot") say(`${catalogs.shown.heads[head].name}: ${catalogs.shown.heads[head].words}`);
+  }
+
+  open(head) {
+    if (head < 0) return;
+    update({ v: "head", head: catalogs.shown.heads[head].name, ex: -1, q: -1 });
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const place = this.order.indexOf(this.active);
+    const page = Math.max(1, Math.floor(this.list.clientHeight / ROW) - 1);
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -1e9, End: 1e9 }[event.key];
+    if (step) {
+      const next = Math.max(0, Math.min(this.order.length - 1, place < 0 ? 0 : place + step));
+      this.active = this.order[next] ?? -1;
+      if (next * ROW < this.list.scrollTop) this.list.scrollTop = next * ROW;
+      if ((next + 1) * ROW > this.list.scrollTop + this.list.clientHeight) this.list.scrollTop = (next + 1) * ROW - this.list.clientHeight;
+      this.paint(true);
+      this.scatter.point(this.active);
+    } else if (event.key === "Enter" || event.key === " ") this.open(this.active);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  tell(at) {
+    const head = catalogs.shown.heads[at];
+    const told = [...new Set([...sidesOf(), catalogs.shown.columns.get(state.ac)])].filter(Boolean);
+    return [
+      el("p", {}, el("b", {}, head.name), head.roles.map((role) => roleChip(role))),
+      head.words ? el("p", {}, head.words) : null,
+      el("p", { class: "faint" }, told.map((column) => `${column.label} ${shortNumber(column.values[at])}`).join(" \u00b7 ")),
+    ].filter(Boolean);
+  }
+
+  tellCount() {
+    const { heads } = catalogs.shown;
+    const n = this.order.length;
+    fill(
+      this.count,
+      el("span", {}, el("b", {}, n === heads.length ? `${n}` : `${n} of ${heads.length}`), ` head${heads.length === 1 ? "" : "s"}`),
+      state.br ? el("button", { type: "button", class: "chip", onclick: () => update({ br: "" }) }, "clear the brush") : null,
+    );
+  }
+
+  async figure() {
+    return this.scatter.figure();
+  }
+
+  /** A line for each head of the list, with all its numbers. */
+  async rows() {
+    const { heads, columns } = catalogs.shown;
+    const all = [...columns.values()].filter(({ name }) => name !== "layer" && name !== "head");
+    return [
+      ["kind", "layer", "head", "roles", "description", ...all.map(({ name }) => name), "address"],
+      ...this.order.map((at) => {
+        const head = heads[at];
+        const numbers = all.map(({ values }) => (values[at] === values[at] ? values[at] : ""));
+        return [head.kind, head.layer, head.head, head.roles.map(({ name }) => name).join("+"), head.words, ...numbers, addressOf({ ...state, v: "head", head: head.name, ex: -1 })];
+      }),
+    ];
+  }
+
+  /** The heads one after the other, as the list has them. */
+  step(by) {
+    if (!this.order) this.select();
+    const place = this.order.indexOf(headOf().at);
+    const order = place < 0 ? catalogs.shown.heads.map(({ at }) => at) : this.order;
+    const next = order[(order.indexOf(headOf().at) + by + order.length) % order.length];
+    return catalogs.shown.heads[next].name;
+  }
+}

@@ -1,0 +1,369 @@
+// A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
+import { markOf } from "./atlas.js";
+import { catalogs, headOf, percent, shortNumber, textOfExample } from "./catalog.js";
+import { manifest } from "./data.js";
+import { canvas, el, fill, say, segmented } from "./dom.js";
+import { CanvasPen } from "./pen.js";
+import { update } from "./state.js";
+
+const FEW = 7; // measures that are shown before the others are asked for
+const FURTHEST = 64; // as records have it
+const LOWEST = 1e-4; // the least share that the profile shows
+const SIDES = { asks: "tokens that ask most", gets: "tokens that get most", pairs: "pairs, query \u2192 key" };
+const MOST_TOKENS = 8;
+
+function interval(low, high, said = shortNumber) {
+  return Number.isFinite(low) && Number.isFinite(high) ? ` [${said(low)}, ${said(high)}]` : "";
+}
+
+/** Where an offset stands, near ones further apart: from -1 to 1, with what is beyond at both ends. */
+function placeOfOffset(offset) {
+  const most = Math.sqrt(FURTHEST + 0.5);
+  const size = Math.min(Math.abs(offset), FURTHEST + 0.5);
+  return (Math.sign(offset) * Math.sqrt(size)) / most;
+}
+
+/** Draws a profile with any pen: share of attention by offset, on a scale of powers of ten. */
+function drawProfile(pen, { profile, even, colours, width, height, chosen = null }) {
+  const [left, right, top, low] = [40, width - 6, 6, height - 34];
+  const rest = 26; // what is further away has a bin of its own at each end
+  const x = (offset) => left + rest + 6 + ((placeOfOffset(offset) + 1) / 2) * (right - left - 2 * rest - 12);
+  const y = (share) => low - (Math.log10(Math.max(share, LOWEST) / LOWEST) / -Math.log10(LOWEST)) * (low - top);
+  for (const share of [1, 0.1, 0.01, 0.001, LOWEST]) {
+    pen.line(left, y(share), right, y(share), colours.line, 1, 0.7);
+    pen.text(share >= 0.01 ? `${share * 100}%` : `${share * 100}%`, left - 6, y(share), { size: 10, align: "right", colour: colours.faint });
+  }
+  const bins = profile.map((share, at) => {
+    if (at === 0) return [left + 2, left + rest, share, even[at]];
+    if (at === profile.length - 1) return [right - rest, right - 2, share, even[at]];
+    const offset = at - 1 - FURTHEST;
+    return [x(offset - 0.5), x(offset + 0.5), share, even[at]];
+  });
+  bins.forEach(([from, to, share], at) => {
+    if (share > LOWEST) pen.rect(from + (to - from > 4 ? 0.5 : 0), y(share), Math.max(0.8, to - from - (to - from > 4 ? 1 : 0)), low - y(share), at === chosen ? colours.mark : colours.accent, 0.9);
+  });
+  for (const [from, to, , share] of bins) if (share > 0) pen.line(from, y(share), to, y(share), colours.ink, 1.5, 0.75);
+  pen.line(left, low + 0.5, right, low + 0.5, colours.faint);
+  for (const offset of [-64, -16, -4, -1, 0, 1, 4, 16, 64])
+    pen.text(offset > 0 ? `+${offset}` : String(offset).replace("-", "\u2212"), x(offset), low + 11, { size: 10, align: "center", colour: colours.faint });
+  pen.text("<", left + rest / 2, low + 11, { size: 10, align: "center", colour: colours.faint });
+  pen.text(">", right - rest / 2, low + 11, { size: 10, align: "center", colour: colours.faint });
+  pen.text("tokens from the query to the key", (left + right) / 2, low + 26, { size: 11, align: "center", colour: colours.faint });
+  return bins;
+}
+
+function nameOfBin(at, n) {
+  if (at === 0) return `more than ${FURTHEST} back`;
+  if (at === n - 1) return `more than ${FURTHEST} ahead`;
+  const offset = at - 1 - FURTHEST;
+  return offset === 0 ? "the token itself" : `${Math.abs(offset)} ${offset < 0 ? "back" : "ahead"}`;
+}
+
+export class Card {
+  constructor(app) {
+    this.app = app;
+    this.title = el("div", { class: "cardtitle" });
+    this.profile = canvas(
+      { tabindex: "0", role: "application", "aria-roledescription": "profile of offsets", "aria-label": "Attention by offset. Arrow keys go from one offset to the next." },
+      () => this.drawProfile(),
+    );
+    this.profileHost = el("div", { class: "profile" }, this.profile);
+    this.profileRead = el("p", { class: "faint" });
+    this.profile.addEventListener("pointermove", (event) => this.pointProfile(this.bins?.findIndex(([from, to]) => event.offsetX >= from && event.offsetX < to) ?? -1));
+    this.profile.addEventListener("pointerleave", () => this.pointProfile(-1));
+    this.profile.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step || !this.told) return;
+      event.preventDefault();
+      event.stopPropagation();
+      const n = this.told.profile.length;
+      this.pointProfile(Math.max(0, Math.min(n - 1, (this.bin ?? FURTHEST + 1) + step)));
+      say(this.profileRead.textContent);
+    });
+    this.by = "lift";
+    this.order = segmented("Order of tokens", [["lift", "by lift"], ["mass", "by mass"]], (value) => {
+      this.by = value;
+      this.order.show(value);
+      this.showTables();
+    });
+    this.order.show(this.by);
+    this.measures = el("section", { "aria-label": "Measures" });
+    this.offsets = el("section", {}, el("h2", {}, "How far it looks"), this.profileHost, this.profileRead);
+    this.tables = el("section", {}, el("div", { class: "sectionhead" }, el("h2", {}, "Which tokens"), this.order), (this.tableHost = el("div", { class: "tables" })));
+    this.near = el("section", {});
+    this.command = el("section", {});
+    this.root = el("div", { class: "headcard", tabindex: "-1" }, this.offsets, this.measures, this.tables, this.near, this.command);
+  }
+
+  show(told) {
+    this.told = told;
+    const head = headOf();
+    if (this.head !== head) this.all = false;
+    this.head = head;
+    this.offsets.hidden = !told;
+    this.tables.hidden = !told?.tables?.length;
+    this.showMeasures();
+    this.showNear(told?.near || head.near || []);
+    this.showCommand(told);
+    if (!told) return;
+    this.drawProfile();
+    this.pointProfile(-1);
+    this.showTables();
+  }
+
+  /** Name, roles, and the description with what it explains. */
+  showTitle(host) {
+    const head = headOf();
+    const { description } = head;
+    fill(
+      host,
+      el(
+        "div",
+        { class: "rolelist" },
+        head.roles.map((role) => {
+          const mark = manifest.roles.marks[role.name];
+          const dot = el("i", { class: "dot" });
+          dot.style.background = mark.color;
+          const even = Number.isFinite(role.baseline) ? `, at chance ${shortNumber(role.baseline)}` : "";
+          return el(
+            "span",
+            { class: "role", title: `${mark.what}; threshold ${shortNumber(role.threshold ?? NaN)}, q ${role.q === null ? "\u2013" : Number(role.q).toExponential(0)}` },
+            dot,
+            el("b", {}, mark.label),
+            ` ${shortNumber(role.value ?? NaN)}${interval(role.low ?? NaN, role.high ?? NaN)}${even}${role.tentative ? " (tentative)" : ""}`,
+          );
+        }),
+        head.roles.length ? null : el("span", { class: "faint" }, "no role"),
+      ),
+      description
+        ? el(
+            "p",
+            { class: "does" },
+            head.words,
+            " ",
+            el(
+              "span",
+              { class: "faint" },
+              description.nats < 0.1
+                ? `${shortNumber(description.nats)} nats from uniform`
+                : `explains ${percent(description.explained ?? NaN)}${interval(description.low ?? NaN, description.high ?? NaN, percent)} of ${shortNumber(description.nats)} nats from uniform`,
+            ),
+          )
+        : null,
+    );
+  }
+
+  showMeasures() {
+    const { columns } = catalogs.shown;
+    const { at, measures, effects, roles } = this.head;
+    const resting = roles.map((role) => role.measure);
+    const ranked = measures
+      .filter((name) => Number.isFinite(columns.get(name).values[at]))
+      .sort((a, b) => resting.includes(b) - resting.includes(a) || columns.get(a).rank(at) - columns.get(b).rank(at));
+    const names = [...effects, ...(this.all ? ranked : ranked.slice(0, Math.max(FEW, resting.length)))];
+    const n = catalogs.shown.heads.length;
+    const line = (name) => {
+      const column = columns.get(name);
+      const [value, low, high, even] = [column.values[at], column.lows[at], column.highs[at], column.uniforms[at]];
+      const picture = el("canvas", { "aria-hidden": "true" });
+      this.drawStrip(picture, column, at);
+      return el(
+        "tr",
+        {},
+        el("th", { scope: "row", title: column.what }, column.title),
+        el("td", { class: "strip" }, picture),
+        el("td", { class: "number value" }, el("b", {}, shortNumber(value)), el("span", { class: "faint" }, interval(low, high))),
+        el("td", { class: "number faint" }, Number.isFinite(even) ? shortNumber(even) : ""),
+        el("td", { class: "number faint" }, `${column.rank(at)}`),
+      );
+    };
+    fill(
+      this.measures,
+      el("h2", {}, "Measures ", el("span", { class: "faint" }, `among all ${n} heads`)),
+      names.length
+        ? el(
+            "table",
+            { class: "measures" },
+            el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], ["even", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
+            el("tbody", {}, names.map(line)),
+          )
+        : el("p", { class: "faint" }, "none"),
+      ranked.length > FEW
+        ? el(
+            "button",
+            {
+              type: "button",
+              class: "more-measures",
+              "aria-expanded": String(!!this.all),
+              onclick: () => {
+                this.all = !this.all;
+                this.showMeasures();
+                this.measures.querySelector(".more-measures").focus();
+              },
+            },
+            this.all ? "fewer" : `all ${ranked.length}`,
+          )
+        : null,
+    );
+  }
+
+  /** All heads as faint lines, this one with its interval, and what uniform attention would give. */
+  drawStrip(picture, { values, lows, highs, uniforms }, at) {
+    const [width, height] = [84, 16];
+    const ratio = devicePixelRatio || 1;
+    [picture.width, picture.height] = [width * ratio, height * ratio];
+    const pen = picture.getContext("2d");
+    pen.scale(ratio, ratio);
+    const { colours } = this;
+    const known = [...values].filter(Number.isFinite);
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    const x = (value) => 4 + ((value - low) / (high - low || 1)) * (width - 8);
+    pen.fillStyle = colours.faint;
+    pen.globalAlpha = Math.max(0.12, Math.min(0.5, 20 / known.length));
+    for (const value of known) pen.fillRect(x(value) - 0.5, 4, 1, height - 8);
+    pen.globalAlpha = 1;
+    if (uniforms[at] >= low && uniforms[at] <= high) {
+      pen.fillStyle = colours.ink;
+      pen.fillRect(x(uniforms[at]) - 0.5, 1, 1, height - 2);
+    }
+    pen.fillStyle = colours.mark;
+    if (Number.isFinite(lows[at])) pen.fillRect(x(lows[at]), height / 2 - 1, x(highs[at]) - x(lows[at]), 2);
+    pen.beginPath();
+    pen.arc(x(values[at]), height / 2, 3.5, 0, 7);
+    pen.fill();
+  }
+
+  get colours() {
+    return this.app.palette;
+  }
+
+  drawProfile() {
+    const [width, height] = [this.profileHost.clientWidth, 170];
+    if (!this.told || !width) return;
+    const context = this.profile.fit(width, height);
+    context.clearRect(0, 0, width, height);
+    this.bins = drawProfile(new CanvasPen(context), { ...this.told, colours: this.colours, width, height, chosen: this.bin });
+  }
+
+  pointProfile(at) {
+    this.bin = at >= 0 ? at : null;
+    this.drawProfile();
+    const { profile, even } = this.told;
+    const share = (value) => (value >= 0.0995 ? percent(value) : `${Number((100 * value).toPrecision(2))}%`);
+    fill(
+      this.profileRead,
+      at < 0
+        ? "bars: share of its attention; line: an even spread over the same keys"
+        : [el("b", {}, nameOfBin(at, profile.length)), `: ${share(profile[at])}, even ${share(even[at])}`],
+    );
+  }
+
+  showTables() {
+    const rows = this.told.tables;
+    fill(
+      this.tableHost,
+      Object.entries(SIDES).map(([side, title]) => {
+        const mine = rows
+          .filter((row) => row.side === side)
+          .sort((a, b) => b[this.by] - a[this.by])
+          .slice(0, MOST_TOKENS);
+        if (!mine.length) return null;
+        return el(
+          "table",
+          { class: "tokens" },
+          el("caption", {}, title),
+          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: "mass over what an even spread would give, with its 95% interval over texts" }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
+          el(
+            "tbody",
+            {},
+            mine.map((row) =>
+              el(
+                "tr",
+                { title: `seen with ${row.count} queries in ${row.n_texts} texts` },
+                el("th", { scope: "row" }, row.tokens.flatMap((token, at) => [at ? el("span", { class: "faint" }, "\u2192") : null, el("q", { class: "token" }, token)])),
+                el("td", { class: "number" }, percent(row.mass)),
+                el("td", { class: "number" }, el("b", {}, `${shortNumber(row.lift ?? NaN)}\u00d7`), el("span", { class: "faint" }, interval(row.low ?? NaN, row.high ?? NaN))),
+                el("td", { class: "number faint" }, String(row.n_texts)),
+              ),
+            ),
+          ),
+        );
+      }),
+    );
+  }
+
+  showNear(near) {
+    const { heads } = catalogs.shown;
+    this.near.hidden = !near.length;
+    fill(
+      this.near,
+      el("h2", {}, "Heads like it ", el("span", { class: "faint" }, "distance")),
+      el(
+        "div",
+        { class: "roles" },
+        near.map(([at, distance]) => {
+          const dot = el("i", { class: "dot" });
+          dot.style.background = markOf(heads[at])?.color || this.colours.line;
+          return el(
+            "button",
+            { type: "button", class: "chip", "data-near": heads[at].name, title: heads[at].words, onclick: () => update({ head: heads[at].name, ex: -1, q: -1 }) },
+            dot,
+            heads[at].name,
+            el("small", {}, shortNumber(distance)),
+          );
+        }),
+      ),
+    );
+  }
+
+  /** The command that draws this head on its best example. */
+  showCommand(told) {
+    const { run } = catalogs.shown;
+    const first = told?.examples?.find(({ why }) => why === "top");
+    const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+    const text = first ? textOfExample(first).replace(/\s+/g, " ").slice(0, 300) : "";
+    const model = /^[\w./-]+$/.test(run.model || "") ? run.model : quoted(String(run.model || ""));
+    const command = `attnscope heatmap ${quoted(text || "A text of your own.")} -m ${model} --pick L${this.head.layer}H${this.head.head}`;
+    const copy = el(
+      "button",
+      {
+        type: "button",
+        onclick: () =>
+          navigator.clipboard
+            ? navigator.clipboard.writeText(command).then(
+                () => (copy.textContent = "copied"),
+                () => getSelection().selectAllChildren(code),
+              )
+            : getSelection().selectAllChildren(code),
+      },
+      "copy",
+    );
+    const code = el("code", {}, command);
+    fill(this.command, el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copy), el("pre", { class: "numpy", tabindex: "0" }, code));
+  }
+
+  figure() {
+    const [width, height] = [560, 240];
+    return {
+      width,
+      height,
+      draw: (pen) => {
+        pen.text(`${this.head.name}: attention by offset (bars), an even spread (line)`, 0, 10, { size: 12, weight: 600, colour: this.colours.ink });
+        drawProfile(pen.moved ? pen.moved(0, 22) : pen, { ...this.told, colours: this.colours, width, height: height - 22 });
+      },
+    };
+  }
+
+  rows() {
+    const { columns } = catalogs.shown;
+    const { at, measures, effects } = this.head;
+    return [
+      ["head", "measure", "value", "low", "high", "uniform", "rank"],
+      ...[...measures, ...effects].map((name) => {
+        const column = columns.get(name);
+        const known = (value) => (Number.isFinite(value) ? value : "");
+        return [this.head.name, name, known(column.values[at]), known(column.lows[at]), known(column.highs[at]), known(column.uniforms[at]), column.rank(at)];
+      }),
+    ];
+  }
+}

@@ -1,0 +1,380 @@
+// An atlas, or any record about heads: what is known of each head, as columns of numbers and words to search in.
+import { breathe, manifest, unpackBlock } from "./data.js";
+import { atlasHooks, ofAtlas, state } from "./state.js";
+
+const EVEN = 0.1; // nats from uniform below which a head spreads evenly
+const LITTLE = 0.3; // explained share below which a head is mostly undescribed
+const numberOr = (value) => (value === null || value === undefined ? NaN : value);
+
+/** A share in percent. */
+export function percent(share) {
+  return Number.isFinite(share) ? `${(100 * share).toFixed(0)}%` : "\u2013";
+}
+
+/** A number with three digits or so. */
+export function shortNumber(value) {
+  if (!Number.isFinite(value)) return "\u2013";
+  const size = Math.abs(value);
+  const text = size >= 99.95 ? size.toFixed(0) : size >= 9.995 ? size.toFixed(1) : size >= 0.0995 || size === 0 ? size.toFixed(2) : size >= 0.00095 ? String(Number(size.toPrecision(2))) : size.toExponential(0);
+  return (value < 0 && /[1-9]/.test(text) ? "\u2212" : "") + text;
+}
+
+function wordsOfTerm(term, parts) {
+  const [share, even] = [numberOr(term.share), numberOr(term.even)];
+  const avoided = term.weight < 0 && !(share >= even);
+  const given =
+    term.weight >= 0 && share < even ? ["more given the rest"] : term.weight < 0 && share >= even ? ["less given the rest"] : [];
+  const more = parts.map((part) => `${part.weight >= 0 ? "more" : "less"} ${part.words}`);
+  const said = Number.isFinite(share)
+    ? [percent(share) + (term.share_of ? ` ${term.share_of}` : ""), `even ${percent(even)}`, ...given, ...more]
+    : more;
+  const named = avoided ? `not ${term.words}` : term.words;
+  return said.length ? `${named} (${said.join("; ")})` : named;
+}
+
+/** A description in words, as records have it. */
+function wordsOfDescription({ terms, nats, explained }) {
+  if (nats < EVEN) return "spreads evenly";
+  const whole = new Set(terms.filter((term) => !term.part_of).map((term) => term.feature));
+  const said = terms
+    .filter((term) => !whole.has(term.part_of))
+    .map((term) => wordsOfTerm(term, terms.filter((part) => part.part_of === term.feature)));
+  if (!said.length) return "undescribed";
+  return said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed");
+}
+
+/** What a column of numbers is: its name in expressions, how it is called, and its values by head. */
+class Column {
+  constructor(name, label, what, unit, n, range = [NaN, NaN]) {
+    Object.assign(this, { name, label, what, unit, range });
+    this.values = new Float64Array(n).fill(NaN);
+    this.lows = this.highs = this.uniforms = null;
+  }
+
+  /** With what an interval needs, too. */
+  set(at, { value, low, high, uniform }) {
+    this.lows ||= new Float64Array(this.values.length).fill(NaN);
+    this.highs ||= new Float64Array(this.values.length).fill(NaN);
+    this.uniforms ||= new Float64Array(this.values.length).fill(NaN);
+    this.values[at] = numberOr(value);
+    this.lows[at] = numberOr(low);
+    this.highs[at] = numberOr(high);
+    this.uniforms[at] = numberOr(uniform);
+  }
+
+  /** Its title, with the unit where the name does not say it. */
+  get title() {
+    const whole = { explained: "explained share", nats: "nats from uniform", map_x: "map of distances, x", map_y: "map of distances, y" }[this.name];
+    if (whole) return whole;
+    return this.unit && this.unit !== "share" && !this.label.includes(this.unit) ? `${this.label} (${this.unit})` : this.label;
+  }
+
+  /** What place a head has, the largest value first. */
+  rank(at) {
+    this.order ||= Float64Array.from(this.values.filter(Number.isFinite)).sort();
+    let [low, high] = [0, this.order.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.order[middle] > this.values[at]) high = middle;
+      else low = middle + 1;
+    }
+    return this.order.length - low + 1;
+  }
+}
+
+/** The heads of a record and what is known of each. */
+class Catalog {
+  /**
+   * @param told the record, as `describe` of it says, with `positions`, `deciles` and `tokens` by head where it has them
+   * @param detail (number of a head) => promise of its card; null where the record has none
+   */
+  constructor(told, detail = null) {
+    this.told = told;
+    this.detail = detail;
+    this.run = told.run || {};
+    this.corpus = told.corpus || {};
+    this.options = told.options || {};
+    this.columns = new Map();
+    const kinds = new Set(told.heads.map(({ kind }) => kind));
+    const described = new Map((told.descriptions?.heads || []).map((one) => [`${one.kind}.${one.layer}.${one.head}`, one]));
+    this.heads = told.heads.map((head, at) => {
+      const description = described.get(`${head.kind}.${head.layer}.${head.head}`) || null;
+      return {
+        at,
+        kind: head.kind,
+        layer: head.layer,
+        head: head.head,
+        name: `${kinds.size > 1 ? `${head.kind} ` : ""}L${head.layer}H${head.head}`,
+        roles: head.roles || [],
+        measures: Object.keys(head.measures || {}),
+        effects: Object.keys(head.effects || {}),
+        description,
+        words: description ? wordsOfDescription(description) : head.words || "",
+        tokens: told.tokens?.[at] || [],
+        near: head.near || null,
+      };
+    });
+    this.byName = new Map(this.heads.map((head) => [head.name, head.at]));
+    this.fill(told);
+  }
+
+  column(name, label, what = "", unit = "", range) {
+    if (!this.columns.has(name)) this.columns.set(name, new Column(name, label, what, unit, this.heads.length, range));
+    return this.columns.get(name);
+  }
+
+  fill({ heads, positions, deciles, rank }) {
+    const facts = this.options.measures || {};
+    heads.forEach((head, at) => {
+      this.column("layer", "layer").values[at] = head.layer;
+      this.column("head", "head").values[at] = head.head;
+    });
+    if (this.heads.some(({ description }) => description))
+      this.heads.forEach(({ description }, at) => {
+        if (!description) return;
+        this.column("explained", "explained", "share of its attention, in nats from uniform, that the description explains on held-out texts", "share", [0, 1])
+          .set(at, { value: description.explained, low: description.low, high: description.high });
+        this.column("nats", "nats", "how far its attention is from an even spread: mean KL to uniform", "nats", [0, NaN]).values[at] = numberOr(description.nats);
+      });
+    if (deciles)
+      deciles.forEach((ends, at) => {
+        this.column("score", `${rank} (median text)`, this.options.rank, "").values[at] = numberOr(ends[5]);
+        this.column("score_p90", `${rank} (90th percentile)`, this.options.rank, "").values[at] = numberOr(ends[9]);
+      });
+    heads.forEach((head, at) => {
+      if (head.resting_share !== undefined)
+        this.column("resting_share", "resting share", "share of its attention on the keys where heads rest", "share", [0, 1]).values[at] = numberOr(head.resting_share);
+      for (const [name, estimate] of Object.entries(head.measures || {})) {
+        const about = facts[name] || facts[name.replace(/_active$/, "")] || {};
+        const beside = !facts[name] && about.what ? " (excluding sinks)" : "";
+        this.column(name, name.replaceAll("_", " "), (about.what || "") + beside, about.unit || "", about.range).set(at, estimate);
+      }
+      for (const [name, effect] of Object.entries(head.effects || {}))
+        this.column(name, name.replaceAll("_", " "), "what changes without the head", "").set(at, effect);
+    });
+    if (positions?.some((place) => place.some(Number.isFinite)))
+      positions.forEach(([x, y], at) => {
+        this.column("map_x", "map x", "heads that attend alike stand near each other").values[at] = numberOr(x);
+        this.column("map_y", "map y", "heads that attend alike stand near each other").values[at] = numberOr(y);
+      });
+    this.sides = this.columns.has("explained") ? ["nats", "explained"] : ["layer", heads[0]?.measures?.relative_entropy ? "relative_entropy" : [...this.columns.keys()][2] || "head"];
+  }
+
+  /** What the filter may search in. */
+  get texts() {
+    this.searched ||= {
+      name: this.heads.map(({ name }) => name.toLowerCase()),
+      kind: this.heads.map(({ kind }) => kind),
+      role: this.heads.map(({ roles }) => roles.map(({ name }) => `${name} ${name.replaceAll("_", " ")}`).join("\n") || "unclassified"),
+      description: this.heads.map(({ words }) => words.toLowerCase()),
+      token: this.heads.map(({ tokens }) => tokens.join("\n").toLowerCase()),
+    };
+    return this.searched;
+  }
+
+  /** The head's card; the same promise each time. */
+  card(at) {
+    this.cards ||= new Map();
+    if (!this.cards.has(at)) this.cards.set(at, this.detail(at));
+    return this.cards.get(at);
+  }
+}
+
+/** An example with its attention. */
+export class Example {
+  /**
+   * @param facts what the record says of it
+   * @param counts how many keys each token keeps
+   */
+  constructor(facts, places, special, counts, keys, codes) {
+    Object.assign(this, facts, { places, special: new Set(special), keys, codes });
+    this.starts = new Uint32Array(counts.length + 1);
+    counts.forEach((count, at) => (this.starts[at + 1] = this.starts[at] + count));
+  }
+
+  get length() {
+    return this.labels.length;
+  }
+
+  /** What a token attends to: [token, weight], the largest first. */
+  row(query) {
+    const found = [];
+    for (let at = this.starts[query]; at < this.starts[query + 1]; at++) found.push([this.keys[at], this.codes[at] / 255]);
+    return found;
+  }
+
+  /** Who attends to a token, the largest first. */
+  column(key) {
+    const found = [];
+    for (let query = 0; query < this.length; query++)
+      for (let at = this.starts[query]; at < this.starts[query + 1]; at++)
+        if (this.keys[at] === key) found.push([query, this.codes[at] / 255]);
+    return found.sort((a, b) => b[1] - a[1]);
+  }
+
+  weights() {
+    const dense = new Float32Array(this.length ** 2);
+    for (let query = 0; query < this.length; query++) for (const [key, weight] of this.row(query)) dense[query * this.length + key] = weight;
+    return dense;
+  }
+}
+
+/** The JSON and the bytes after it of a block. */
+async function unpackTold(number) {
+  const bytes = await unpackBlock(number);
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  return [JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))), bytes.subarray(4 + length)];
+}
+
+async function cardOfBlock(number) {
+  const [told, bytes] = await unpackTold(number);
+  let at = 0;
+  const counts = told.examples.map(({ labels }) => bytes.subarray(at, (at += labels.length)));
+  const kept = counts.map((count) => count.reduce((sum, one) => sum + one, 0));
+  const keys = kept.map((n) => bytes.subarray(at, (at += n)));
+  const codes = kept.map((n) => bytes.subarray(at, (at += n)));
+  const examples = told.examples.map((facts, number) => {
+    const places = facts.places.flatMap(([first, n]) => Array.from({ length: n }, (_, more) => first + more));
+    return new Example(facts, places, facts.special, counts[number], keys[number], codes[number]);
+  });
+  return { ...told, examples };
+}
+
+/** What is shown of heads; empty until it is read. */
+export const catalogs = { shown: null };
+
+/** Shows a record about heads. */
+export function showCatalog(told, detail) {
+  catalogs.shown = new Catalog(told, detail);
+  return catalogs.shown;
+}
+
+/** The head that is shown. */
+export function headOf() {
+  return catalogs.shown.heads[catalogs.shown.byName.get(state.head) ?? 0];
+}
+
+/** The columns that the scatter shows: from left to right, and up. */
+export function sidesOf() {
+  const { columns, sides } = catalogs.shown;
+  return [columns.get(state.ax || sides[0]), columns.get(state.ay || sides[1])];
+}
+
+/** What an example is called. */
+export function nameOfExample({ why, rank }) {
+  return { top: `top ${rank + 1}`, decile: `decile ${rank + 1}`, failure: `failure ${rank + 1}` }[why];
+}
+
+/** Makes an example of a head a text, for the views of maps; `manifest.texts` then has it. */
+async function exampleAsText(head, number) {
+  const example = (await catalogs.shown.card(head.at)).examples[number];
+  const name = `${head.name}/${number}`;
+  if (!example || manifest.texts.some((text) => text.example === name)) return;
+  const none = example.labels.flatMap(() => [-1, -1]);
+  const queries = {
+    labels: example.labels, offsets: none, special: [...example.special], segments: null, groups: null, words: null, text: "", pair: null, given: -1,
+  };
+  const weights = example.weights();
+  const largest = Array.from({ length: example.length }, (_, query) => example.row(query)[0]?.[1] || 0);
+  const focus = largest.reduce((sum, one) => sum + one, 0) / (largest.length || 1);
+  manifest.texts.push({
+    example: name,
+    text: textOfExample(example),
+    title: `${head.name}, ${nameOfExample(example)}: ${example.source}`,
+    run: catalogs.shown.run,
+    changes: [],
+    maps: [{ kind: head.kind, heads: [[head.layer, head.head]], full: [], focus: [focus], queries, keys: null, chunks: [], weights: () => weights }],
+    within: 1 / 510 + 0.00005,
+  });
+}
+
+const NO_SPACE_BEFORE = /^[.,;:!?)\]}%'\u2019]/;
+const NO_SPACE_AFTER = /[([{'\u2019]$/;
+
+/** The labels of an example as pieces of a text that reads: [before, shown] of each token. */
+export function piecesOf({ labels, special, places }) {
+  const spaced = labels.some((label) => label.startsWith("\u00b7"));
+  return labels.map((label, at) => {
+    const gap = at > 0 && places[at] !== places[at - 1] + 1 ? " \u2026 " : "";
+    if (special.has(at)) return [gap || (at ? " " : ""), label];
+    if (spaced) {
+      const bare = label.replaceAll("\u23ce", "\u23ce\n");
+      return label.startsWith("\u00b7") && label.length > 1 ? [gap || " ", bare.slice(1)] : [gap, bare];
+    }
+    if (label.startsWith("##") && label.length > 2) return [gap, label.slice(2)];
+    const close = at === 0 || special.has(at - 1) || NO_SPACE_BEFORE.test(label) || NO_SPACE_AFTER.test(labels[at - 1]);
+    return [gap || (close ? "" : " "), label];
+  });
+}
+
+/** An example's text, without special tokens. */
+export function textOfExample(example) {
+  return piecesOf(example)
+    .filter((_, at) => !example.special.has(at))
+    .map((parts) => parts.join(""))
+    .join("")
+    .trim();
+}
+
+/** Reads the page's atlas. */
+async function readAtlas() {
+  if (catalogs.shown || !manifest.atlas || manifest.atlas.landing === undefined) return;
+  const [told] = await unpackTold(manifest.atlas.landing);
+  await breathe();
+  showCatalog(told, (at) => cardOfBlock(manifest.atlas.heads[at]));
+}
+
+atlasHooks.prepare = async () => {
+  await readAtlas();
+  const shown = catalogs.shown;
+  if (!shown?.detail || state.ex < 0 || ["atlas", "head"].includes(state.v) || !Number.isInteger(state.ex)) return;
+  await exampleAsText(headOf(), state.ex);
+};
+
+atlasHooks.mend = () => {
+  const shown = catalogs.shown;
+  if (!shown) return;
+  const { columns, byName } = shown;
+  if (!byName.has(state.head)) state.head = "";
+  if (!columns.has(state.ax)) state.ax = "";
+  if (!columns.has(state.ay)) state.ay = "";
+  if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "role";
+  if (!/^(-?[\d.]+(e[-+]?\d+)?,){3}-?[\d.]+(e[-+]?\d+)?$/.test(state.br)) state.br = "";
+  if (!["name", "role", "words"].includes(state.o.replace("-", "")) && !columns.has(state.o.replace("-", ""))) state.o = "";
+  if (!["top", "decile", "failure"].includes(state.tab)) state.tab = "top";
+  if (!Number.isInteger(state.ex) || state.ex < -1) state.ex = -1;
+  if (ofAtlas()) return;
+  const at = manifest.texts.findIndex((text) => text.example === `${headOf().name}/${state.ex}`);
+  if (at >= 0) state.t = at;
+  else if (!manifest.texts.length || manifest.texts[state.t]?.example !== undefined) {
+    const fixed = manifest.texts.findIndex((text) => text.example === undefined);
+    if (fixed >= 0) state.t = fixed;
+    else state.v = "head";
+  }
+};
+
+/** What is to be changed so that an example of the head is open as a map. */
+export async function openExample(number, view) {
+  await exampleAsText(headOf(), number);
+  return { v: view, ex: number, h: `${headOf().layer}.${headOf().head}`, q: state.q, k: -1, z: "", m: 0 };
+}
+
+/** The example that is chosen, else the first: in a view of maps. */
+atlasHooks.example = (view) => openExample(Math.max(0, state.ex), view);
+
+atlasHooks.about = () => {
+  const { run, corpus, heads } = catalogs.shown;
+  const counts = [
+    `${heads.length} heads`,
+    corpus.n_texts ? `${corpus.n_texts.toLocaleString("en")} texts` : "",
+    corpus.n_tokens ? `${corpus.n_tokens.toLocaleString("en")} tokens` : "",
+    (corpus.sources || []).slice(0, 3).join(", "),
+  ];
+  const title = [run.model, counts.filter(Boolean).join(", ")].filter(Boolean).join(" \u00b7 ");
+  return { run, title, text: String(run.model || "heads"), changes: [] };
+};
+
+/** Forgets what is shown, before another record is. */
+export function forgetCatalog() {
+  catalogs.shown = null;
+}

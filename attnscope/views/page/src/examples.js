@@ -1,0 +1,211 @@
+// Examples of a head: texts whose tokens show what they attend to, and who attends to them.
+import { inkOn, stepOf } from "./colour.js";
+import { catalogs, openExample, piecesOf, shortNumber } from "./catalog.js";
+import { el, fill, say, segmented } from "./dom.js";
+import { state, update } from "./state.js";
+
+const TABS = { top: "Top", decile: "Deciles", failure: "Failures" };
+const TOLD = {
+  top: "the texts where it scores highest",
+  decile: "a text from each tenth of all its scores, lowest first: what is typical",
+  failure: "the texts with tokens whose attention its description explains worst",
+};
+const LEAST_SAID = 0.05; // weights from which on a number stands over the token
+
+export class Examples {
+  constructor(app) {
+    this.app = app;
+    this.tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "Examples" });
+    this.tabs.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      event.stopPropagation();
+      const open = Object.keys(TABS).filter((tab) => this.numbers(tab).length);
+      update({ tab: open[(open.indexOf(state.tab) + step + open.length) % open.length], ex: -1, q: -1 });
+      this.byKeys = true;
+    });
+    this.side = segmented(
+      "Direction",
+      [
+        ["q", "attends to", "what a token attends to"],
+        ["k", "attended by", "who attends to a token"],
+      ],
+      (side) => update({ side }),
+    );
+    this.about = el("p", { class: "faint about" });
+    this.list = el("div", { class: "examples", id: "examples", role: "tabpanel" });
+    this.root = el("div", { class: "showcase" }, el("div", { class: "sectionhead" }, this.tabs, this.side), this.about, this.list);
+    const token = (event) => event.target.closest("[data-token]");
+    this.list.addEventListener("pointerover", (event) => token(event) && this.point(token(event)));
+    this.list.addEventListener("pointerout", (event) => token(event) && !event.relatedTarget?.closest?.("[data-token]") && this.rest(token(event)));
+    this.list.addEventListener("focusin", (event) => token(event) && this.point(token(event)));
+    this.list.addEventListener("focusout", (event) => token(event) && this.rest(token(event)));
+    this.list.addEventListener("click", (event) => token(event) && this.pin(token(event)));
+    this.list.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  numbers(tab) {
+    return this.told.examples.map((_, at) => at).filter((at) => this.told.examples[at].why === tab);
+  }
+
+  show(told) {
+    this.told = told;
+    const tabs = Object.keys(TABS).filter((tab) => this.numbers(tab).length);
+    if (!tabs.includes(state.tab)) state.tab = tabs[0] || "top";
+    fill(
+      this.tabs,
+      tabs.map((tab) =>
+        el(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            "data-tab": tab,
+            "aria-selected": String(tab === state.tab),
+            "aria-controls": "examples",
+            tabindex: tab === state.tab ? "0" : "-1",
+            onclick: () => update({ tab, ex: -1, q: -1 }),
+          },
+          `${TABS[tab]} ${this.numbers(tab).length}`,
+        ),
+      ),
+    );
+    if (this.byKeys) this.tabs.querySelector("[aria-selected=true]")?.focus();
+    this.byKeys = false;
+    this.side.show(state.side);
+    const { rank } = catalogs.shown.told;
+    fill(this.about, `${TOLD[state.tab]}, by ${rank} \u00b7 point at a token, or walk with the arrow keys`);
+    this.about.title = catalogs.shown.options.rank || "";
+    const name = [state.head, state.tab].join();
+    if (this.built !== told || this.name !== name) this.build(told);
+    [this.built, this.name] = [told, name];
+    for (const number of this.numbers(state.tab)) this.shade(number);
+  }
+
+  build(told) {
+    this.spans = new Map();
+    this.reads = new Map();
+    fill(this.list, this.numbers(state.tab).map((number) => this.article(told.examples[number], number)));
+  }
+
+  article(example, number) {
+    const spans = [];
+    const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": `Example ${number + 1}` });
+    piecesOf(example).forEach(([before, shown], at) => {
+      if (before) body.append(before);
+      const span = el(
+        "span",
+        { class: example.special.has(at) ? "tok chip-token" : "tok", role: "button", tabindex: at === Math.max(0, example.focus) ? "0" : "-1", "data-token": at, "data-example": number },
+        shown,
+      );
+      spans.push(span);
+      body.append(span);
+      if (example.special.has(at)) body.append(" ");
+    });
+    this.spans.set(number, spans);
+    const read = el("div", { class: "reading" });
+    this.reads.set(number, read);
+    const open = (view, said) =>
+      el("button", { type: "button", "data-open": view, title: `open as ${said}`, onclick: () => openExample(number, view).then(update) }, said);
+    const decile = example.why === "decile" ? `${10 * example.rank}\u2013${10 * example.rank + 10}%` : String(example.rank + 1);
+    const cut = example.length < example.n_tokens ? `${example.length} of ${example.n_tokens} tokens` : `${example.n_tokens} tokens`;
+    return el(
+      "article",
+      { "data-example": number },
+      el(
+        "div",
+        { class: "exhead" },
+        el("b", {}, decile),
+        el("span", { title: catalogs.shown.options.rank || "" }, "score ", el("b", {}, shortNumber(example.score ?? NaN))),
+        el("span", { class: "faint source" }, `${example.source} \u00b7 ${cut}`),
+        el("span", { class: "buttons" }, open("matrix", "matrix"), open("links", "links")),
+      ),
+      body,
+      read,
+    );
+  }
+
+  /** The token of an example that is looked at: pointed at, chosen, else its own; -1 = none. */
+  focusOf(number) {
+    if (this.over?.number === number) return this.over.token;
+    if (state.ex === number && state.q >= 0) return state.q;
+    return this.told.examples[number].focus;
+  }
+
+  shade(number) {
+    const example = this.told.examples[number];
+    const spans = this.spans.get(number);
+    const focus = this.focusOf(number);
+    const { rgb, css } = this.app.palette.one;
+    const weights = new Map();
+    if (focus >= 0 && focus < example.length) for (const [token, weight] of state.side === "q" ? example.row(focus) : example.column(focus)) weights.set(token, weight);
+    spans.forEach((span, at) => {
+      const weight = weights.get(at) || 0;
+      const step = stepOf(weight, 0, 1);
+      span.style.backgroundColor = step >= 2 ? css[step] : "";
+      span.style.color = step >= 2 ? inkOn(rgb[step]) : "";
+      span.classList.toggle("focus", at === focus);
+      span.setAttribute("aria-pressed", String(state.ex === number && state.q === at));
+      if (weight >= LEAST_SAID) span.dataset.weight = weight.toFixed(2).slice(1).replace(".00", "1.0");
+      else delete span.dataset.weight;
+    });
+    this.tell(number, focus);
+  }
+
+  tell(number, focus) {
+    const example = this.told.examples[number];
+    const read = this.reads.get(number);
+    if (focus < 0) return fill(read);
+    const listed = (found) => {
+      const rest = found.length > 4 ? el("span", { class: "faint" }, ` and ${found.length - 4} more`) : null;
+      return [
+        found.slice(0, 4).map(([token, weight], at) => [at ? ", " : " ", el("q", { class: "token" }, example.labels[token]), ` ${weight.toFixed(2)}`]),
+        rest,
+      ];
+    };
+    const [gives, gets] = [example.row(focus), example.column(focus)];
+    fill(
+      read,
+      el("span", {}, el("q", { class: "token mine" }, example.labels[focus]), " attends to", gives.length ? listed(gives) : " nothing"),
+      el("span", { class: "faint" }, gets.length ? ["attended by", listed(gets)] : "hardly attended to"),
+    );
+  }
+
+  point(span) {
+    const before = this.over?.number;
+    this.over = { number: Number(span.dataset.example), token: Number(span.dataset.token) };
+    if (before !== undefined && before !== this.over.number && this.spans.has(before)) this.shade(before);
+    this.shade(this.over.number);
+  }
+
+  rest(span) {
+    const number = Number(span.dataset.example);
+    this.over = null;
+    if (this.spans.has(number)) this.shade(number);
+  }
+
+  pin(span) {
+    const [ex, q] = [Number(span.dataset.example), Number(span.dataset.token)];
+    update(state.ex === ex && state.q === q ? { ex: -1, q: -1 } : { ex, q });
+  }
+
+  key(event) {
+    const span = event.target.closest("[data-token]");
+    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      return this.pin(span);
+    }
+    const spans = this.spans.get(Number(span.dataset.example));
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = spans[Math.max(0, Math.min(spans.length - 1, Number(span.dataset.token) + step))];
+    span.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+    say(this.reads.get(Number(span.dataset.example)).textContent);
+  }
+}

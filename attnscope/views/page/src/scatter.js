@@ -1,0 +1,274 @@
+// A scatter of heads on a canvas: two layers, so that a brush or a pointer redraws little.
+import { canvas, el } from "./dom.js";
+import { CanvasPen, fitted } from "./pen.js";
+
+const PAD = { left: 52, right: 36, top: 12, bottom: 40 };
+const NEAR = 14; // pixels from a dot within which it is meant
+
+/** Round numbers between two ends, about so many. */
+export function ticksOf(low, high, about) {
+  const span = high - low || 1;
+  const rough = span / Math.max(1, about);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((part) => part * power).find((part) => part >= rough * 0.999);
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(at * step);
+  const places = Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9)));
+  return found.map((value) => [value, (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(places)]);
+}
+
+/** Where values stand: the ends of an axis, with some room. */
+function endsOf({ values, range, name }) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low > high) return [0, 1];
+  const room = (high - low || Math.abs(high) || 1) * 0.04;
+  const whole = name === "layer" || name === "head" ? 0.5 : room;
+  const [least, most] = range || [];
+  const floor = Number.isFinite(least) && least !== null && low - room < least ? least - room : low - whole;
+  return [floor, Number.isFinite(most) && most !== null && high + room > most ? most + room : high + whole];
+}
+
+/** Draws axes and dots with any pen. */
+function drawScatter(pen, { x, y, colours, colourOf, shown, width, height, at, radius, dot }) {
+  const [left, top, right, low] = [PAD.left, PAD.top, width - PAD.right, height - PAD.bottom];
+  pen.line(left, low + 0.5, right, low + 0.5, colours.line);
+  pen.line(left - 0.5, top, left - 0.5, low, colours.line);
+  for (const [value, said] of ticksOf(...at.ends[0], Math.max(3, (right - left) / 90))) {
+    const place = at.x(value);
+    pen.line(place, low, place, low + 4, colours.line);
+    pen.text(said, place, low + 13, { size: 11, align: "center", colour: colours.faint });
+  }
+  for (const [value, said] of ticksOf(...at.ends[1], Math.max(3, (low - top) / 60))) {
+    const place = at.y(value);
+    pen.line(left, place, right, place, colours.line, 1, 0.55);
+    pen.text(said, left - 7, place, { size: 11, align: "right", colour: colours.faint });
+  }
+  pen.text(fitted(x.title, 12, right - left), (left + right) / 2, height - 9, { size: 12, align: "center", colour: colours.ink });
+  pen.text(fitted(y.title, 12, low - top), 11, (top + low) / 2, { size: 12, align: "center", colour: colours.ink, turn: -Math.PI / 2 });
+  for (const [column, across] of [[x, true], [y, false]]) {
+    const even = column.even;
+    if (!Number.isFinite(even)) continue;
+    const place = across ? at.x(even) : at.y(even);
+    if (across ? place < left || place > right : place < top || place > low) continue;
+    const said = "even";
+    for (let from = across ? top : left; from < (across ? low : right); from += 7)
+      across ? pen.line(place, from, place, Math.min(low, from + 3), colours.faint) : pen.line(from, place, Math.min(right, from + 3), place, colours.faint);
+    across
+      ? pen.text(said, place + 4, top - 5, { size: 10, colour: colours.faint })
+      : pen.text(said, right + 4, place, { size: 10, colour: colours.faint });
+  }
+  for (const pass of [false, true])
+    for (let head = 0; head < x.values.length; head++) {
+      if (!!shown[head] !== pass) continue;
+      const [px, py] = [at.x(x.values[head]), at.y(y.values[head])];
+      if (px === px && py === py) dot(px, py, radius, colourOf(head), pass ? 0.88 : 0.13);
+    }
+}
+
+export class Scatter {
+  /**
+   * @param on {hover(head | -1), open(head), brush([x0, x1, y0, y1] | null)}
+   */
+  constructor(on) {
+    this.on = on;
+    this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
+    this.over = canvas({
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "scatter plot of heads",
+      "aria-label": "Heads. Arrow keys go to the next head, Enter opens it, Shift and arrow keys mark an area, Escape clears it.",
+    });
+    this.tip = el("div", { class: "tip", "aria-hidden": "true", hidden: true });
+    this.root = el("div", { class: "scatter" }, this.base, this.over, this.tip);
+    this.head = -1;
+    this.area = null;
+    this.over.addEventListener("pointerdown", (event) => this.press(event));
+    this.over.addEventListener("pointermove", (event) => this.move(event));
+    this.over.addEventListener("pointerup", (event) => this.lift(event));
+    this.over.addEventListener("pointercancel", () => (this.pressed = null));
+    this.over.addEventListener("pointerleave", () => !this.pressed && this.point(-1));
+    this.over.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** Shows heads by two columns; `shown` says which pass the filter, `area` what is brushed. */
+  set({ x, y, colours, colourOf, shown, area, tell }) {
+    Object.assign(this, { x, y, colours, colourOf, shown, area, tell });
+    this.draw();
+  }
+
+  measure() {
+    const [width, height] = [this.root.clientWidth, this.root.clientHeight];
+    const ends = [endsOf(this.x), endsOf(this.y)];
+    const [left, top, right, low] = [PAD.left, PAD.top, width - PAD.right, height - PAD.bottom];
+    const along = ([from, to], first, last) => ({
+      to: (value) => first + ((value - from) / (to - from)) * (last - first),
+      back: (place) => from + ((place - first) / (last - first)) * (to - from),
+    });
+    const [across, up] = [along(ends[0], left, right), along(ends[1], low, top)];
+    const n = this.x.values.length;
+    this.at = { ends, x: across.to, y: up.to, fromX: across.back, fromY: up.back, width, height };
+    this.radius = Math.max(3, Math.min(6, 4 + (200 - n) / 120));
+    this.placed = Float32Array.from({ length: 2 * n }, (_, at) => (at % 2 ? this.at.y(this.y.values[at >> 1]) : this.at.x(this.x.values[at >> 1])));
+  }
+
+  draw() {
+    if (!this.x || !this.root.clientWidth) return;
+    this.measure();
+    const { width, height } = this.at;
+    const context = this.base.fit(width, height);
+    context.clearRect(0, 0, width, height);
+    const dot = (x, y, radius, colour, alpha) => {
+      context.globalAlpha = alpha;
+      context.fillStyle = colour;
+      context.beginPath();
+      context.arc(x, y, radius, 0, 7);
+      context.fill();
+      if (alpha > 0.5) {
+        context.globalAlpha = 0.5;
+        context.strokeStyle = this.colours.ground;
+        context.stroke();
+      }
+      context.globalAlpha = 1;
+    };
+    drawScatter(new CanvasPen(context), { ...this, width, height, dot });
+    this.mark();
+  }
+
+  /** The brush and the head that is pointed at. */
+  mark() {
+    if (!this.at) return;
+    const { width, height } = this.at;
+    const context = this.over.fit(width, height);
+    context.clearRect(0, 0, width, height);
+    if (this.area) {
+      const [x0, x1, y0, y1] = this.area;
+      const [left, top] = [this.at.x(x0), this.at.y(y1)];
+      context.fillStyle = context.strokeStyle = this.colours.accent;
+      context.globalAlpha = 0.1;
+      context.fillRect(left, top, this.at.x(x1) - left, this.at.y(y0) - top);
+      context.globalAlpha = 1;
+      context.strokeRect(left, top, this.at.x(x1) - left, this.at.y(y0) - top);
+    }
+    if (this.head >= 0) {
+      const [x, y] = this.placed.subarray(2 * this.head, 2 * this.head + 2);
+      context.strokeStyle = this.colours.ink;
+      context.lineWidth = 2;
+      context.beginPath();
+      context.arc(x, y, this.radius + 3, 0, 7);
+      context.stroke();
+    }
+  }
+
+  /** Points at a head, with its name beside where the pointer did it. */
+  point(head, told = false) {
+    if (head === this.head && !told) return;
+    this.head = head;
+    this.mark();
+    this.tip.hidden = head < 0 || !told;
+    if (!this.tip.hidden) {
+      this.tip.replaceChildren(...this.tell(head));
+      const [x, y] = this.placed.subarray(2 * head, 2 * head + 2);
+      const { offsetWidth, offsetHeight } = this.tip;
+      this.tip.style.left = `${Math.max(0, Math.min(this.at.width - offsetWidth, x + 12))}px`;
+      this.tip.style.top = `${y + 12 + offsetHeight > this.at.height ? y - offsetHeight - 12 : y + 12}px`;
+    }
+    this.on.hover(head);
+  }
+
+  /** The head at a place; -1 = none is near. */
+  near(x, y) {
+    let [best, least] = [-1, NEAR * NEAR];
+    for (let head = 0; head < this.x.values.length; head++) {
+      if (!this.shown[head]) continue;
+      const away = (this.placed[2 * head] - x) ** 2 + (this.placed[2 * head + 1] - y) ** 2;
+      if (away < least) [best, least] = [head, away];
+    }
+    return best;
+  }
+
+  press(event) {
+    if (event.button) return;
+    this.over.setPointerCapture(event.pointerId);
+    this.pressed = [event.offsetX, event.offsetY];
+    this.drawn = false;
+  }
+
+  move(event) {
+    const [x, y] = [event.offsetX, event.offsetY];
+    if (!this.pressed) return this.point(this.near(x, y), true);
+    const [fromX, fromY] = this.pressed;
+    if (!this.drawn && Math.hypot(x - fromX, y - fromY) < 5) return;
+    this.drawn = true;
+    this.tip.hidden = true;
+    this.brush([fromX, x].sort((a, b) => a - b), [fromY, y].sort((a, b) => b - a));
+  }
+
+  lift(event) {
+    if (!this.pressed) return;
+    this.pressed = null;
+    if (this.drawn) return;
+    const head = this.near(event.offsetX, event.offsetY);
+    if (head >= 0) this.on.open(head);
+    else if (this.area) this.on.brush(null);
+  }
+
+  /** Marks an area, in pixels: from left to right, from low to high. */
+  brush([left, right], [low, high]) {
+    const { fromX, fromY } = this.at;
+    this.on.brush([fromX(left), fromX(right), fromY(low), fromY(high)]);
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const way = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key];
+    if (way && event.shiftKey) this.widen(way);
+    else if (way) this.step(way);
+    else if (event.key === "Enter" && this.head >= 0) this.on.open(this.head);
+    else if (event.key === "Escape" && this.area) this.on.brush(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** Goes to the nearest head that way. */
+  step([dx, dy]) {
+    const from = this.head >= 0 ? this.placed.subarray(2 * this.head, 2 * this.head + 2) : [this.at.width / 2, this.at.height / 2];
+    let [best, least] = [-1, Infinity];
+    for (let head = 0; head < this.x.values.length; head++) {
+      if (head === this.head || !this.shown[head]) continue;
+      const [x, y] = [this.placed[2 * head] - from[0], this.placed[2 * head + 1] - from[1]];
+      const along = x * dx + y * dy;
+      const cost = along + 2.5 * Math.abs(x * dy + y * dx);
+      if ((this.head < 0 || along > 0.5) && cost < least) [best, least] = [head, cost];
+    }
+    if (best >= 0) this.point(best, true);
+  }
+
+  /** Makes the marked area larger that way; the first time around the head that is pointed at. */
+  widen([dx, dy]) {
+    const { x, y, width, height } = this.at;
+    const around = this.head >= 0 ? this.placed.subarray(2 * this.head, 2 * this.head + 2) : [width / 2, height / 2];
+    const [x0, x1, y0, y1] = this.area || [];
+    let [left, right, low, high] = this.area ? [x(x0), x(x1), y(y0), y(y1)] : [around[0] - 10, around[0] + 10, around[1] + 10, around[1] - 10];
+    const step = 24;
+    if (dx > 0) right += step;
+    if (dx < 0) left -= step;
+    if (dy > 0) low += step;
+    if (dy < 0) high -= step;
+    this.brush([left, right], [low, high]);
+  }
+
+  /** What is seen, for a file. */
+  figure() {
+    const { width, height } = this.at;
+    const draw = (pen) => {
+      const dot = (x, y, radius, colour, alpha) => pen.dot(x, y, radius, colour, alpha);
+      drawScatter(pen, { ...this, width, height, dot });
+    };
+    return { width, height, draw };
+  }
+}

@@ -1,0 +1,431 @@
+"""The page of an atlas in headless Chromium: the landing, the card of a head, its examples; by pointer and by keys."""
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.atlas import Atlas
+from attnscope.views.page import PageText, page_of
+from attnscope.views.page.atlas import page_of_atlas
+from tests.atlas_helpers import small_atlas
+from tests.findings_helpers import described_findings, fake_findings
+from tests.page_helpers import Opened
+from tests.record_helpers import simple
+
+ATLAS = replace(small_atlas(3, 4, n_tokens=24), descriptions=described_findings(3, 4).descriptions)
+NAMES = [head.name for head in ATLAS.heads]
+EXAMPLES = ATLAS.examples()
+
+
+class OpenedAtlas(Opened):
+    """A page of an atlas."""
+
+    def settle(self, view: str) -> None:
+        """Waits until a view stands."""
+        super().settle("atlas" if view == "grid" else view)
+
+    def go(self, head: str = "", **state: object) -> None:
+        """Goes to a head, or to the landing."""
+        self.show(**({"v": "head", "head": head} if head else {"v": "atlas"}), **state)
+        if head:
+            self.page.wait_for_selector(f".view.head[data-shown='{head}']")
+
+    def listed(self) -> list[str]:
+        """The names of the heads in the list, those in sight."""
+        return self.page.eval_on_selector_all(".rows .row b", "all => all.map(b => b.textContent)")
+
+    def shown(self) -> int:
+        """How many heads pass filter and brush."""
+        return int(self.page.get_attribute(".view.atlas", "data-shown") or -1)
+
+
+def open_atlas(browser: Any, folder: Path, atlas: Atlas, **viewport: int) -> OpenedAtlas:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 800, **viewport}, accept_downloads=True,
+        permissions=["clipboard-read", "clipboard-write"],
+    )  # fmt: skip
+    return OpenedAtlas(context.new_page(), page_of_atlas(atlas).save(folder / "atlas.html"))
+
+
+@pytest.fixture(scope="module")
+def _opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedAtlas]:
+    found = open_atlas(browser, tmp_path_factory.mktemp("atlas"), ATLAS)
+    yield found
+    found.page.context.close()
+
+
+@pytest.fixture
+def opened(_opened: OpenedAtlas) -> Iterator[OpenedAtlas]:
+    """The page; whatever a test does with it, it must not complain, and ask nobody for anything."""
+    _opened.complaints.clear()
+    _opened.requests.clear()
+    _opened.page.mouse.move(0, 0)
+    yield _opened
+    assert _opened.complaints == []
+    assert [url for url in _opened.requests if not url.startswith(("blob:", "file:"))] == []
+
+
+# The landing ------------------------------------------------------------------------------------------------------
+
+
+def test_all_heads_with_all_their_numbers(opened: OpenedAtlas) -> None:
+    opened.go()
+    assert opened.text("#readout") == "12 heads"
+    assert opened.listed() == NAMES
+    rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
+    for row, head in zip(rows, ATLAS.heads, strict=True):
+        for name, estimate in head.measures.items():
+            assert float(row[name]) == pytest.approx(estimate.value, rel=1e-5), name
+        assert row["roles"] == "+".join(role.name for role in head.roles)
+    assert ATLAS.descriptions is not None
+    for row, one in zip(rows, ATLAS.descriptions.heads, strict=True):
+        assert row["description"] == one.words, "in the words of the record"
+
+
+def fits(expression: str) -> list[str]:
+    """The heads for which a Python expression of measures holds."""
+    return [
+        head.name
+        for head in ATLAS.heads
+        if eval(expression, {n: e.value for n, e in head.measures.items()} | {"layer": head.layer, "head": head.head})
+    ]
+
+
+def role_of(name: str) -> list[str]:
+    return [head.name for head in ATLAS.heads if name in {role.name for role in head.roles}]
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("layer > 0 & induction > 0.1", fits("layer > 0 and induction > 0.1")),
+        ("induction>.1 and not layer=2", fits("induction > 0.1 and layer != 2")),
+        ("(layer = 0 | layer = 2) head >= 2", fits("layer in (0, 2) and head >= 2")),
+        ("10% < induction < 30%", fits("0.1 < induction < 0.3")),
+        ("induction > previous_token", fits("induction > previous_token")),
+        ("signed_distance_tokens < -1", fits("signed_distance_tokens < -1")),
+        ("role:local", role_of("local")),
+        ("spreads", [NAMES[1]]),
+        ('"spreads EVENLY" || name:L2H3', [NAMES[1], "L2H3"]),
+        ("nothing-like-this", []),
+        ("   ", NAMES),
+    ],
+)
+def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
+    opened.go()
+    opened.page.fill("input.filter", typed)
+    opened.until(f"document.querySelector('.view.atlas').dataset.shown === '{len(wanted)}'")
+    assert opened.listed() == wanted
+    assert opened.text(".wrong") == ""
+    opened.page.fill("input.filter", "")
+
+
+def test_words_are_looked_for_in_tokens(opened: OpenedAtlas) -> None:
+    known = [{token for row in rows for token in row.tokens} for rows in ATLAS.tables]
+    wanted = [name for name, tokens in zip(NAMES, known, strict=True) if "street" in tokens]
+    assert 0 < len(wanted) < len(NAMES)
+    opened.go(f="token:street")
+    assert opened.listed() == wanted
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("inducton > 0.4", "no measure is called inducton – did you mean induction?"),
+        ("induction >", "a number is missing after >"),
+        ("(layer > 1", "a bracket is not closed: ) is missing"),
+        ("layer > 1)", ") is one too many"),
+        ("& layer > 1", "something is missing before &"),
+        ("layer > 1 &", "something is missing after &"),
+        ('"open', "a quote is not closed"),
+        ("zebra:local", "before : stands one of name, kind, role, description, token, not zebra"),
+        ("constructor > 1", "no measure is called constructor"),
+    ],
+)
+def test_a_wrong_filter_says_what_is_wrong_and_changes_nothing(opened: OpenedAtlas, typed: str, says: str) -> None:
+    opened.go(f="layer > 1")
+    assert opened.shown() == 4
+    opened.page.fill("input.filter", typed)
+    opened.until("document.querySelector('input.filter').getAttribute('aria-invalid') === 'true'")
+    assert opened.text(".wrong") == says
+    assert opened.shown() == 4
+    opened.page.fill("input.filter", "")
+
+
+def test_a_brush_filters_the_list_and_the_address_holds_it(opened: OpenedAtlas) -> None:
+    opened.go(ax="layer", ay="induction")
+    box = opened.page.locator(".scatter").bounding_box()
+    opened.page.mouse.move(box["x"] + 60, box["y"] + 20)
+    opened.page.mouse.down()
+    opened.page.mouse.move(box["x"] + box["width"] / 2 - 40, box["y"] + box["height"] - 30, steps=3)
+    opened.page.mouse.up()
+    opened.until("location.hash.includes('br=')")
+    assert opened.listed() == [head.name for head in ATLAS.heads if head.layer == 0]
+    address = opened.page.evaluate("location.hash")
+    opened.go()
+    assert opened.shown() == 12
+    opened.page.evaluate("to => { location.hash = to; }", address)
+    opened.until("document.querySelector('.view.atlas').dataset.shown === '4'")
+    opened.page.click("text=clear the brush")
+    opened.until("document.querySelector('.view.atlas').dataset.shown === '12'")
+
+
+def test_pointing_names_a_head_and_a_click_opens_it(opened: OpenedAtlas) -> None:
+    opened.go(ax="layer", ay="head")
+    box = opened.page.locator(".scatter").bounding_box()
+    for _ in range(2):  # L1 stands in the middle of three layers, H3 at the top
+        opened.page.mouse.move(box["x"] + (52 + box["width"] - 36) / 2, box["y"] + 12 + (box["height"] - 52) / 8)
+    opened.frame()
+    assert opened.text(".tip").startswith("L1H3")
+    assert opened.text(".rows .active b") == "L1H3"
+    opened.page.mouse.down()
+    opened.page.mouse.up()
+    opened.page.wait_for_selector(".view.head[data-shown=L1H3]")
+    opened.page.go_back()
+    opened.page.wait_for_selector(".view.atlas")
+
+
+def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
+    opened.go(ax="layer", ay="head")
+    opened.page.focus(".scatter canvas[tabindex]")
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp"):
+        opened.page.keyboard.press(key)
+    opened.frame()
+    assert opened.text(".tip").startswith("L2H3")
+    opened.page.keyboard.press("Shift+ArrowRight")
+    opened.until("document.querySelector('.view.atlas').dataset.shown === '1'")
+    assert opened.listed() == ["L2H3"]
+    opened.page.keyboard.press("Escape")
+    opened.until("document.querySelector('.view.atlas').dataset.shown === '12'")
+    opened.page.focus("input.filter")
+    opened.page.keyboard.press("ArrowDown")
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
+        opened.page.keyboard.press(key)
+    opened.page.wait_for_selector(".view.head[data-shown]")
+    opened.page.keyboard.press("Escape")
+    opened.page.wait_for_selector(".view.atlas")
+
+
+def test_the_list_sorts_by_what_its_headers_say(opened: OpenedAtlas) -> None:
+    opened.go(ax="induction", ay="local")
+    values = {head.name: head.measures["induction"].value for head in ATLAS.heads}
+    opened.page.click("[data-sort=induction]")
+    opened.frame()
+    assert opened.listed() == sorted(NAMES, key=lambda name: -values[name])
+    opened.page.click("[data-sort=induction]")
+    opened.frame()
+    assert opened.listed() == sorted(NAMES, key=lambda name: values[name])
+
+
+# The card --------------------------------------------------------------------------------------------------------
+
+
+def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
+    opened.go("L1H2")
+    number = NAMES.index("L1H2")
+    assert ATLAS.descriptions is not None
+    assert opened.text(".does").startswith(ATLAS.descriptions.heads[number].words)
+    if opened.page.locator(".more-measures[aria-expanded=false]").count():
+        opened.page.click(".more-measures")
+    measures = ATLAS.heads[number].measures
+    lines = opened.page.locator(".measures tbody tr")
+    assert lines.count() == len(measures)
+    for line in lines.all():
+        name = line.locator("th").inner_text().removesuffix(" (nats)").removesuffix(" (tokens)").replace(" ", "_")
+        value = line.locator("td b").inner_text().replace("−", "-")
+        assert float(value) == pytest.approx(measures[name].value, rel=0.06, abs=5e-3), name
+        rank = 1 + sum(other.measures[name].value > measures[name].value for other in ATLAS.heads)
+        assert line.locator("td").last.inner_text() == str(rank), name
+    for side, title in (("asks", "ask"), ("gets", "get"), ("pairs", "pairs")):
+        table = opened.page.locator(".tokens", has_text=title)
+        rows = [row for row in ATLAS.tables[number] if row.side == side]
+        best = max(rows, key=lambda row: row.lift)
+        first = table.locator("tbody tr").first
+        assert first.locator("q").all_inner_texts() == list(best.tokens)
+        assert f"{best.lift:.2f}×" in first.inner_text()
+
+
+def test_the_profile_reads_out_each_offset(opened: OpenedAtlas) -> None:
+    opened.go("L0H3")
+    opened.page.focus(".profile canvas")
+    profile = ATLAS.profiles[NAMES.index("L0H3")]
+    for key, at in (("ArrowLeft", 64), ("ArrowLeft", 63), ("ArrowRight", 64), ("ArrowRight", 65), ("ArrowRight", 66)):
+        opened.page.keyboard.press(key)
+        said = opened.text(".headcard section >> nth=0 >> p")
+        assert float(said.split(": ")[1].split("%")[0]) == pytest.approx(100 * profile[at], rel=0.06), at
+    assert said.startswith("1 ahead")
+
+
+def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
+    opened.go("L0H0")
+    near = np.argsort(np.where(np.arange(12) == 0, np.inf, ATLAS.distances[0]))[:3]
+    names = opened.page.eval_on_selector_all("[data-near]", "all => all.map(e => e.dataset.near)")
+    assert names[:3] == [NAMES[at] for at in near]
+    opened.page.click(f"[data-near='{names[0]}']")
+    opened.page.wait_for_selector(f".view.head[data-shown='{names[0]}']")
+    opened.page.go_back()
+    opened.page.wait_for_selector(".view.head[data-shown=L0H0]")
+
+
+def test_the_command_that_draws_the_head(opened: OpenedAtlas) -> None:
+    opened.go("L2H1")
+    opened.page.click("text=copy")
+    opened.until("[...document.querySelectorAll('.headcard button')].some(b => b.textContent === 'copied')")
+    copied = opened.page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("attnscope heatmap '")
+    assert copied.endswith("' -m minilm --pick L2H1")
+
+
+# Examples --------------------------------------------------------------------------------------------------------
+
+
+def mine(head: str, why: str) -> list[Any]:
+    return [one for one in EXAMPLES if NAMES[one.facts.head] == head and one.facts.why == why]
+
+
+@pytest.mark.parametrize("tab", ["top", "decile"])
+def test_examples_show_their_texts(opened: OpenedAtlas, tab: str) -> None:
+    opened.go("L1H1", tab=tab)
+    articles = opened.page.locator(".examples article")
+    wanted = mine("L1H1", tab)
+    assert articles.count() == len(wanted)
+    for article, example in zip(articles.all(), wanted, strict=True):
+        assert tuple(article.locator(".tok").all_inner_texts()) == example.facts.labels
+
+
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, side: str) -> None:
+    opened.go("L2H0", side=side)
+    example = mine("L2H0", "top")[1]
+    weights = example.weights()
+    article = opened.page.locator(".examples article >> nth=1")
+    article.locator(".tok >> nth=7").hover()
+    opened.frame()
+    row = weights[7] if side == "q" else weights[:, 7]
+    said = article.locator(".tok").evaluate_all("all => all.map(e => Number(e.dataset.weight || 0))")
+    np.testing.assert_allclose(said, np.where(row >= 0.05, row, 0), atol=0.005 + 1e-6)
+    assert article.locator(".tok >> nth=7").get_attribute("class") == "tok focus"
+    line = " ".join(article.locator(".reading").inner_text().split())
+    best = int(weights[7].argmax())
+    assert f"{example.facts.labels[7]} attends to {example.facts.labels[best]} {weights[7, best]:.2f}" in line
+    opened.page.mouse.move(0, 0)
+    opened.frame()
+    assert "focus" in article.locator(".tok >> nth=3").get_attribute("class"), "its own again"
+
+
+def test_examples_by_keys_and_their_address(opened: OpenedAtlas) -> None:
+    opened.go("L0H2")
+    opened.page.focus(".examples article >> nth=0 >> .tok.focus")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "Enter"):
+        opened.page.keyboard.press(key)
+    opened.until("location.hash.includes('q=14')")
+    address = opened.page.evaluate("location.hash")
+    assert "head=L0H2" in address
+    assert "ex=0" in address
+    opened.page.reload()
+    opened.page.wait_for_selector(".view.head[data-shown=L0H2]")
+    assert opened.page.locator(".tok[aria-pressed=true]").get_attribute("data-token") == "14"
+    opened.page.focus("[role=tab][data-tab=top]")
+    opened.page.keyboard.press("ArrowRight")
+    opened.until("location.hash.includes('tab=decile')")
+    assert opened.page.evaluate("document.activeElement.dataset.tab") == "decile"
+
+
+@pytest.mark.parametrize("view", ["matrix", "links"])
+def test_an_example_opens_as_a_map(opened: OpenedAtlas, view: str) -> None:
+    opened.go("L1H3")
+    opened.page.click(f".examples article >> nth=2 >> [data-open={view}]")
+    opened.settle(view)
+    opened.until("location.hash.includes('ex=2')")
+    example = mine("L1H3", "top")[2]
+    if view == "matrix":
+        np.testing.assert_allclose(opened.matrix(), example.weights(), atol=5.1e-5)
+    opened.page.reload()
+    opened.settle(view)
+    opened.page.keyboard.press("h")
+    opened.frame()
+    if view == "matrix":
+        shown, kept = opened.matrix(), example.weights()[1:-1, 1:-1]
+        left = kept.sum(1, keepdims=True)
+        np.testing.assert_allclose(shown, np.where(left >= 0.01, kept / left, 0), atol=5.1e-5)
+    opened.page.keyboard.press("Escape")
+    opened.page.wait_for_selector(".view.head[data-shown=L1H3]")
+
+
+# The page --------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(browser: Any, tmp_path: Path) -> None:
+    from attnscope.views.page.atlas import pack_atlas
+
+    page = browser.new_page()
+    both = page_of([PageText(simple(5))], findings=ATLAS.findings, atlas=pack_atlas(ATLAS))
+    opened = OpenedAtlas(page, both.save(tmp_path / "both.html"))
+    tabs = page.eval_on_selector_all("[role=tab][data-view]", "all => all.map(e => e.dataset.view)")
+    assert tabs == ["atlas", "head", "grid", "matrix", "links", "text", "compare", "headcount"]
+    page.keyboard.press("4")
+    opened.settle("matrix")
+    assert opened.matrix().shape == (5, 5)
+    page.keyboard.press("2")
+    page.wait_for_selector(".view.head[data-shown]")
+    assert opened.complaints == []
+    page.close()
+
+
+def test_hostile_texts_show_as_themselves(browser: Any, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    facts = tuple(replace(one, labels=(evil, *one.labels[1:]), source=evil) for one in ATLAS.facts)
+    tables = tuple(tuple(replace(row, tokens=(evil,) * len(row.tokens)) for row in rows) for rows in ATLAS.tables)
+    atlas = replace(ATLAS, facts=facts, tables=tables, run={"model": evil}, rank=evil)
+    opened = open_atlas(browser, tmp_path, atlas)
+    opened.go()
+    opened.go("L0H0")
+    assert opened.page.locator("img").count() == 0
+    assert evil in opened.text(".examples")
+    opened.go("L0H0", ex=1)
+    opened.page.keyboard.press("3")
+    opened.settle("matrix")
+    assert opened.page.locator("img").count() == 0
+    assert opened.complaints == []
+    opened.page.context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("view", ["atlas", "head"])
+def test_nothing_is_wider_than_the_window(opened: OpenedAtlas, view: str, width: int) -> None:
+    opened.page.set_viewport_size({"width": width, "height": 844})
+    opened.go(**({"head": "L0H0"} if view == "head" else {}))
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = opened.page.evaluate(
+        """() => [...document.querySelectorAll('.headcard > *, .showcase > *, .plot > *')]
+            .filter(e => e.scrollWidth > e.parentElement.clientWidth + 1).length"""
+    )
+    assert wide == 0
+    opened.page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_findings_name_the_roles(browser: Any, tmp_path: Path) -> None:
+    other = fake_findings(3, 4, seed=5)
+    page = browser.new_page()
+    opened = OpenedAtlas(page, page_of_atlas(ATLAS, findings=other).save(tmp_path / "other.html"))
+    rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
+    assert [row["roles"] for row in rows] == ["+".join(role.name for role in head.roles) for head in other.heads]
+    page.close()
+
+
+def test_an_atlas_without_heads_is_refused() -> None:
+    with pytest.raises(AttnscopeError, match="no head"):
+        page_of_atlas(replace(ATLAS, heads=()))
+
+
+@pytest.mark.parametrize(("n_layers", "n_heads", "most"), [(6, 12, 6)])
+def test_pages_keep_to_their_size(n_layers: int, n_heads: int, most: float) -> None:
+    page = page_of_atlas(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10))
+    assert len(page.html) < most * 1e6
