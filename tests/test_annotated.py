@@ -68,6 +68,17 @@ def test_the_text_is_what_the_forms_are_found_in(tmp_path: Path, written: str) -
     assert text.text == (written[9:] if "Cats" in written else "Cats, dogs sleep.")
 
 
+def test_words_have_their_parts_of_speech(tmp_path: Path) -> None:
+    (unknown,) = read(tmp_path, CATS + "\n")
+    assert unknown.kinds == ()
+    lines = CATS.replace("Cats\t_\t_", "Cats\t_\tNOUN").replace("sleep\t_\t_", "sleep\t_\tVERB")
+    (known,) = read(tmp_path, lines + "\n")
+    assert known.kinds == ("NOUN", "", "", "VERB", "")
+    document = lines.replace("# text", "# newdoc\n# text") + "\n\n" + CATS + "\n"
+    (both,) = read(tmp_path, document, unit="document")
+    assert both.kinds == (*known.kinds, "", "", "", "", "")
+
+
 def test_words_of_a_multiword_token_and_empty_nodes(tmp_path: Path) -> None:
     lines = [
         row("1-2", "Don't"), row(1, "Do", 3, "aux"), row(2, "n't", 3, "advmod"), row("2.1", "you", "_", "_"),
@@ -295,6 +306,16 @@ def test_links_of_python() -> None:
         ("name→assignment", "x", 17, "x", 16), ("name→assignment", "f", 17, "f", 17),
         ("name→assignment", "x", 18, "x", 16), ("name→assignment", "e", 19, "e", 19),
     }  # fmt: skip  # `size` in grow is no name of the class's body; `greet` alone is no call
+
+
+def test_words_of_python_have_kinds() -> None:
+    text = python_source.parse('def f(x):  # the why\n    return x + 1 if x else "a b"\n', "a.py")
+    kinds = [(text.word(n), kind) for n, kind in enumerate(text.kinds)]
+    assert len(text.kinds) == len(text.words)
+    assert {kind: [word for word, of in kinds if of == kind] for _, kind in kinds} == {
+        "keyword": ["def", "return", "if", "else"], "identifier": ["f", "x", "x", "x"],
+        "operator": ["(", ")", ":", "+"], "comment": ["#", "the", "why"], "number": ["1"], "string": ['"', "a", "b", '"'],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Features of descriptions against what they say, on texts whose tokens are known."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -144,6 +146,35 @@ def test_links_of_annotated_texts_are_features() -> None:
     assert not arc["arc:obj→head"].of(known, np.array([2]))[0].any()
     assert np.flatnonzero(arc["arc:head"].of(known, np.array([2]))[0]).tolist() == [3, 4]
     assert "arc:dependents" not in arc
+
+
+def test_kinds_of_annotated_words_are_features() -> None:
+    known = facts(words=((0, 3), (4, 7), (8, 11)), kinds=("DET", "NOUN", "VERB"))
+    kinds = {feature.name: feature for feature in catalogue([], [], ["NOUN", "PRON", "VERB"])}
+    assert np.flatnonzero(kinds["kind:VERB"].of(known, np.array([7]))[0]).tolist() == [3, 4]  # two pieces
+    assert np.flatnonzero(kinds["kind:NOUN"].of(known, np.array([0]))[0]).tolist() == [2]
+    assert not kinds["kind:PRON"].of(known, np.array([0]))[0].any()
+
+
+def test_lines_and_brackets_of_source_are_features() -> None:
+    text = "def f(a, [b]):\n  x(\n  y\nz )"
+    pieces, spans = zip(*((found[0], found.span()) for found in re.finditer(r"\w+|[^\w\s]", text)), strict=True)
+    n = len(pieces)
+    read = build_tokens(
+        text, ids=range(n), pieces=pieces, offsets=spans, special=[False] * n, segments=[0] * n, style="plain"
+    )
+    known = TextFacts(read, np.full(n, -5.0), np.zeros(n, np.bool_))
+
+    def seen(name: str, query: str) -> str:
+        return " ".join(pieces[key] for key in keys(name, pieces.index(query), known))
+
+    assert seen("opener", "b") == "[" and seen("opener", "a") == "(" and seen("opener", "]") == "["
+    assert seen("opener", "f") == "" and seen("opener", "z") == "("
+    assert seen("brackets", "a") == "( a , )"
+    assert seen("brackets", "b") == "[ b ]"
+    assert seen("brackets", "f") == "def f : x"
+    assert seen("indentation", "y") == "x ( y"
+    assert seen("indentation", "z") == "def f ( a , [ b ] ) : z )"
 
 
 def test_a_pattern_of_ones_own_is_looked_for_in_whole_words() -> None:

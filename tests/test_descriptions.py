@@ -220,6 +220,12 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
     assert line(explained=0.0) == "undescribed: 0% of 2.32 nats"
 
 
+def test_a_line_names_what_might_as_well_be_its_first_term() -> None:
+    right = Term("right", "to the right", 1.0, 0.6, 0.5, 0.1)
+    one = HeadDescription("encoder", 0, 0, (CLS, right), 2.32, 0.66, 0.6, 0.7, 0.7, runner_up="the first token")
+    assert one.words == "[CLS] (27%; even 2%; or the first token), to the right (60%; even 50%)"
+
+
 def test_the_public_names_are_there() -> None:
     assert attnscope.describe is describe
     assert attnscope.DescribeOptions is DescribeOptions

@@ -128,8 +128,9 @@ def _sentence(lines: list[str], source: str, begin: int) -> _Sentence | None:
     if not rows.words:
         return None
     text, words = _written(rows)
+    kinds = tuple("" if (upos := row.get("upos")) in (None, "_") else str(upos) for row in rows.words)
     return _Sentence(
-        AnnotatedText(text, tuple(words), tuple(_dependencies(rows)), source, begin),
+        AnnotatedText(text, tuple(words), tuple(_dependencies(rows)), source, begin, kinds=kinds if any(kinds) else ()),
         tuple(_mentions(rows)),
         rows.begins_document,
     )

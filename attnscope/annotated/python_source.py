@@ -14,6 +14,7 @@ and of strings and comments the words in them.
 
 import ast
 import io
+import keyword
 import sys
 import tokenize
 from bisect import bisect_right
@@ -27,6 +28,7 @@ from attnscope.text import word_spans
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 _NO_WORDS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
 _PROSE = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+_STRING_ENDS = {getattr(tokenize, name) for name in ("FSTRING_START", "FSTRING_END") if hasattr(tokenize, name)}
 
 # Before Python 3.12 an f-string is one token, and ast misplaces what is in it.
 _READS_FSTRINGS = sys.version_info >= (3, 12)
@@ -50,18 +52,33 @@ def parse(text: str, source: str) -> AnnotatedText:
     lines = [f"{line}\n" for line in text.split("\n")]  # not splitlines, which knows more ends than Python does
     starts = list(accumulate(map(len, lines), initial=0))
     words: list[Span] = []
+    kinds: list[str] = []
     brackets: list[tuple[int, str]] = []
     for token in tokens:
         start, stop = (starts[row - 1] + column for row, column in (token.start, token.end))
         if token.type in _PROSE:
             words += [(start + first, start + last) for first, last in word_spans(text[start:stop])]
+            kinds += [_kind(token)] * (len(words) - len(kinds))
         elif token.type not in _NO_WORDS and token.string.strip():
             if token.type == tokenize.OP:
                 brackets.append((len(words), token.string))
             words.append((start, stop))
+            kinds.append(_kind(token))
     scopes = _Scopes(text, lines, starts, words)
     scopes.visit(tree)
-    return AnnotatedText(text, tuple(words), (*_brackets(brackets), *scopes.links()), source, 1, document=source)
+    links = (*_brackets(brackets), *scopes.links())
+    return AnnotatedText(text, tuple(words), links, source, 1, document=source, kinds=tuple(kinds))
+
+
+def _kind(token: tokenize.TokenInfo) -> str:
+    """What kind of word a token of Python is."""
+    if token.type == tokenize.NAME:
+        return "keyword" if keyword.iskeyword(token.string) else "identifier"
+    if token.type == tokenize.COMMENT:
+        return "comment"
+    if token.type in _PROSE or token.type in _STRING_ENDS:
+        return "string"
+    return "number" if token.type == tokenize.NUMBER else "operator"
 
 
 def _brackets(operators: list[tuple[int, str]]) -> Iterator[Link]:

@@ -41,6 +41,8 @@ class AnnotatedText:
             text; None = they go from words of the text.
         target_words: The words of the target by their start.
         n_merged: How many further texts are in it that are equal: see `merged`.
+        kinds: What kind of word each is, by the annotation: its part of speech (UPOS), or its kind in source code;
+            none = the annotation does not say.
     """
 
     text: str
@@ -53,6 +55,7 @@ class AnnotatedText:
     target: str | None = None
     target_words: tuple[Span, ...] = ()
     n_merged: int = 0
+    kinds: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
         """What hashes of annotated texts are made of; the place does not enter."""
@@ -97,12 +100,14 @@ def merged(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
 def joined(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> AnnotatedText:
     """Several texts as one, with a space between two; `links` are further ones, by the numbers of all words."""
     words: list[Span] = []
+    kinds: list[str] = []
     moved: list[Link] = []
     left_out: dict[str, dict[str, int]] = {}
     start = 0
     for text in texts:
         first = len(words)
         words += [(a + start, b + start) for a, b in text.words]
+        kinds += text.kinds or [""] * len(text.words)
         moved += [
             Link(link.relation, tuple(w + first for w in link.source), tuple(w + first for w in link.targets))
             for link in text.links
@@ -114,5 +119,6 @@ def joined(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> Annota
         start += len(text.text) + 1
     whole = " ".join(text.text for text in texts)
     return AnnotatedText(
-        whole, tuple(words), (*moved, *links), texts[0].source, texts[0].line, left_out, texts[0].document
-    )
+        whole, tuple(words), (*moved, *links), texts[0].source, texts[0].line, left_out, texts[0].document,
+        kinds=tuple(kinds) if any(kinds) else (),
+    )  # fmt: skip

@@ -335,12 +335,17 @@ class Description:
         weights: w of each, log odds for a feature that goes from 0 to 1.
         gains: Nats that each explained of the fitted texts when it was chosen.
         nats: KL(A ‖ uniform) of the fitted texts.
+        first: The first term alone; None where there is none.
+        runner_up: What explained most, alone, of the features that were not taken as the first term; None where no
+            other was tried.
     """
 
     terms: tuple[int, ...]
     weights: Floats
     gains: tuple[float, ...]
     nats: float
+    first: "Description | None" = None
+    runner_up: "Description | None" = None
 
 
 @dataclass(frozen=True)
@@ -450,6 +455,16 @@ def row_losses(part: Part, head: int, found: Description) -> Floats:
     return losses
 
 
+def explains_more(part: Part, head: int, one: Description, other: Description) -> bool:
+    """Whether a description explains more of a head than another does: beyond the paired 95% interval over texts."""
+    texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
+    more = np.bincount(which, row_losses(part, head, other) - row_losses(part, head, one), len(texts)) / counts
+    sums = RunningSums(())
+    for of_text in more:
+        sums.add(of_text, 1.0)
+    return bool(sums.interval()[0] > 0)
+
+
 def masses(part: Part, found: Description, feature: int) -> Floats:
     """How much p gives to a feature in each row, (row,): E_p[f]."""
     p = part.unscaled(found.terms, found.weights)
@@ -491,6 +506,8 @@ class _Search:
         self.weights = np.zeros(0)
         self._gains: list[float] = []
         self._nats = self._left = float(part.uniform_nats[head])
+        self._first: Description | None = None
+        self._runner_up: Description | None = None
         self.goes_on = self._nats > 0
 
     def extend(self, found: "_Screened", usable: NDArray[np.bool_]) -> None:
@@ -516,15 +533,24 @@ class _Search:
             return
         largest = self._left - min(left for *_, left in tried)
         alike = [one for one in tried if self._left - one[2] >= max((1 - ALIKE) * largest, least)]
-        feature, self.weights, left = min(alike, key=lambda one: (self._simplicity[one[0]], one[2]))
+        taken = min(alike, key=lambda one: (self._simplicity[one[0]], one[2]))
+        if not self.terms:
+            self._first = self._alone(*taken)
+            others = [one for one in tried if one[0] != taken[0]]
+            self._runner_up = self._alone(*min(others, key=lambda one: one[2])) if others else None
+        feature, self.weights, left = taken
         self.terms = (*self.terms, feature)
         self._gains.append(self._left - left)
         self._left = left
         self.goes_on = left > (1 - ENOUGH) * self._nats
 
+    def _alone(self, feature: int, weights: Floats, left: float) -> Description:
+        return Description((feature,), weights, (self._nats - left,), self._nats)
+
     def description(self) -> Description:
         """What was found."""
-        return Description(self.terms, self.weights, tuple(self._gains), self._nats)
+        found = self.terms, self.weights, tuple(self._gains), self._nats
+        return Description(*found, first=self._first, runner_up=self._runner_up)
 
 
 @dataclass(frozen=True, eq=False)

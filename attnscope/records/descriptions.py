@@ -85,6 +85,8 @@ class HeadDescription:
         explained_beside: The same where how much each query gives to special tokens and the first is taken as known.
         agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
+        runner_up: What another feature is called that, alone, explains the scored texts as well as the first term alone
+            (within the paired 95% interval over texts); "" = none does.
     """
 
     kind: str
@@ -98,6 +100,7 @@ class HeadDescription:
     explained_beside: float
     agrees: bool | None = None
     failures: tuple[Failure, ...] = ()
+    runner_up: str = ""
 
     @property
     def name(self) -> str:
@@ -115,7 +118,12 @@ class HeadDescription:
         if self.spreads_evenly:
             return "spreads evenly"
         whole = {term.feature for term in self.terms if not term.part_of}
-        said = [_words(term, self._parts(term)) for term in self.terms if term.part_of not in whole]
+        others = {self.terms[0].feature: self.runner_up} if self.terms else {}
+        said = [
+            _words(term, self._parts(term), others.get(term.feature, ""))
+            for term in self.terms
+            if term.part_of not in whole
+        ]
         if not said:
             return "undescribed"
         return ", ".join(said) + ("" if self.explained >= LITTLE else "; mostly undescribed")
@@ -132,12 +140,13 @@ class HeadDescription:
         return f"{self.words}: {explained} of {self.nats:.2f} nats"
 
 
-def _words(term: Term, parts: Sequence[Term]) -> str:
+def _words(term: Term, parts: Sequence[Term], other: str) -> str:
     said = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
     if math.isfinite(term.share):
         of = f" {term.share_of}" if term.share_of else ""
         conditional = [term.given_rest] if term.given_rest else []
         said = [f"{_percent(term.share)}{of}", f"even {_percent(term.even)}", *conditional, *said]
+    said += [f"or {other}"] if other else []
     named = f"not {term.words}" if term.is_avoided else term.words
     return f"{named} ({'; '.join(said)})" if said else named
 

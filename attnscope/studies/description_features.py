@@ -44,7 +44,7 @@ class TextFacts:
         embeddings: (token, d): static embeddings of length 1; None where they are not known.
         words: The words of an annotation, as characters.
         links: Its links.
-        places: Of what annotated words are made: tokens of each word.
+        kinds: The kind of each of the annotation's words; none = it does not say.
     """
 
     tokens: Tokens
@@ -53,6 +53,7 @@ class TextFacts:
     embeddings: NDArray[np.float32] | None = None
     words: tuple[Span, ...] = ()
     links: tuple[Link, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @cached_property
     def n(self) -> int:
@@ -148,6 +149,37 @@ class TextFacts:
         starts = self.tokens.offsets[:, 0]
         breaks = np.flatnonzero(np.frombuffer(self.tokens.text.encode("utf-32-le"), "<u4") == ord("\n"))
         return np.where(starts >= 0, np.searchsorted(breaks, starts), -1 - np.arange(self.n))
+
+    @cached_property
+    def indentation(self) -> NDArray[np.int64]:
+        """How many blanks each token's line begins with; a tab is one, special tokens have numbers of their own."""
+        lines = self.tokens.text.split("\n")
+        widths = np.array([len(line) - len(line.lstrip(" \t")) for line in lines], np.int64)
+        return np.where(self.line >= 0, widths[np.maximum(self.line, 0)], self.line)
+
+    @cached_property
+    def opener(self) -> NDArray[np.int64]:
+        """The token with the innermost bracket that each token stands in, or that it opens or closes; -1 = none."""
+        standing: list[tuple[str, int]] = []
+        found = np.full(self.n, -1, np.int64)
+        for place, surface in enumerate(self.stripped):
+            innermost = standing[-1][1] if standing else -1
+            for sign in surface if not self.tokens.special[place] else "":
+                if sign in _OPENING:
+                    standing.append((sign, place))
+                elif sign in _CLOSING and standing and standing[-1][0] == _OPENING[_CLOSING.index(sign)]:
+                    standing.pop()
+            found[place] = max(innermost, standing[-1][1] if standing else -1)
+        return found
+
+    @cached_property
+    def of_kind(self) -> Mapping[str, Flags]:
+        """Which tokens are part of a word of each kind that the annotation knows, each (token,)."""
+        made: dict[str, Flags] = {}
+        for word, kind in zip(self.words, self.kinds, strict=False):
+            if kind:
+                made.setdefault(kind, np.zeros(self.n, np.bool_))[self._tokens_of(word)] = True
+        return made
 
     def _cut(self, ends: frozenset[str]) -> NDArray[np.int64]:
         """Numbers of runs that end with a mark, and the quotation marks and brackets that close it."""
@@ -307,6 +339,16 @@ def _group_start(numbers: Callable[[TextFacts], NDArray[np.int64]]) -> Callable[
     return of
 
 
+def _opener(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
+    """The innermost bracket that is open at the query."""
+    found: Flags = facts.opener[queries][:, None] == np.arange(facts.n)
+    return found
+
+
+def _of_kind(kind: str) -> Callable[[TextFacts, NDArray[np.int64]], Flags]:
+    return _key(lambda facts: facts.of_kind.get(kind, np.zeros(facts.n, np.bool_)))
+
+
 def _near_log(side: int) -> Callable[[TextFacts, NDArray[np.int64]], NDArray[np.int64]]:
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> NDArray[np.int64]:
         offset = np.arange(facts.n) - queries[:, None]
@@ -435,12 +477,13 @@ _FROM = {
 """Classes of queries that products are made of."""
 
 
-def catalogue(special_labels: Sequence[str], relations: Sequence[str] = ()) -> list[Feature]:
+def catalogue(special_labels: Sequence[str], relations: Sequence[str] = (), kinds: Sequence[str] = ()) -> list[Feature]:
     """All features, the simplest first where two are alike.
 
     Args:
         special_labels: The tokenizer's special tokens that occur.
         relations: Relations of annotated texts.
+        kinds: Kinds of words of annotated texts.
     """
     specials = [
         Feature(f"special:{label}", label, "key", 1, _special(label), source=_CLARK) for label in special_labels
@@ -487,7 +530,11 @@ def catalogue(special_labels: Sequence[str], relations: Sequence[str] = ()) -> l
                 lambda facts, queries: _likeness(facts, queries) >= GRADES // 2),
         Feature("line", "the same line", "group", 4, _group(lambda f: f.line)),
         Feature("line_start", "the start of its line", "list", 4, _group_start(lambda f: f.line)),
+        Feature("indentation", "lines of the same indentation", "group", 5, _group(lambda f: f.indentation)),
+        Feature("brackets", "the same brackets", "group", 4, _group(lambda f: f.opener)),
+        Feature("opener", "the bracket that it stands in", "list", 4, _opener),
         *_arcs(relations),
+        *(Feature(f"kind:{kind}", f"{kind} (annotated)", "key", 3, _of_kind(kind)) for kind in kinds),
     ]  # fmt: skip
     bases = [*specials, first, features[0]]
     return [*features, *(product for base in bases for product in _products(base))]

@@ -286,7 +286,8 @@ def measure(model: Model, sample: Sequence[Unit], frequencies: Frequencies, own:
     tokens = [unit.chunk.tokens for unit in sample]
     labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
     relations = sorted({link.relation for unit in sample if unit.annotation for link in unit.annotation.links})
-    features = [*catalogue(list(labels), relations), *own]
+    kinds = sorted({kind for unit in sample if unit.annotation for kind in unit.annotation.kinds if kind})
+    features = [*catalogue(list(labels), relations, kinds), *own]
     frequent = _frequent(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
@@ -350,6 +351,7 @@ def _facts(model: Model, unit: Unit, frequencies: Frequencies, frequent: frozens
         embeddings.numpy(),
         () if unit.annotation is None else unit.annotation.words,
         () if unit.annotation is None else unit.annotation.links,
+        () if unit.annotation is None else unit.annotation.kinds,
     )
 
 
@@ -476,8 +478,22 @@ def _head(group: Group, sample: Sequence[Unit], scored: Part, number: int, found
     agrees = found.terms[:1] == other.terms[:1] if found.terms or other.terms else None
     return HeadDescription(
         group.kind, layer, head, terms, how.nats, how.explained, how.low, how.high, beside.explained, agrees,
-        _failures(sample, scored, left),
+        _failures(sample, scored, left), _or(group, scored, number, found),
     )  # fmt: skip
+
+
+def _or(group: Group, scored: Part, number: int, found: Any) -> str:
+    """What another feature is called that might as well be the first term; "" = none, or one that is a term anyway."""
+    from attnscope.core.descriptions import explains_more
+
+    if found.runner_up is None:
+        return ""
+    features, (other,) = group.features, found.runner_up.terms
+    told = {features[f].shown_by[0] or features[f].name for f in found.terms}
+    named = {features[other].name, features[other].base, features[other].shown_by[0]} - {""}
+    if named & {*told, *(features[f].name for f in found.terms)}:
+        return ""
+    return "" if explains_more(scored, number, found.first, found.runner_up) else features[other].words
 
 
 def _term(group: Group, scored: Part, number: int, found: Any, place: int) -> Term:
