@@ -5,12 +5,13 @@
 - planted: attention that follows one rule, or two, over the model's own tokens, sharp or not, with noise.
 - random: the model's architecture with random weights, queries and keys scaled so that heads are 1 to 2 nats sharp.
 - treebank: with the links of annotated texts and without, if a file is given.
+- transfer: what is fitted on a half of the texts, scored on the other half and on the documents of a treebank.
 - growth: explained shares with the sample doubled.
 
 The last line is JSON.
 
 usage: python -m benchmarks.descriptions [--model minilm] [--file sample_texts/alice.txt] [--treebank FILE]
-       [--parts quality,planted,random,growth,treebank] [--queries 2000] [--seeds 3]
+       [--parts quality,planted,random,growth,treebank,transfer] [--queries 2000] [--seeds 3]
 """
 
 import argparse
@@ -25,7 +26,7 @@ import torch
 import attnscope
 from attnscope.core.attention import attend
 from attnscope.core.descriptions import Part, Rows, describe, refit, score
-from attnscope.corpus import Copies, Corpus, count_tokens, distinct
+from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.studies.descriptions import DescribeOptions, Group, Unit, _bases, _distinct, draw, measure
 from attnscope.studies.head_blocks import Frequencies
@@ -40,7 +41,9 @@ RULES = (
 )  # fmt: skip
 
 
-def sampled(model: Model, texts: Corpus, queries: int, seed: int = 0) -> tuple[list[Unit], list[Group]]:
+def sampled(
+    model: Model, texts: Corpus | list[CorpusText], queries: int, seed: int = 0
+) -> tuple[list[Unit], list[Group]]:
     counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
     sample = draw(model, texts, DescribeOptions(queries=queries, seed=seed))
     return sample, measure(model, sample, Frequencies.of_counts(counts))
@@ -218,12 +221,37 @@ def treebank(model: Model, path: str, queries: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def transfer(model: Model, texts: Corpus, path: str, queries: int) -> dict[str, Any]:
+    documents = [one.text for one in attnscope.AnnotatedCorpus([path], unit="document")]
+    other = [CorpusText(n, path, 1, text=text) for n, text in enumerate(documents)]
+    (sample, groups), (sample_there, groups_there) = sampled(model, texts, queries), sampled(model, other, queries)
+    here, there, nats = [], [], []
+    for group, group_there in zip(groups, groups_there, strict=True):
+        assert [one.name for one in group.features] == [one.name for one in group_there.features]
+        fitted, scored = halves(sample, group.rows)
+        elsewhere = group_there.rows.of_texts(range(len(sample_there)))
+        for head, one in enumerate(find(group, fitted)):
+            own, its = score(scored, head, one)[0], score(elsewhere, head, one)[0]
+            if min(own.nats, its.nats) >= 0.1:
+                here.append(own.explained)
+                there.append(its.explained)
+                nats.append(own.nats)
+    lost, sharp = np.array(here) - np.array(there), np.array(nats) > 0.5
+    return {
+        "n_heads": len(here), "n_texts": len(sample_there),
+        "median_here": round(float(np.median(here)), 3), "median_there": round(float(np.median(there)), 3),
+        "mean_lost": round(float(lost.mean()), 3), "within_0.1": round(float((np.abs(lost) <= 0.1).mean()), 3),
+        "within_0.1_over_0.5_nats": round(float((np.abs(lost[sharp]) <= 0.1).mean()), 3),
+        "largest_lost": round(float(lost.max()), 3),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
     parser.add_argument("--treebank")
-    parser.add_argument("--parts", default="quality,planted,random,growth,treebank")
+    parser.add_argument("--parts", default="quality,planted,random,growth,treebank,transfer")
     parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
@@ -241,6 +269,8 @@ def main() -> None:
         found["growth"] = growth(model, texts, given.queries)
     if "treebank" in parts and given.treebank:
         found["treebank"] = treebank(model, given.treebank, given.queries)
+    if "transfer" in parts and given.treebank:
+        found["transfer"] = transfer(model, texts, given.treebank, given.queries)
     print(json.dumps(found))
 
 

@@ -314,7 +314,8 @@ def test_words_of_python_have_kinds() -> None:
     assert len(text.kinds) == len(text.words)
     assert {kind: [word for word, of in kinds if of == kind] for _, kind in kinds} == {
         "keyword": ["def", "return", "if", "else"], "identifier": ["f", "x", "x", "x"],
-        "operator": ["(", ")", ":", "+"], "comment": ["#", "the", "why"], "number": ["1"], "string": ['"', "a", "b", '"'],
+        "operator": ["(", ")", ":", "+"], "number": ["1"], "comment": ["#", "the", "why"],
+        "string": ['"', "a", "b", '"'],
     }  # fmt: skip
 
 

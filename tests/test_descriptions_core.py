@@ -118,7 +118,7 @@ def test_a_refit_finds_the_weights_that_the_attention_was_made_with() -> None:
 def test_a_runner_up_is_as_good_where_texts_do_not_tell_them_apart() -> None:
     features, starts, texts = sample(n_texts=24)
     drawn = np.random.default_rng(5)
-    # Features 1 and 7 have most keys in common, and the head follows the one in half of the texts, the other in the rest.
+    # Features 1 and 7 have most keys in common; the head follows the one in half of the texts, the other in the rest.
     both = features[OF_TWIN].copy()
     for one in (OF_TWIN, TWIN):
         features[one] = both | (drawn.random(features.shape[1]) < 0.05)
