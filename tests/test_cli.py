@@ -317,6 +317,7 @@ def test_show_draws_again_what_was_saved(attnscope: Run, tmp_path: Path) -> None
         (["heatmap", "x", "--nonsense"], "No such option"),
         (["heatmap", "x", "--out"], "requires an argument"),
         (["info", "--engine", "gpu"], "no engine 'gpu'"),
+        (["info", "-m", "minilm"], "name the model alone: attnscope info MODEL"),
         (["show"], "Missing argument"),
         (["draw"], "No such command"),
     ],

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import SandboxedEnvironment
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -195,6 +196,26 @@ def test_a_chat_template_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
     with pytest.raises(AttnscopeError, match="the chat template fails: it does not end within 1,000 steps"):
         HuggingFaceTokenizer(byte_level(chat_template=loops)).chat("the c")
     assert len(HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "made",
+    [
+        "9 ** 99999999",
+        "(messages[0].content | length) ** 99999999",
+        "'a' * 10 ** 9",
+        "[0] * 99999999",
+        "99999999 * '-'",
+    ],
+)
+def test_a_chat_template_makes_nothing_huge(made: str) -> None:
+    tokenizer = HuggingFaceTokenizer(byte_level(chat_template="{{ 3 * 'a' }}{% set n = " + made + " %}"))
+    with pytest.raises(AttnscopeError, match="the chat template fails: it makes something of more than 10,000,000"):
+        tokenizer.chat("the c")
+    small = HuggingFaceTokenizer(byte_level(chat_template="{{ 'the ' * 2 ** 2 }}"))
+    assert small.chat("x").text == "the the the the "
+    assert not SandboxedEnvironment.intercepted_binops  # others' templates run as they did
 
 
 def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:

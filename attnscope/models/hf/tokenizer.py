@@ -79,7 +79,7 @@ class HuggingFaceTokenizer:
     def _chat(self, text: str) -> Tokens:
         messages = [{"role": "user", "content": text}]
         try:
-            with _limit_steps():
+            with _limit_steps(), _limit_sizes():
                 written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and raise what they like
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
@@ -247,6 +247,42 @@ def _limit_steps() -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+MOST_MADE = 10_000_000
+"""Characters, items or bits that one product or power in a chat template may make: no step would end it."""
+
+
+@contextlib.contextmanager
+def _limit_sizes() -> Iterator[None]:
+    """Within it, templates that Jinja compiles make nothing huge by `*` and `**`.
+
+    Raises:
+        RuntimeError: A template would.
+    """
+    from jinja2.sandbox import SandboxedEnvironment
+
+    plain, intercepted = SandboxedEnvironment.call_binop, SandboxedEnvironment.intercepted_binops
+
+    def compute(self: Any, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if _size_made(operator, left, right) > MOST_MADE:
+            raise RuntimeError(f"it makes something of more than {MOST_MADE:,} characters, items or bits")
+        return plain(self, context, operator, left, right)
+
+    changed: Any = SandboxedEnvironment
+    changed.call_binop, changed.intercepted_binops = compute, intercepted | {"*", "**"}
+    try:
+        yield
+    finally:
+        changed.call_binop, changed.intercepted_binops = plain, intercepted
+
+
+def _size_made(operator: str, left: Any, right: Any) -> int:
+    """How many characters, items or bits a product or power has, about; 0 for what is never large."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+    many, times = (right, left) if isinstance(left, int) else (left, right)
+    return len(many) * max(0, times) if isinstance(times, int) and hasattr(many, "__len__") else 0
 
 
 class NumbersTokenizer:
