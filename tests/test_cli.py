@@ -317,13 +317,16 @@ def test_show_draws_again_what_was_saved(attnscope: Run, tmp_path: Path) -> None
         (["heatmap", "x", "--nonsense"], "No such option"),
         (["heatmap", "x", "--out"], "requires an argument"),
         (["info", "--engine", "gpu"], "no engine 'gpu'"),
-        (["info", "-m", "minilm"], "name the model alone: attnscope info MODEL"),
         (["show"], "Missing argument"),
         (["draw"], "No such command"),
     ],
 )
 def test_wrong_usage_is_one_line_and_2(attnscope: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
     require_one_line(attnscope(*arguments), said, status=2)
+
+
+def test_a_model_that_is_named_by_an_option_is_pointed_to_its_place(attnscope: Run) -> None:
+    assert attnscope("info", "-m", "minilm").err.endswith("hint: name the model alone: attnscope info MODEL\n")
     assert files(tmp_path) == []
 
 

@@ -79,7 +79,7 @@ class HuggingFaceTokenizer:
     def _chat(self, text: str) -> Tokens:
         messages = [{"role": "user", "content": text}]
         try:
-            with _limit_steps(), _limit_sizes():
+            with _limit_sizes(), _limit_steps():
                 written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and raise what they like
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
