@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jinja2.sandbox import SandboxedEnvironment
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.sandbox import SandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError
@@ -191,6 +191,7 @@ def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
 
 
 def test_a_chat_template_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c")  # loads what templates need
     monkeypatch.setattr("attnscope.models.hf.tokenizer.MOST_STEPS", 1000)
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(AttnscopeError, match="the chat template fails: it does not end within 1,000 steps"):
