@@ -323,12 +323,12 @@ def test_show_draws_again_what_was_saved(attnscope: Run, tmp_path: Path) -> None
 )
 def test_wrong_usage_is_one_line_and_2(attnscope: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
     require_one_line(attnscope(*arguments), said, status=2)
+    assert files(tmp_path) == []
 
 
 def test_a_model_that_is_named_by_an_option_is_pointed_to_its_place(attnscope: Run) -> None:
     error = attnscope("info", "-m", "minilm").err
     assert "hint: name the model alone: " in error and error.endswith("attnscope info MODEL\n")
-    assert files(tmp_path) == []
 
 
 # Failure: 1
