@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from attnscope.records import load as load_record
     from attnscope.records.ablation import Ablation
     from attnscope.records.batches import Batch
+    from attnscope.records.circuits import Circuits
     from attnscope.records.comparison import Comparison, HeadComparison, MinimalPair, ModelComparison, PickedHeads
     from attnscope.records.findings import Findings
     from attnscope.records.pooled import PooledHeatmap
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from attnscope.records.rollouts import Rollout
     from attnscope.studies.ablation import AblateOptions, ablate
     from attnscope.studies.batch import BatchOptions, batch
+    from attnscope.studies.circuits import CircuitsOptions, circuits
     from attnscope.studies.compare import CompareOptions, compare, compare_models
     from attnscope.studies.compare_texts import compare_heads, compare_texts
     from attnscope.studies.cost import cost
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from attnscope.views.page import Page
 
     load_ablation = Ablation.load
+    load_circuits = Circuits.load
     load_comparison = Comparison.load
     load_findings = Findings.load
     load_pooled = PooledHeatmap.load
@@ -75,6 +78,8 @@ _PUBLIC = {
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Batch": "attnscope.records.batches:Batch",
     "BatchOptions": "attnscope.studies.batch:BatchOptions",
+    "Circuits": "attnscope.records.circuits:Circuits",
+    "CircuitsOptions": "attnscope.studies.circuits:CircuitsOptions",
     "CompareOptions": "attnscope.studies.compare:CompareOptions",
     "Corpus": "attnscope.corpus:Corpus",
     "DescribeOptions": "attnscope.studies.descriptions:DescribeOptions",
@@ -98,6 +103,7 @@ _PUBLIC = {
     "Workers": "attnscope.studies.workers:Workers",
     "ablate": "attnscope.studies.ablation:ablate",
     "batch": "attnscope.studies.batch:batch",
+    "circuits": "attnscope.studies.circuits:circuits",
     "compare": "attnscope.studies.compare:compare",
     "compare_heads": "attnscope.studies.compare_texts:compare_heads",
     "compare_models": "attnscope.studies.compare:compare_models",
@@ -108,6 +114,7 @@ _PUBLIC = {
     "heatmap": "attnscope.studies.heatmap:heatmap",
     "load": "attnscope.models:load",
     "load_ablation": "attnscope.records.ablation:Ablation.load",
+    "load_circuits": "attnscope.records.circuits:Circuits.load",
     "load_comparison": "attnscope.records.comparison:Comparison.load",
     "load_findings": "attnscope.records.findings:Findings.load",
     "load_pooled": "attnscope.records.pooled:PooledHeatmap.load",
@@ -141,6 +148,8 @@ __all__ = [
     "AttnscopeError",
     "Batch",
     "BatchOptions",
+    "Circuits",
+    "CircuitsOptions",
     "CompareOptions",
     "Corpus",
     "DescribeOptions",
@@ -165,6 +174,7 @@ __all__ = [
     "__version__",
     "ablate",
     "batch",
+    "circuits",
     "compare",
     "compare_heads",
     "compare_models",
@@ -175,6 +185,7 @@ __all__ = [
     "heatmap",
     "load",
     "load_ablation",
+    "load_circuits",
     "load_comparison",
     "load_findings",
     "load_pooled",

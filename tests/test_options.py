@@ -197,7 +197,7 @@ DIFFER = {
     ("ablate", "--target"): "an answer to each of many texts",
     ("prune", "--target"): "an answer to each of many texts",
     ("trace", "--heads"): "of one layer",
-    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune")},
+    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune", "circuits")},
     ("batch", "--query"): "not every text has it",
     ("compare", "--query"): "it ranks heads",
     ("page", "--words"): "the reader of a page can change it",
@@ -219,6 +219,8 @@ DIFFER = {
     ("relations", "--kind"): "of annotations",
     ("trace", "--kind"): "one attention alone is traced",
     ("split", "--seed"): "of something else",
+    ("circuits", "--seed"): "of something else",
+    ("circuits", "--frequencies"): "of tokens to answer for; there is no corpus that could have them",
     ("info", "MODEL"): "its own argument: every other command reads a text",
 }
 """Options that are not told, typed or set by default as most commands do, each with its reason."""
@@ -254,7 +256,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
             called, what = told(name, parameter)
             assert what[-2] or parameter.hidden, f"{name} {called} has no help"
             found[called][name] = what
-    assert len(commands) == 16 and len(found) > 80  # else this test sees none of them
+    assert len(commands) == 17 and len(found) > 80  # else this test sees none of them
     differ = {
         (name, called)
         for called, by_command in found.items()

@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnscope.cli.ablate import ablate
 from attnscope.cli.batch import batch
+from attnscope.cli.circuits import circuits
 from attnscope.cli.compare import compare
 from attnscope.cli.cost import cost
 from attnscope.cli.heads import heads, merge
@@ -57,8 +58,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    heatmap, batch, page, heads, merge, rollout, compare, relations, ablate, prune, show, trace, split, cost, models,
-    info,
+    heatmap, batch, page, heads, merge, rollout, compare, relations, ablate, prune, circuits, show, trace, split, cost,
+    models, info,
 ):  # fmt: skip
     app.command(cls=_Command)(command)
 

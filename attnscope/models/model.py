@@ -411,6 +411,9 @@ class Model(Protocol):
     def output_projections(self) -> "Mapping[Place, Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
 
+    def unembedding(self) -> "nn.Module | None":
+        """The linear map that its scores of the vocabulary come from; None without one."""
+
     def untrained(self, seed: int) -> "Model":
         """The same architecture with random weights."""
 
@@ -450,6 +453,10 @@ class LayeredModel:
     def output_projections(self) -> "dict[Place, Tensor]":
         """W_O by (kind, layer), each (d_model, d_model)."""
         return {place: layer.get_parameter(self._output) for place, layer in self.blocks().items()}
+
+    def unembedding(self) -> "nn.Module | None":
+        """There is no language-model head."""
+        return None
 
 
 def eyes_of(model: Model) -> Model:

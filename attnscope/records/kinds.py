@@ -139,6 +139,10 @@ KINDS = {
             "atlas_terminal:show", options=("measures", "where", "sort"),
         ),
         Kind(
+            "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:draw", options=("pick",),
+        ),
+        Kind(
             "attnscope.rollout", "record of rollout", "rollouts:Rollout", "rollout", "rollout", ("npz", "json"),
             ("npz", "png"), "rollout_terminal:show", "rollout_figures:draw",
             query="rollout_figures:require_query", options=("query", "scale", "cmap"), lossless=("npz", "json"),

@@ -170,6 +170,11 @@ class HuggingFaceModel:
         """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf.weights.output_projections."""
         return output_projections(self.network.base, self.network.found) if self.network.at_seam else {}
 
+    def unembedding(self) -> nn.Module | None:
+        """What its scores of the vocabulary come from; None where its head predicts no words."""
+        found: Any = None if self.loss is None else self.network.model.get_output_embeddings()
+        return found if isinstance(found, nn.Module) else None
+
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
         """Which of its weights are the heads' alone; see hf.weights.head_slices."""
         if self.network.is_spread:

@@ -20,6 +20,7 @@ from attnscope.models.hf.check import hidden_states, tolerance
 from attnscope.models.hf.examples import standing_arguments
 from attnscope.models.hf.seam import Plan, perform
 from attnscope.models.model import Loss, Outputs, Rerun
+from attnscope.models.projections import hooks
 from attnscope.models.tape import blocks_of
 
 _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
@@ -63,12 +64,13 @@ def run_with_logits(
     """
     held: list[Any] = []
 
+    # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
+    decoder = getattr(base, "decoder", None)
+    watched = [module for module in (base, decoder) if isinstance(module, PreTrainedModel)]
+
     def whole(**given: Any) -> Any:
-        handle = base.register_forward_hook(lambda module, arguments, output: held.append(output))
-        try:
+        with hooks(watched, lambda module, arguments, output: held.append(output)):
             return model(**given)
-        finally:
-            handle.remove()
 
     output = perform(base, {**standing_arguments(model), **inputs}, plan, probe, through=whole, skipped=skipped)
     hidden = hidden_states(held[-1]) if held else None

@@ -1,0 +1,44 @@
+"""`attnscope circuits`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import groups, options
+
+
+@groups.command(omit=("scale", "cmap", "layers", "heads"), pick="Tell all of single heads, such as L3H1,L5H11.")
+def circuits(
+    *,
+    model: groups.Model = "minilm",
+    frequencies: Annotated[
+        Path | None, "Counts of words (word, tab, count): also says what heads write for the commonest tokens."
+    ] = None,
+    directions: Annotated[int, typer.Option(min=0, help="Singular directions of each head that are told of.")] = 2,
+    which: groups.Heads,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random heads that scores are compared with.")] = 0,
+    where: groups.Where,
+    drawing: groups.Drawing,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """Say what the weights of heads do without any text: what they copy, read and write, and which head feeds which.
+
+    For encoders and decoders of text whose attention passes the seam, grouped queries and rotary positions included.
+
+    - `attnscope circuits`
+    - `attnscope circuits --pick L3H1,L0H2`
+    - `attnscope circuits -m ./SmolLM2-135M -o out`
+    """
+    from attnscope.studies.circuits import CircuitsOptions
+    from attnscope.studies.circuits import circuits as study
+
+    output = where.plan("circuits", printing, **drawing.options())
+    picked = which.choice().pick
+    asked = CircuitsOptions(directions=directions, frequencies=frequencies, seed=seed)
+    load = loading.options()
+    loaded = (load if load.engine != "auto" else load.with_head(model)).load(model)
+    with options.progress_of_steps(printing.quiet, "layers") as report:
+        found = study(loaded, asked, report=report)
+    output.deliver(found if picked is None else found.only(picked))

@@ -1,0 +1,106 @@
+"""What the weights of heads say without any text: copying, matching, and which head feeds which (Elhage et al. 2021).
+
+All of it goes through matrices of d_head x d_head: of a product W_O W_V, which has d_model² numbers, none is made.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*heads"]:
+    """Sum of the eigenvalues divided by the sum of their absolute values, -1 to 1; NaN where all are 0.
+
+    1 where a map gives each direction back to itself, -1 where it takes it away; near 0 where it does neither.
+
+    Source:
+        Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, "copying".
+    """
+    values = torch.linalg.eigvals(matrix.double())
+    score: Tensor = values.real.sum(-1) / values.abs().sum(-1)
+    return score
+
+
+def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"]:
+    """L of rows = L Q with orthonormal rows of Q: all of a factor but which directions of the stream it reads."""
+    factor: Tensor = torch.linalg.qr(rows.double().mT, mode="r").R.mT
+    return factor
+
+
+def random_rows(n: int, k: int, d: int, seed: int) -> Float[Tensor, "n k d"]:
+    """K orthonormal rows in d dimensions, n times, each equally likely (Haar)."""
+    drawn = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q, r = torch.linalg.qr(drawn)
+    rows: Tensor = (q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None]).mT
+    return rows
+
+
+def eigenvalue_scores(
+    reads: Float[Tensor, "heads k d"],
+    core: Float[Tensor, "d d"],
+    writes: Float[Tensor, "heads d k"],
+    drawn: Float[Tensor, "draws k k"],
+) -> tuple[Float[Tensor, " heads"], Float[Tensor, "heads draws"]]:
+    """The score of U W_O W_V E for each head, and of heads with the same singular values that read and write anywhere.
+
+    The eigenvalues of U W_O W_V E, a matrix of all pairs of tokens, are those of W_V (E U) W_O but for zeros.
+
+    Args:
+        reads: W_V, or for matching W_K.
+        core: E U, summed over the vocabulary.
+        writes: W_O, or W_Q transposed.
+        drawn: G core G' for random orthonormal rows G and columns G', as `random_rows` draws them.
+
+    Returns:
+        The scores, and for each draw what they would be if W_V read by G and W_O wrote by G' instead.
+    """
+    own = eigenvalue_score(reads.double() @ core.double() @ writes.double())
+    left, right = inner_factors(reads), inner_factors(writes.mT).mT
+    chance = torch.stack([eigenvalue_score(a @ drawn @ b) for a, b in zip(left, right, strict=True)])
+    return own, chance
+
+
+def singular_directions(
+    left: Float[Tensor, "d k"], right: Float[Tensor, "k d"], n: int
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
+    """The first singular directions of left @ right: what it gives, what it reads, and their shares of its norm².
+
+    By the QR factors of both: the decomposition is one of k x k.
+    """
+    q_left, r_left = torch.linalg.qr(left.double())
+    q_right, r_right = torch.linalg.qr(right.double().mT)
+    u, s, vh = torch.linalg.svd(r_left @ r_right.mT)
+    share = s.pow(2) / s.pow(2).sum().clamp(min=1e-300)
+    return (q_left @ u[:, :n]).mT, (q_right @ vh[:n].mT).mT, share[:n]
+
+
+def sender(writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads d k"]:
+    """W_O W_V with its right factor reduced: the same singular values and left directions, k columns instead of d."""
+    return writes.double() @ inner_factors(reads)
+
+
+def receiver(left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k d"]:
+    """As `sender` of left @ reads, whose left factor is reduced: k rows that read the stream."""
+    return inner_factors(left.mT).mT @ reads.double()
+
+
+def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -> Float[Tensor, "s r"]:
+    """Composition of each pair: |X Y| / (|X| |Y|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
+
+    Source:
+        Elhage et al. 2021, "composition".
+    """
+    r, k, d = receivers.shape
+    s, _, j = senders.shape
+    product = receivers.reshape(r * k, d) @ senders.permute(1, 0, 2).reshape(d, s * j)
+    norm = product.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt().double()
+    sizes = torch.linalg.matrix_norm(receivers)[:, None].double() * torch.linalg.matrix_norm(senders)[None].double()
+    found: Tensor = (norm / sizes).T
+    return found
+
+
+def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
+    """Sum of the singular values' fourth powers by the square of the sum of their squares, 1/rank to 1; NaN for 0."""
+    wide = factors.double()
+    gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
+    return gram.pow(2).sum((-1, -2)) / torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1).pow(2)

@@ -1,0 +1,419 @@
+"""What do the weights of heads say, without any text? A model in, a Circuits record out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.corpus.frequencies import read_frequencies
+from attnscope.errors import UsageError
+from attnscope.models.model import Batch, Model
+from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Direction, Score
+from attnscope.studies.provenance import run_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from attnscope.core.attention import AttentionCall
+    from attnscope.models.stream import Attention, Stream
+
+Report = Callable[[int, int], None]
+
+_TEXTS, _PLACES = 64, 16
+"""Tokens that what places do is a mean over, and how many places."""
+
+_UNKNOWN = Score(np.nan, np.nan, np.nan, np.nan)
+
+
+@dataclass(frozen=True)
+class CircuitsOptions:
+    """What is asked of the weights.
+
+    Attributes:
+        directions: Singular directions of each head that are told of.
+        tokens: Tokens at each end of a direction.
+        draws: Random heads that scores are compared with; of 39, one more is outside of all in 5% of cases.
+        frequencies: Counts of words, as of `attnscope heads`: what heads write for the commonest tokens.
+        answers: How many of those.
+        seed: Of random heads.
+    """
+
+    directions: int = 2
+    tokens: int = 5
+    draws: int = 39
+    frequencies: Path | None = None
+    answers: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("directions", 0), ("tokens", 1), ("draws", 19), ("answers", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+
+
+def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Report | None = None) -> Circuits:
+    """What each head copies, matches, reads and writes, and which heads feed which, by their weights alone.
+
+    Norms are folded into the weights around them, but for the length that they divide by. Everything goes through
+    matrices of d_head x d_head.
+
+    Args:
+        model: A loaded model, see `attnscope.load`: an encoder or a decoder of text.
+        options: What is asked.
+        report: Is told how many layers are done, and of how many.
+
+    Raises:
+        AttnscopeError: Where the model keeps its weights is not known; says which and why.
+    """
+    import torch
+
+    from attnscope.models.stream import stream_of
+
+    options = options or CircuitsOptions()
+    stream = stream_of(model)
+    with torch.no_grad():
+        return _Weights(model, stream, options).study(report)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ends:
+    """The tokens at either end of a head.
+
+    Attributes:
+        ids: Their numbers.
+        read: Their embeddings as they enter the stream, (token, d_model).
+        looked_up: The same at length 1, centred where norms centre.
+        written: What stands for writing each, (token, d_model), its mean over tokens taken away.
+        name: What that is.
+    """
+
+    ids: Tensor
+    read: Tensor
+    looked_up: Tensor
+    written: Tensor
+    name: str
+
+
+class _Weights:
+    """The weights of a model, on their way into a record."""
+
+    def __init__(self, model: Model, stream: Stream, options: CircuitsOptions) -> None:
+        self.model, self.stream, self.options = model, stream, options
+        norms = [one.norm for one in stream.attentions] + (
+            [stream.final_norm] if stream.unembedding is not None else []
+        )
+        self.centres = all(norm is not None and norm.centres for norm in norms)
+        self.notes = list(stream.notes)
+        self._cores: dict[str, Tensor] = {}
+        self._draws: dict[tuple[str, int], Tensor] = {}
+        self.ends = self._find_ends()
+        self.spell: Callable[[int], str] = cache(lambda number: model.tokenizer.spell(number))
+        if stream.is_post_norm:
+            self.notes.append(
+                "norms lie on the stream itself (post-norm): those between two heads are not folded, and a head is "
+                "taken to read what another wrote as it was written"
+            )
+        if stream.unembedding is not None and not stream.is_direct:
+            self.notes.append(
+                "between the last layer and the unembedding lies a layer that is left out: tokens are those whose rows "
+                "of the unembedding are likest to what is written"
+            )
+
+    def study(self, report: Report | None) -> Circuits:
+        """The record."""
+        places = _Places(self.model, self.stream, self._some_ids())
+        answers = self._answers()
+        heads: list[CircuitHead] = []
+        for done, attention in enumerate(self.stream.attentions):
+            heads += self._heads(attention, places.shares.get(attention.layer), answers)
+            if report is not None:
+                report(done + 1, len(self.stream.attentions))
+        composition, senders, receivers = self._compose()
+        run = run_of(self.model.info, self.notes)
+        return Circuits(
+            run={**run, "seed": self.options.seed}, kind=self.stream.kind,
+            ends=self.ends.name if self.ends is not None else "", places=places.kind, n_places=_PLACES,
+            uniform=places.uniform, dimension=self.model.info.d_model - self.centres, n_draws=self.options.draws,
+            seed=self.options.seed, heads=tuple(heads), composition=composition, sender_spread=senders,
+            receiver_spread=receivers,
+        )  # fmt: skip
+
+    # Tokens ---------------------------------------------------------------------------------------------------
+
+    def _find_ends(self) -> _Ends | None:
+        import torch
+
+        stream, info = self.stream, self.model.info
+        known = self.model.tokenizer.ordinary_ids()
+        if not known and stream.unembedding is not None:
+            known = list(range(len(stream.unembedding)))
+        if stream.unembedding is not None:
+            known = [number for number in known if number < len(stream.unembedding)]
+        if not known:
+            self.notes.append("the model's vocabulary is not known, so that nothing is said of tokens")
+            return None
+        ids = torch.tensor(known)
+        if (width := self.model.static_embeddings(ids[None, :1]).shape[-1]) != info.d_model:
+            self.notes.append(
+                f"embeddings have width {width}, the stream {info.d_model}: nothing is said of tokens (copying, "
+                "matching, what is read and written)"
+            )
+            return None
+        read = torch.cat([self.model.static_embeddings(part[None])[0] for part in torch.split(ids, 8192)])
+        read = read.detach().to(torch.promote_types(read.dtype, torch.float32))
+        read = read if stream.embedding_norm is None else stream.embedding_norm.apply(read)
+        if stream.unembedding is None:
+            written, name = read, "static embeddings"
+        else:
+            rows = stream.unembedding[ids.to(stream.unembedding.device)]
+            written = rows if stream.final_norm is None else stream.final_norm.fold(rows)
+            name = "unembedding"
+        looked_up = read - read.mean(1, keepdim=True) if self.centres else read
+        length = looked_up.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)
+        return _Ends(ids, read, looked_up / length, written - written.mean(0), name)
+
+    def _some_ids(self) -> Tensor:
+        """Tokens from all over the vocabulary."""
+        import torch
+
+        known = self.model.tokenizer.ordinary_ids() if self.ends is None else self.ends.ids.tolist()
+        known = known or list(range(8, 16))
+        return torch.tensor([known[i * len(known) // _TEXTS] for i in range(_TEXTS)])
+
+    def _answers(self) -> list[int]:
+        """Rows of the commonest tokens among the ends."""
+        if self.options.frequencies is None or self.ends is None:
+            return []
+        counts = read_frequencies(self.options.frequencies, self.model.tokenizer.encode).counts
+        row_of = {number: row for row, number in enumerate(self.ends.ids.tolist())}
+        order = np.argsort(-counts, kind="stable").tolist()
+        return [row_of[one] for one in order if counts[one] and one in row_of][: self.options.answers]
+
+    def _tokens(self, rows: Tensor, directions: Tensor) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """The tokens at both ends of each direction, (n, d_model), by the rows of tokens."""
+        assert self.ends is not None
+        scores = rows @ directions.to(rows).T
+        n = min(self.options.tokens, len(rows))
+        found = [scores.topk(n, 0, largest=largest).indices.T.tolist() for largest in (True, False)]
+        named = [[tuple(self.spell(int(self.ends.ids[row])) for row in one) for one in end] for end in found]
+        return list(zip(*named, strict=True))
+
+    # Heads ----------------------------------------------------------------------------------------------------
+
+    def _heads(
+        self, attention: Attention, places: Mapping[str, Sequence[float]] | None, answers: Sequence[int]
+    ) -> list[CircuitHead]:
+        n = attention.n_heads
+        copying = self._scores(attention, "copying")
+        matching = self._scores(attention, "matching")
+        values, outputs = attention.reads("value"), self._writes(attention)
+        queries, keys = attention.reads("query"), attention.reads("key")
+        writes: list[tuple[Direction, ...]] = [()] * n
+        seeks = list(writes)
+        told: list[tuple[Answer, ...]] = [()] * n
+        if self.ends is not None and self.options.directions:
+            if values is not None and outputs is not None:
+                writes = self._directions(outputs, values, self.ends.looked_up, self.ends.written)
+                told = [
+                    tuple(self._answer(attention, row, outputs[head], values[head], head) for row in answers)
+                    for head in range(n)
+                ]
+            if queries is not None and keys is not None:
+                seeks = self._directions(keys.mT, queries, self.ends.looked_up, self.ends.looked_up)
+        shares = {name: [np.nan] * n for name in _SHARES} | dict(places or {})
+        return [
+            CircuitHead(
+                attention.layer, head, copying[head], matching[head],
+                **{name: float(shares[name][head]) for name in _SHARES}, writes=writes[head], seeks=seeks[head],
+                answers=told[head],
+            )
+            for head in range(n)
+        ]  # fmt: skip
+
+    def _answer(self, attention: Attention, row: int, output: Tensor, value: Tensor, head: int) -> Answer:
+        """What a head writes of a token as the embedding alone makes it read it, its bias included."""
+        assert self.ends is not None
+        x = self.ends.looked_up[row].to(value)
+        held = value @ x
+        if attention.norm is not None and attention.value is not None:
+            bias = attention.value.weight @ attention.norm.bias.to(value) + attention.value.bias
+            held = held + bias.repeat_interleave(attention.n_heads // len(bias), 0)[head]
+        elif attention.value is not None:
+            held = value @ self.ends.read[row].to(value)
+            held = (
+                held + attention.value.bias.repeat_interleave(attention.n_heads // len(attention.value.bias), 0)[head]
+            )
+        (risen, _), *_ = self._tokens(self.ends.written, (output @ held)[None])
+        return Answer(self.spell(int(self.ends.ids[row])), risen)
+
+    def _writes(self, attention: Attention) -> Tensor | None:
+        """W_O of each head; without what no head can read where all norms centre."""
+        writes = attention.writes
+        return writes - writes.mean(1, keepdim=True) if writes is not None and self.centres else writes
+
+    def _scores(self, attention: Attention, which: str) -> list[Score]:
+        from attnscope.core.circuits import eigenvalue_scores, random_rows
+
+        reads = attention.reads("value" if which == "copying" else "key")
+        queries = attention.reads("query")
+        writes = self._writes(attention) if which == "copying" else None if queries is None else queries.mT
+        if reads is None or writes is None or self.ends is None:
+            return [_UNKNOWN] * attention.n_heads
+        k = reads.shape[1]
+        own, chance = eigenvalue_scores(reads, self._core(which), writes, self._drawn(which, k, random_rows))
+        return [
+            Score(float(value), float(drawn.mean()), float(drawn.min()), float(drawn.max()))
+            for value, drawn in zip(own, chance, strict=True)
+        ]
+
+    def _core(self, which: str) -> Tensor:
+        """E U over the vocabulary, (d_model, d_model), of what is read and what is written."""
+        if which not in self._cores:
+            assert self.ends is not None
+            other = self.ends.written if which == "copying" else self.ends.read
+            core = (self.ends.read.T @ other.to(self.ends.read)).double()
+            if self.centres:
+                core = core - core.mean(0, keepdim=True)
+                core = core - core.mean(1, keepdim=True)
+            self._cores[which] = core
+        return self._cores[which]
+
+    def _drawn(self, which: str, k: int, random_rows: Callable[..., Tensor]) -> Tensor:
+        if (which, k) not in self._draws:
+            core = self._core(which)
+            ends = (random_rows(self.options.draws, k, len(core), self.options.seed + end).to(core) for end in (0, 1))
+            left, right = ends
+            self._draws[which, k] = left @ core @ right.mT
+        return self._draws[which, k]
+
+    def _directions(self, left: Tensor, right: Tensor, sources: Tensor, targets: Tensor) -> list[tuple[Direction, ...]]:
+        """The first singular directions of left @ right of each head, and the tokens at their ends."""
+        import torch
+
+        from attnscope.core.circuits import singular_directions
+
+        n = min(self.options.directions, right.shape[1])
+        found = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
+        read = self._tokens(sources, torch.cat([one for _, one, _ in found]))
+        given = self._tokens(targets, torch.cat([one for one, _, _ in found]))
+        shares = torch.cat([share for *_, share in found]).tolist()
+        made = [Direction(float(share), a, b) for share, a, b in zip(shares, read, given, strict=True)]
+        return [tuple(made[head * n : (head + 1) * n]) for head in range(len(found))]
+
+    # Composition ----------------------------------------------------------------------------------------------
+
+    def _compose(self) -> tuple[Any, Any, Any]:
+        """Shares of all pairs, and the spreads of what is sent and received."""
+        import torch
+
+        from attnscope.core.circuits import receiver, sender, shares, spread
+
+        layers = self.stream.attentions
+        starts = np.cumsum([0, *(one.n_heads for one in layers)])
+        n = int(starts[-1])
+        composition = np.full((len(COMPOSITIONS), n, n), np.nan, np.float32)
+        sent_spread, received_spread = np.full(n, np.nan), np.full((len(COMPOSITIONS), n), np.nan)
+        sent: list[Tensor | None] = []
+        for number, attention in enumerate(layers):
+            mine = slice(starts[number], starts[number + 1])
+            query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
+            output = self._writes(attention)
+            pairs = {"Q": (key, query), "K": (query, key), "V": (None if output is None else output.mT, value)}
+            for by, (left, reads) in pairs.items():
+                if left is None or reads is None:
+                    continue
+                received, row = receiver(left.mT, reads), COMPOSITIONS.index(by)
+                received_spread[row, mine] = spread(received).cpu().numpy()
+                for earlier, one in enumerate(sent):
+                    if one is not None:
+                        there = slice(starts[earlier], starts[earlier + 1])
+                        composition[row, there, mine] = shares(received.to(one), one).cpu().numpy()
+            if output is None or value is None:
+                sent.append(None)
+                continue
+            made = sender(output, value)
+            sent_spread[mine] = spread(made).cpu().numpy()
+            sent.append(made.to(torch.promote_types(output.dtype, torch.float32)))
+        return composition, sent_spread, received_spread
+
+
+# Places -----------------------------------------------------------------------------------------------------------
+
+_SHARES = ("same_nats", "previous", "same", "next", "first")
+
+
+class _Places:
+    """What places do to each head, where every layer reads embeddings alone: the model is run so.
+
+    Attributes:
+        kind: "in the stream" where embeddings hold places, else "in the scores"; "" = not known.
+        shares: Layer -> name -> by head.
+        uniform: Name -> by layer, the shares of a head that attends to all alike.
+    """
+
+    def __init__(self, model: Model, stream: Stream, ids: Tensor) -> None:
+        self.shares: dict[int, dict[str, list[float]]] = {}
+        self.uniform: dict[str, tuple[float, ...]] = {}
+        self.kind = ""
+        blocks = {layer: block for (_, layer), block in model.blocks().items()}
+        if set(blocks) != {one.layer for one in stream.attentions}:
+            return
+        first: list[Tensor] = []
+
+        def enter(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            name = "hidden_states"
+            hidden = given[0] if given else named[name]
+            if not first:
+                first.append(hidden)
+                alike = (hidden - hidden[:, :1]).abs().amax() <= 1e-5 * hidden.abs().amax()
+                self.kind = "in the scores" if bool(alike) else "in the stream"
+            return ((first[0], *given[1:]), named) if given else ((), {**named, name: first[0]})
+
+        handles = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks.values()]
+        try:
+            n = _PLACES if model.info.max_tokens is None else min(_PLACES, model.info.max_tokens)
+            model.run(Batch(ids[:, None].expand(-1, n).contiguous()), self._observe)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _observe(self, call: AttentionCall) -> Tensor:
+        from attnscope.core.attention import attend, attention_weights
+
+        query, key = call.query.float(), call.key.float()
+        repeated = key.repeat_interleave(call.n_heads // key.shape[1], 1)
+        own = (query * repeated).sum(-1)  # (token, head, place): a token's score for itself
+        n = len(query)
+        mean = (query.mean(0) * repeated.mean(0)).sum(-1)
+        others = (n * mean - own.mean(0)) / max(1, n - 1)
+        one = replace(
+            call, query=query.mean(0, keepdim=True), key=key.mean(0, keepdim=True), value=call.value[:1].float(),
+            mask=None if call.mask is None else call.mask[:1], bias=None if call.bias is None else call.bias[:1],
+        )  # fmt: skip
+        alike = replace(one, query=one.query * 0, bias=None, sinks=None)
+        self.shares[call.layer] = {
+            "same_nats": (call.scale * (own.mean(0) - others).mean(-1)).tolist(),
+            **_shares_of(attention_weights(one)[0]),
+        }
+        for name, values in _shares_of(attention_weights(alike)[0]).items():
+            self.uniform[name] = (*self.uniform.get(name, ()), values[0])
+        return attend(call)
+
+
+def _shares_of(weights: Tensor) -> dict[str, list[float]]:
+    """Mean weight on the previous, same, next and first token of queries that have all four apart, by head."""
+    import torch
+
+    n = weights.shape[-1]
+    at = range(2, n - 1)
+    keys: dict[str, Callable[[int], int]] = {
+        "previous": lambda q: q - 1, "same": lambda q: q, "next": lambda q: q + 1, "first": lambda q: 0
+    }  # fmt: skip
+    if not at:
+        return {name: [np.nan] * len(weights) for name in keys}
+    return {name: torch.stack([weights[:, q, key(q)] for q in at]).mean(0).tolist() for name, key in keys.items()}

@@ -1,0 +1,316 @@
+"""Circuits as figures: scores of all heads, who composes with whom as matrices, and the strongest pairs as a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import amount
+from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Link
+from attnscope.views import layout
+from attnscope.views.canvas import FAINT, INK, Number, Page, colormap, hex_of, wrap_lines, write_pages
+from attnscope.views.circuits_summary import READS, notes_of, number, title_of
+from attnscope.views.inks import ink_on
+from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import USUAL, Style
+
+_SIGNED, _SHARE = "RdBu_r", "Blues"
+_UNKNOWN = "#dcdcdc"
+_COLORS = {"Q": "#0072B2", "K": "#D55E00", "V": "#009E73"}
+_TOP_PX = layout.MARGIN_PX + 92
+_MOST_LINKS = 8  # of queries, of keys and of values
+
+
+def draw(
+    found: Circuits, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
+    """Draws circuits into a folder, each file whole or not at all; the same record gives the same bytes.
+
+    `circuits-heads` has maps of copying, matching and the previous token, `circuits-composition` a matrix each of
+    queries, keys and values, `circuits-graph` the pairs that compose most.
+
+    Raises:
+        AttnscopeError: An unknown format; the folder cannot be written.
+    """
+    return write_pages(pages(found, style or USUAL), folder, formats)
+
+
+def pages(found: Circuits, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending."""
+    lettering = lettering_for([title_of(found)], style.paper)
+    yield "circuits-heads", heads_page(found, lettering)
+    if np.isfinite(found.composition).any():
+        yield "circuits-composition", composition_page(found, lettering)
+        yield "circuits-graph", graph_page(found, lettering)
+
+
+# -- heads
+
+
+def heads_page(found: Circuits, lettering: Lettering) -> Page:
+    """Maps of layers x heads: copying, matching, and what places alone give the previous token."""
+    panels = [
+        ("copying", {(h.layer, h.head): h.copying.value for h in found.heads}, _SIGNED),
+        ("matching", {(h.layer, h.head): h.matching.value for h in found.heads}, _SIGNED),
+        ("previous token, by places", {(h.layer, h.head): h.previous for h in found.heads}, _SHARE),
+    ]
+    panels = [one for one in panels if any(math.isfinite(value) for value in one[1].values())] or panels[:1]
+    shape = max(h.layer for h in found.heads) + 1, max(h.head for h in found.heads) + 1
+    paper, gap, names = lettering.paper, 34, 46
+    across = 1 if paper.is_narrow else len(panels)
+    room = (paper.room_px if paper.fixed else 1500) - across * names - (across - 1) * gap
+    cell_w = max(4.0, min(58.0, room / across / shape[1]))
+    cell_h = max(12.0, min(0.62 * cell_w, 34.0, 900 / shape[0]))
+    pitch_x, pitch_y = shape[1] * cell_w + names + gap, shape[0] * cell_h + 96
+    width = paper.width_for(2 * layout.MARGIN_PX + across * pitch_x - gap, 900)
+    footer = wrap_lines(" · ".join([*notes_of(found)[:-1], _of_places(found)]), width - 2 * layout.MARGIN_PX, lettering)
+    footer_y = math.ceil(_TOP_PX + math.ceil(len(panels) / across) * pitch_y)
+    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page.head(title_of(found), f"layers x heads · {amount(len(found.heads), 'head')}")
+    outside = (
+        {(h.layer, h.head) for h in found.heads if h.copying.is_outside},
+        {(h.layer, h.head) for h in found.heads if h.matching.is_outside},
+    )
+    for place, (title, values, cmap) in enumerate(panels):
+        left = layout.MARGIN_PX + names + (place % across) * pitch_x
+        top = _TOP_PX + place // across * pitch_y
+        page.write(left, top - 34, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        signed = cmap == _SIGNED
+        _map(page, (left, top), values, (cell_w, cell_h), cmap, -1.0 if signed else 0.0)
+        page.sides((left, top), shape, (cell_w, cell_h), size_px=12.0)
+        _bar(
+            page,
+            (left, top + shape[0] * cell_h + 16, min(200, shape[1] * cell_w), 11),
+            cmap,
+            -1.0 if signed else 0.0,
+            1.0,
+        )
+        if signed:
+            dim = [p for p in values if p not in outside[title == "matching"] and math.isfinite(values[p])]
+            for layer, head in dim:
+                page.dot((left + (head + 0.5) * cell_w, top + (layer + 0.5) * cell_h), max(1.2, cell_h * 0.09), FAINT)
+    page.foot(footer_y, footer)
+    return page
+
+
+def _of_places(found: Circuits) -> str:
+    return (
+        "a dot: not beyond the random heads · matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
+        f"token · by places: the share of attention that the previous token gets where all tokens are alike, "
+        f"{amount(found.n_places, 'place')}; uniform {number(min(found.uniform.get('previous', (math.nan,))))}"
+    )
+
+
+def _map(
+    page: Page,
+    corner: tuple[float, float],
+    values: dict[tuple[int, int], float],
+    cell: tuple[float, float],
+    cmap: str,
+    low: float,
+) -> None:
+    colors = colormap(cmap)
+    boxes = {p: (corner[0] + p[1] * cell[0], corner[1] + p[0] * cell[1], cell[0] - 1, cell[1] - 1) for p in values}
+    fills = {p: hex_of(colors, (v - low) / (1 - low)) if math.isfinite(v) else _UNKNOWN for p, v in values.items()}
+    page.fill(list(boxes.values()), list(fills.values()))
+    size = page.paper.letters(min(12.0, cell[0] * 0.24))
+    if cell[0] >= max(40, 3 * page.paper.least_px) and cell[1] >= size * 1.2 and low == 0:
+        page.numbers(
+            [
+                Number(x + w / 2, y + h / 2, number(values[p]), size, ink_on(fills[p]))
+                for p, (x, y, w, h) in boxes.items()
+            ]
+        )
+
+
+def _bar(page: Page, box: tuple[float, float, float, float], cmap: str, low: float, high: float) -> None:
+    """A colour bar with its ends and, where it has two signs, its middle."""
+    x, y, width, height = box
+    page.colour_bar(box, colormap(cmap))
+    ticks = (low, 0.0, high) if low < 0 else (low, high)
+    for tick in ticks:
+        at, text = x + width * (tick - low) / (high - low), f"{tick:.2g}".replace("-", "−")
+        page.write(at, y + height + 12, text, 11.5, ha="center", color=FAINT)
+
+
+# -- composition
+
+
+def composition_page(found: Circuits, lettering: Lettering) -> Page:
+    """A matrix each of queries, keys and values: senders across, receivers down, the share above chance."""
+    excess = found.excess
+    shown = [place for place in range(len(COMPOSITIONS)) if np.isfinite(excess[place]).any()]
+    n, paper, names, gap = len(found.heads), lettering.paper, 44, 30
+    across = 1 if paper.is_narrow else len(shown)
+    room = (paper.room_px if paper.fixed else 1620) - across * names - (across - 1) * gap
+    size = min(room / across, 24.0 * n)
+    pitch_x, pitch_y = size + names + gap, size + 100
+    width = paper.width_for(2 * layout.MARGIN_PX + across * pitch_x - gap, 900)
+    notes = [
+        "rows: the heads that read · columns: the earlier heads that they read of · lines: layers",
+        notes_of(found)[-1],
+    ]
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer_y = math.ceil(_TOP_PX + math.ceil(len(shown) / across) * pitch_y)
+    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page.head(title_of(found), "composition: the share of a pair's norm, less its mean for random directions")
+    high = max(float(np.nanpercentile(excess[shown], 99.9)), 1e-6)
+    starts = [
+        place for place, head in enumerate(found.heads) if not place or head.layer != found.heads[place - 1].layer
+    ]
+    cell = size / n
+    for place, kind in enumerate(shown):
+        left = layout.MARGIN_PX + names + (place % across) * pitch_x
+        top = _TOP_PX + place // across * pitch_y
+        by = COMPOSITIONS[kind]
+        page.write(left, top - 34, f"{by}: through {READS[by]}", layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        page.fill([(left, top, size, size)], ["#f4f4f4"])
+        image = page.image((left, top, size, size), colormap(_SHARE), animated=False)
+        image.set_zorder(1.5)
+        page.set_cells(image, excess[kind].T.astype(np.float32), (0.0, high))
+        page.frames([(left, top, size, size)])
+        _layer_names(page, found, starts, (left, top), size, cell)
+        _bar(page, (left, top + size + 22, min(200, size), 11), _SHARE, 0.0, high)
+    page.foot(footer_y, footer)
+    return page
+
+
+def _layer_names(
+    page: Page, found: Circuits, starts: Sequence[int], corner: tuple[float, float], size: float, cell: float
+) -> None:
+    """Lines between layers, and as many of their names as have room."""
+    left, top = corner
+    ends = [*starts[1:], len(found.heads)]
+    lines = [[(left + s * cell, top), (left + s * cell, top + size)] for s in starts[1:]]
+    lines += [[(left, top + s * cell), (left + size, top + s * cell)] for s in starts[1:]]
+    if cell * len(found.heads) / len(starts) > 5:
+        page.lines(lines, color=_UNKNOWN, width_px=0.6, zorder=2)
+    step = max(1, math.ceil(28 / (size / len(starts))))
+    for number_, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if number_ % step:
+            continue
+        middle, name = (start + end) / 2 * cell, f"L{found.heads[start].layer}"
+        page.write(left - 7, top + middle, name, 11.5, ha="right", va="center_baseline", color=FAINT)
+        page.write(left + middle, top - 10, name, 11.5, ha="center", color=FAINT)
+
+
+# -- the graph
+
+
+def graph_page(found: Circuits, lettering: Lettering) -> Page:
+    """The pairs that compose most above chance, a row for each layer that has one of them; the first below."""
+    links = [link for by in COMPOSITIONS for link in found.strongest(by, _MOST_LINKS) if link.excess > 0]
+    used = sorted({place for link in links for place in (link.sender, link.receiver)})
+    layers = sorted({found.heads[place].layer for place in used})
+    paper = lettering.paper
+    width = paper.width_for(1200)
+    row = max(58, min(92, 900 // max(1, len(layers))))
+    left, right, top = layout.MARGIN_PX + 60, width - layout.MARGIN_PX - 40, _TOP_PX + 6
+    footer = wrap_lines(
+        f"the {amount(_MOST_LINKS, 'pair')} each that compose most by queries, keys and values above chance; wider = "
+        "more above chance; a line goes up from the head that writes to the head that reads",
+        width - 2 * layout.MARGIN_PX, lettering,
+    )  # fmt: skip
+    footer_y = math.ceil(top + max(1, len(layers)) * row + 10)
+    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page.head(title_of(found), "which heads feed which: the strongest pairs")
+    at = _positions(found.heads, used, layers, links, (left, right), (top, row))
+    for layer in layers:
+        y = top + (len(layers) - 1 - layers.index(layer) + 0.5) * row
+        page.write(layout.MARGIN_PX, y, f"L{layer}", 14, ha="left", color=FAINT, va="center_baseline")
+        page.lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
+    most = max((link.excess for link in links), default=1.0)
+    pairs: dict[tuple[int, int], list[Link]] = {}
+    for link in links:
+        pairs.setdefault((link.sender, link.receiver), []).append(link)
+    for (sender, receiver), held in pairs.items():
+        for place, link in enumerate(held):
+            bend = 9.0 * (place - (len(held) - 1) / 2)
+            curve = _curve(at[sender], at[receiver], bend)
+            page.lines([curve], color=_COLORS[link.by], width_px=1.2 + 5.0 * link.excess / most, alpha=0.75, zorder=2)
+    high, wide = 24, 62
+    for place in used:
+        x, y = at[place]
+        page.lines(
+            [[(x - wide / 2 + 10, y), (x + wide / 2 - 10, y)]],
+            color="#ffffff",
+            width_px=high + 3,
+            capstyle="round",
+            zorder=3,
+        )
+        page.lines(
+            [[(x - wide / 2 + 10, y), (x + wide / 2 - 10, y)]],
+            color="#e8ecf2",
+            width_px=high,
+            capstyle="round",
+            zorder=3.1,
+        )
+        page.write(x, y, found.heads[place].name, 12.5, ha="center", va="center_baseline", zorder=5, color=INK)
+    x = width - layout.MARGIN_PX
+    for by in reversed(COMPOSITIONS):
+        text = f"{by}: {READS[by]}"
+        page.write(x, _TOP_PX - 26, text, 13, ha="right", color=INK)
+        x -= lettering.width_px(text, paper.letters(13)) + 10
+        page.lines([[(x - 24, _TOP_PX - 26), (x, _TOP_PX - 26)]], color=_COLORS[by], width_px=4)
+        x -= 24 + 22
+    page.foot(footer_y, footer)
+    return page
+
+
+def _positions(
+    heads: Sequence[CircuitHead],
+    used: Sequence[int],
+    layers: Sequence[int],
+    links: Sequence[Link],
+    ends: tuple[float, float],
+    rows: tuple[float, float],
+) -> dict[int, tuple[float, float]]:
+    """Where heads stand: those of a layer side by side, each near those that it is joined with."""
+    (left, right), (top, row) = ends, rows
+    across = dict.fromkeys(used, 0.5)
+    by_layer = {layer: [p for p in used if heads[p].layer == layer] for layer in layers}
+    for layer in layers:  # at first apart, in the order of their numbers
+        for order, place in enumerate(by_layer[layer]):
+            across[place] = (order + 0.5) / len(by_layer[layer])
+    joined: dict[int, list[int]] = {place: [] for place in used}
+    for link in links:
+        joined[link.sender].append(link.receiver)
+        joined[link.receiver].append(link.sender)
+    for _ in range(12):
+        for layer in layers:
+            wanted = {p: float(np.mean([across[q] for q in joined[p]])) for p in by_layer[layer]}
+            for order, place in enumerate(sorted(by_layer[layer], key=lambda p: (wanted[p], p))):
+                share = (order + 0.5) / len(by_layer[layer])
+                across[place] = 0.5 * share + 0.5 * wanted[place]
+            _keep_apart(across, sorted(by_layer[layer], key=lambda p: across[p]), 70 / (right - left))
+    return {
+        place: (
+            left + across[place] * (right - left),
+            top + (len(layers) - 1 - layers.index(heads[place].layer) + 0.5) * row,
+        )
+        for place in used
+    }
+
+
+def _keep_apart(across: dict[int, float], ordered: Sequence[int], least: float) -> None:
+    """Moves what stands too close in a row, from the left and then back from the right."""
+    for before, after in zip(ordered, ordered[1:], strict=False):
+        across[after] = max(across[after], across[before] + least)
+    limit = 1.0
+    for place in reversed(ordered):
+        across[place] = min(across[place], limit)
+        limit = across[place] - least
+
+
+def _curve(start: tuple[float, float], end: tuple[float, float], bend: float) -> list[tuple[float, float]]:
+    """A line that leaves upwards and arrives from below (Bézier)."""
+    (x0, y0), (x1, y1) = start, end
+    t = np.linspace(0, 1, 40)
+    middle = (y0 + y1) / 2
+    x = (1 - t) ** 3 * x0 + 3 * (1 - t) ** 2 * t * (x0 + bend) + 3 * (1 - t) * t**2 * (x1 + bend) + t**3 * x1
+    y: NDArray[np.float64] = (1 - t) ** 3 * y0 + 3 * (1 - t) ** 2 * t * middle + 3 * (1 - t) * t**2 * middle + t**3 * y1
+    return list(zip(x.tolist(), y.tolist(), strict=True))

@@ -1,0 +1,233 @@
+"""What weights say: against dense matrices by NumPy, against planted heads, against random matrices."""
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.core import circuits as core
+from attnscope.records.circuits import COMPOSITIONS, Circuits
+from attnscope.studies.circuits import CircuitsOptions
+from tests.conftest import Run, write_tiny
+from tests.test_stream import random_model
+
+QUICK = CircuitsOptions(draws=19)
+
+
+def found(source: Any, options: CircuitsOptions = QUICK) -> Circuits:
+    return attnscope.circuits(attnscope.load(source), options)
+
+
+# Against dense matrices -------------------------------------------------------------------------------------------
+
+
+def dense(source: Any, layer: int, head: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
+    """W_Q, W_K, W_V, W_O of a Llama by the names of its parts, RMSNorm folded, float64."""
+    part = source.model.layers[layer]
+    gain = part.input_layernorm.weight.detach().double().numpy()
+    d_head, group = 4, n_heads // n_kv_heads
+
+    def rows(name: str, number: int) -> Any:
+        weight = getattr(part.self_attn, f"{name}_proj").weight.detach().double().numpy()
+        return weight[number * d_head : (number + 1) * d_head] * gain
+
+    out = part.self_attn.o_proj.weight.detach().double().numpy()[:, head * d_head : (head + 1) * d_head]
+    return {"Q": rows("q", head), "K": rows("k", head // group), "V": rows("v", head // group), "O": out}
+
+
+def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries() -> None:
+    source = random_model("llama", tie_word_embeddings=False)
+    got = found(source)
+    embeddings = source.model.embed_tokens.weight.detach().double().numpy()
+    unembedding = source.lm_head.weight.detach().double().numpy() * source.model.norm.weight.detach().double().numpy()
+    unembedding = unembedding - unembedding.mean(0)
+    heads = [dense(source, layer, head, 6, 2) for layer, head in product(range(2), range(6))]
+
+    def score(matrix: Any) -> float:
+        values = np.linalg.eigvals(matrix)
+        return float(values.sum().real / np.abs(values).sum())
+
+    for place, parts in enumerate(heads):
+        copying = unembedding @ parts["O"] @ parts["V"] @ embeddings.T  # (vocabulary, vocabulary)
+        matching = embeddings @ parts["Q"].T @ parts["K"] @ embeddings.T
+        assert got.heads[place].copying.value == pytest.approx(score(copying), abs=1e-5)
+        assert got.heads[place].matching.value == pytest.approx(score(matching), abs=1e-5)
+    for sender, receiver in product(range(6), range(6, 12)):
+        wrote = heads[sender]["O"] @ heads[sender]["V"]
+        reads = heads[receiver]
+        scores = reads["Q"].T @ reads["K"]
+        pairs = {"Q": (scores.T, wrote), "K": (scores, wrote), "V": (reads["O"] @ reads["V"], wrote)}
+        for by, (x, y) in pairs.items():
+            share = np.linalg.norm(x @ y) / np.linalg.norm(x) / np.linalg.norm(y)
+            assert got.composition[COMPOSITIONS.index(by), sender, receiver] == pytest.approx(share, abs=1e-6)
+    assert np.isnan(got.composition[:, 6:, 6:]).all() and np.isnan(got.composition[:, :6, :6]).all()
+
+
+def test_layer_norms_are_folded_and_what_they_take_away_is_left_out() -> None:
+    """Of GPT-2, whose norms centre: what a head writes along the mean is read by none."""
+    source = random_model("gpt2")
+    got = found(source)
+    assert got.dimension == 23
+    parts = source.transformer.h
+    centre = np.eye(24) - 1 / 24
+
+    def matrices(layer: int, head: int) -> Any:
+        gain = parts[layer].ln_1.weight.detach().double().numpy()
+        fused = parts[layer].attn.c_attn.weight.detach().double().numpy().T
+        own = [fused[i * 24 + head * 4 : i * 24 + head * 4 + 4] * gain @ centre for i in range(3)]
+        return own, centre @ parts[layer].attn.c_proj.weight.detach().double().numpy().T[:, head * 4 : head * 4 + 4]
+
+    (_, _, value), out = matrices(0, 1)
+    (query, key, _), _ = matrices(1, 2)
+    x, y = query.T @ key, out @ value
+    share = np.linalg.norm(x @ y) / np.linalg.norm(x) / np.linalg.norm(y)
+    assert got.composition[1, 1, 8] == pytest.approx(share, abs=1e-6)
+    embeddings = source.transformer.wte.weight.detach().double().numpy()
+    gain = source.transformer.ln_f.weight.detach().double().numpy()
+    logits = embeddings * gain @ centre
+    values = np.linalg.eigvals((logits - logits.mean(0)) @ out @ value @ embeddings.T)
+    assert got.heads[1].copying.value == pytest.approx(float(values.sum().real / np.abs(values).sum()), abs=1e-5)
+
+
+# Planted ----------------------------------------------------------------------------------------------------------
+
+
+def planted() -> Any:
+    """A Llama whose L0H0 copies, whose L0H1 takes away, and whose L1H2 reads by its keys what L0H3 writes."""
+    source = random_model("llama", num_key_value_heads=6, tie_word_embeddings=True, attention_bias=False)
+    first, second = (layer.self_attn for layer in source.model.layers)
+    chance = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in source.model.layers:
+            layer.input_layernorm.weight.fill_(1)
+        source.model.norm.weight.fill_(1)
+        for head, sign in ((0, 1.0), (1, -1.0)):
+            rows = slice(head * 4, head * 4 + 4)
+            first.o_proj.weight[:, rows] = sign * first.v_proj.weight[rows].T
+        slot = torch.linalg.qr(torch.randn(24, 4, generator=chance)).Q
+        first.o_proj.weight[:, 12:16] = slot
+        second.k_proj.weight[8:12] = slot.T
+    return source
+
+
+def test_planted_heads_are_found() -> None:
+    got = found(planted())
+    assert got.heads[0].copying.value == pytest.approx(1, abs=1e-6) and got.heads[0].copying.is_outside
+    assert got.heads[1].copying.value == pytest.approx(-1, abs=1e-6) and got.heads[1].copying.is_outside
+    best, next_best = got.strongest("K", 2)
+    assert (got.heads[best.sender].name, got.heads[best.receiver].name) == ("L0H3", "L1H2")
+    assert best.excess > 2 * next_best.excess and best.deviations > 5
+    assert all((one.sender, one.receiver) != (3, 8) for by in "QV" for one in got.strongest(by, 2))
+
+
+def test_a_head_that_copies_writes_what_it_reads() -> None:
+    copies, takes_away = found(planted()).heads[:2]
+    for direction in copies.writes:
+        assert direction.source[0][0] in direction.target[0] and direction.source[1][0] in direction.target[1]
+        assert 0 < direction.share <= 1
+    for direction in takes_away.writes:
+        assert direction.source[0][0] in direction.target[1]
+
+
+def test_the_glass_box_s_induction_head_reads_what_its_previous_token_head_writes() -> None:
+    got = found("own")
+    best, second = got.strongest("K", 2)
+    assert (got.heads[best.sender].name, got.heads[best.receiver].name) == ("L0H0", "L1H1")
+    assert best.share > 0 and second.share == 0
+    shares = {head.name: head.previous for head in got.heads}
+    assert {name for name, share in shares.items() if share > 0.99} == {"L0H0", "L1H0"}
+    assert got.heads[1].next > 0.99 and got.heads[2].same > 0.99 and got.heads[3].first > 0.99
+    assert math.isnan(got.heads[0].copying.value) and not got.heads[0].copying.is_outside
+
+
+def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder: Path) -> None:
+    got = found(str(minilm_folder), CircuitsOptions(draws=19, directions=0))
+    assert got.places == "in the stream" and got.ends == "static embeddings"
+    best = max(got.heads, key=lambda head: head.previous)
+    assert best.name == "L0H2" and best.previous > 0.99
+    assert any("post-norm" in note for note in got.run["notes"])
+    assert got.heads[0].writes == ()
+
+
+# Random matrices --------------------------------------------------------------------------------------------------
+
+
+def test_what_random_directions_have_is_what_they_have_drawn() -> None:
+    d, k, n = 13, 3, 4000
+    chance = torch.Generator().manual_seed(0)
+    left = torch.randn(1, k, d, generator=chance, dtype=torch.float64) * torch.tensor([3.0, 1, 0.2])[:, None]
+    right = torch.randn(1, d, k, generator=chance, dtype=torch.float64) * torch.tensor([2.0, 1, 1])
+    record = Circuits(
+        {}, "decoder", "", "", 1, {}, d, 19, 0, (), np.zeros((3, 1, 1), np.float32),
+        core.spread(right).numpy(), core.spread(left).expand(3).reshape(3, 1).numpy(),
+    )  # fmt: skip
+    turned = core.random_rows(n, d, d, 5)
+    drawn = (
+        torch.linalg.matrix_norm(left @ turned @ right).squeeze()
+        / torch.linalg.matrix_norm(left)
+        / torch.linalg.matrix_norm(right)
+    ).numpy()  # noqa: E501
+    squared = drawn**2
+    assert squared.mean() == pytest.approx(1 / d, abs=4 * squared.std() / math.sqrt(n))
+    assert squared.var() * d**2 == pytest.approx(float(record.variation[0, 0, 0]), rel=0.15)
+    assert drawn.mean() == pytest.approx(float(record.expected[0, 0, 0]), rel=0.02)
+
+
+def test_a_random_model_s_heads_are_outside_of_random_ones_as_often_as_they_should_be() -> None:
+    outside = [head.copying.is_outside for seed in range(3) for head in _random(seed).heads]
+    assert sum(outside) <= 12  # of 36 at 10%, about 4
+
+
+def _random(seed: int) -> Circuits:
+    return found(random_model("llama"), CircuitsOptions(draws=19, directions=0, seed=seed))
+
+
+def test_factors_keep_norms_and_singular_values() -> None:
+    chance = torch.Generator().manual_seed(3)
+    left, right = torch.randn(2, 11, 3, generator=chance), torch.randn(2, 3, 11, generator=chance)
+    whole = left.double() @ right.double()
+    torch.testing.assert_close(
+        torch.linalg.svdvals(core.sender(left, right)), torch.linalg.svdvals(whole)[:, :3], rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(
+        torch.linalg.svdvals(core.receiver(left, right)), torch.linalg.svdvals(whole)[:, :3], rtol=1e-5, atol=1e-6
+    )
+    given, read, share = core.singular_directions(left[0], right[0], 2)
+    u, s, vh = torch.linalg.svd(whole[0])
+    torch.testing.assert_close((given @ u[:, :2]).abs(), torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close((read @ vh[:2].T).abs(), torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(share, s[:2] ** 2 / (s**2).sum())
+    assert math.isnan(float(core.eigenvalue_score(torch.zeros(3, 3))))
+
+
+# What a user sees -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "bert")
+    (tmp_path / "words.tsv").write_text("the\t9\ncat\t5\n", "utf-8")
+    told = ("circuits", "-m", folder, "-q", "--frequencies", tmp_path / "words.tsv")
+    status, out, err = run(*told, "-o", tmp_path / "out", "-f", "npz,csv,png,svg")
+    assert status == 0, err
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    stems = ("circuits-heads", "circuits-composition", "circuits-graph")
+    assert names == {"circuits.npz", "circuits.csv", *(f"{stem}.{end}" for stem in stems for end in ("png", "svg"))}
+    record = Circuits.load(tmp_path / "out" / "circuits.npz")
+    assert [answer.token for answer in record.heads[0].answers] == ["the", "cat"]
+    assert len((tmp_path / "out" / "circuits.csv").read_text("utf-8").splitlines()) == 1 + 6
+    status, out, err = run("show", tmp_path / "out" / "circuits.npz", "--pick", "L1H2", "-q")
+    assert status == 0 and "L1H2" in out and "rise most" in out and "reads of" in out
+    assert run(*told, "--pick", "L7H0")[0] == 2
+    status, out, _ = run(*told, "--json")
+    assert status == 0 and '"schema": "attnscope.circuits/1"' in out
+
+
+def test_a_figure_fits_the_column_of_a_paper(tmp_path: Path) -> None:
+    got = found("own")
+    for width in ("column", "page"):
+        assert len(got.draw(tmp_path / width, ["png"], width=width)) == 3

@@ -1,0 +1,178 @@
+"""Where models keep the weights of their heads: what is found gives back what the model itself computes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.core.attention import AttentionCall, attend
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Batch, Model
+from attnscope.models.projections import OutputWatch, hooks, linear_maps
+from attnscope.models.stream import Stream, measure_norm, stream_of
+from tests.conftest import write_tiny
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 37, "hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2, "intermediate_size": 20,
+    "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = {"num_key_value_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "bert": {}, "roberta": {},
+    "gpt2": {"n_embd": 24, "n_head": 6, "n_layer": 2, "n_positions": 40},
+    "gpt_bigcode": {"n_embd": 24, "n_head": 6, "n_layer": 2, "n_positions": 40},
+    "llama": {**GROUPED, "attention_bias": True}, "mistral": GROUPED, "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 4}, "gemma": {**GROUPED, "head_dim": 6}, "gemma2": {**GROUPED, "head_dim": 6},
+    "opt": {"ffn_dim": 20, "word_embed_proj_dim": 24}, "gpt_neox": {"rotary_pct": 0.5}, "phi": {}, "phi3": GROUPED,
+}  # fmt: skip
+MASKED = ("bert", "roberta")
+"""Models whose head is for masked words; the others write."""
+
+
+def random_model(name: str, **overrides: Any) -> Any:
+    """A transformers model with random weights everywhere, norms and biases included."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    config = AutoConfig.for_model(name, **(SIZES | MODELS.get(name, {}) | overrides))
+    torch.manual_seed(0)
+    kind: Any = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
+    model = kind.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    return model.eval()
+
+
+class _Seen:
+    """One run: what reached the seam, what blocks were given, what output projections gave."""
+
+    def __init__(self, model: Model, ids: Tensor) -> None:
+        self.calls: dict[int, tuple[AttentionCall, Tensor]] = {}
+        self.hidden: dict[int, Tensor] = {}
+        self.outputs = OutputWatch()
+
+        def probe(call: AttentionCall) -> Tensor:
+            output = attend(call)
+            self.calls[call.layer] = call, output
+            self.outputs.expect((call.kind, call.layer), output)
+            return output
+
+        handles = [
+            block.register_forward_pre_hook(
+                lambda module, given, named, layer=layer: self.hidden.__setitem__(
+                    layer, (given[0] if given else named["hidden_states"]).clone()
+                ),
+                with_kwargs=True,
+            )
+            for (_, layer), block in model.blocks().items()
+        ]
+        with torch.no_grad(), hooks(linear_maps(model.modules()), self.outputs.look):
+            model.run(Batch(ids), probe)
+        for handle in handles:
+            handle.remove()
+
+
+def require_same(model: Model, stream: Stream, unknown: tuple[str, ...] = ()) -> None:
+    """Queries and keys of the first token, which no rotation turns, values of all, and what heads write together."""
+    seen = _Seen(model, torch.tensor([[5, 9, 3, 7, 11]]))
+    for attention in stream.attentions:
+        call, output = seen.calls[attention.layer]
+        hidden = seen.hidden[attention.layer]
+        read = hidden if attention.norm is None else attention.norm.apply(hidden)
+        for role in ("query", "key", "value"):
+            projection = getattr(attention, role)
+            assert (projection is None) is (role in unknown)
+            if projection is None:
+                continue
+            ours = torch.einsum("btd,hkd->bhtk", read, projection.weight) + projection.bias[None, :, None]
+            last = None if role == "value" else 1
+            torch.testing.assert_close(ours[:, :, :last], getattr(call, role)[:, :, :last], rtol=1e-4, atol=1e-4)
+        assert attention.output is not None
+        written = torch.einsum("bhtk,hdk->btd", output, attention.output)
+        written = written if attention.output_bias is None else written + attention.output_bias
+        gave = seen.outputs.results[stream.kind, attention.layer]  # type: ignore[index]
+        torch.testing.assert_close(written, gave.reshape(written.shape), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_heads_read_and_write_is_what_reaches_the_seam(name: str) -> None:
+    model = attnscope.load(random_model(name))  # type: ignore[arg-type]
+    stream = stream_of(model)
+    unknown = ("query", "key") if name == "qwen3" else ()
+    require_same(model, stream, unknown)
+    assert bool(stream.notes) is bool(unknown)
+    pre_norm = name not in MASKED
+    assert all((one.norm is not None) is pre_norm for one in stream.attentions)
+    assert (stream.final_norm is not None) is pre_norm is stream.is_direct is not stream.is_post_norm
+    assert all((one.output_norm is not None) is (name == "gemma2") for one in stream.attentions)
+    assert stream.unembedding is not None and stream.unembedding.shape == (37, 24)
+
+
+def test_the_project_s_own_engines(tiny_bert: Path) -> None:
+    for spec in (str(tiny_bert), "own"):
+        model = attnscope.load(spec)
+        assert model.info.engine == "native"
+        stream = stream_of(model)
+        require_same(model, stream)
+        assert stream.unembedding is None and not stream.notes
+
+
+def test_a_head_that_was_pruned_is_zero_and_no_other_takes_its_place() -> None:
+    """Rows that all give 0 cannot be told apart by what they give."""
+    source = random_model("llama")
+    attention = source.model.layers[0].self_attn
+    with torch.no_grad():
+        for part in (attention.q_proj, attention.v_proj):
+            part.weight[:8], part.bias[:8] = 0, 0
+    stream = stream_of(attnscope.load(source))  # type: ignore[arg-type]
+    value = stream.attentions[0].value
+    assert value is not None
+    torch.testing.assert_close(value.weight.reshape(8, 24), attention.v_proj.weight)
+
+
+class _Scale(torch.nn.Module):
+    """Has a weight as a norm has, and divides by no length."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(13, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_is_known_by_what_it_does(dtype: torch.dtype) -> None:
+    layer_norm = torch.nn.LayerNorm(13, dtype=dtype)
+    rms = torch.nn.RMSNorm(13, dtype=dtype)
+    with torch.no_grad():
+        for parameter in (*layer_norm.parameters(), *rms.parameters()):
+            parameter.normal_()
+        for module, centres in ((layer_norm, True), (rms, False)):
+            found = measure_norm(module)
+            assert found is not None and found.centres is centres
+            allowed = 8 * torch.finfo(dtype).eps
+            torch.testing.assert_close(found.gain, module.weight.float(), rtol=allowed, atol=allowed)
+        assert measure_norm(_Scale(dtype)) is None
+
+
+def test_what_is_not_one_stack_at_the_seam_is_refused_in_a_line(tmp_path: Path) -> None:
+    small = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11, "pad_token_id": 0}
+    model = attnscope.load(str(write_tiny(tmp_path / "t5", "t5", **small, decoder_start_token_id=0)))
+    with pytest.raises(AttnscopeError, match="circuits are of one stack of layers"):
+        stream_of(model)
+    plain = attnscope.load(str(write_tiny(tmp_path / "bert")), engine="numpy")
+    with pytest.raises(AttnscopeError, match="does not show which weights"):
+        stream_of(plain)
+
+
+def test_a_map_before_the_projections_is_no_guess() -> None:
+    """What the projections read is then neither the stream nor a norm of it."""
+    source = random_model("llama")
+    for layer in source.model.layers:
+        layer.input_layernorm = torch.nn.Sequential(layer.input_layernorm, torch.nn.Tanh())
+    with pytest.raises(AttnscopeError, match="is not known"):
+        stream_of(attnscope.load(source, check=False))  # type: ignore[arg-type]
