@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from attnscope.records import AttentionMap, Heatmap, Tokens, record_from_arrays
     from attnscope.records import load as load_record
     from attnscope.records.ablation import Ablation
+    from attnscope.records.atlas import Atlas
     from attnscope.records.batches import Batch
     from attnscope.records.circuits import Circuits
     from attnscope.records.comparison import Comparison, HeadComparison, MinimalPair, ModelComparison, PickedHeads
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from attnscope.records.relations import Relations
     from attnscope.records.rollouts import Rollout
     from attnscope.studies.ablation import AblateOptions, ablate
+    from attnscope.studies.atlas import AtlasOptions, atlas
     from attnscope.studies.batch import BatchOptions, batch
     from attnscope.studies.circuits import CircuitsOptions, circuits
     from attnscope.studies.compare import CompareOptions, compare, compare_models
@@ -74,6 +76,8 @@ _PUBLIC = {
     "Ablation": "attnscope.records.ablation:Ablation",
     "AnnotatedCorpus": "attnscope.annotated:AnnotatedCorpus",
     "AnnotatedText": "attnscope.annotated:AnnotatedText",
+    "Atlas": "attnscope.records.atlas:Atlas",
+    "AtlasOptions": "attnscope.studies.atlas:AtlasOptions",
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Batch": "attnscope.records.batches:Batch",
@@ -102,6 +106,7 @@ _PUBLIC = {
     "Tokens": "attnscope.records:Tokens",
     "Workers": "attnscope.studies.workers:Workers",
     "ablate": "attnscope.studies.ablation:ablate",
+    "atlas": "attnscope.studies.atlas:atlas",
     "batch": "attnscope.studies.batch:batch",
     "circuits": "attnscope.studies.circuits:circuits",
     "compare": "attnscope.studies.compare:compare",
@@ -144,6 +149,8 @@ __all__ = [
     "Ablation",
     "AnnotatedCorpus",
     "AnnotatedText",
+    "Atlas",
+    "AtlasOptions",
     "AttentionMap",
     "AttnscopeError",
     "Batch",
@@ -173,6 +180,7 @@ __all__ = [
     "Workers",
     "__version__",
     "ablate",
+    "atlas",
     "batch",
     "circuits",
     "compare",

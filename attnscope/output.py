@@ -105,7 +105,7 @@ class Output:
         if guarded is not None and not self.replace:
             _require_same_maps(record, guarded, self.formats, self.options.get("query"))
             before = _digests(guarded, self.formats)
-        paths = [] if out is None else write(record, out, self.formats, self.options, drawing)
+        paths = [] if out is None else write(record, out, self.formats, self.options, drawing, self.kind.stem)
         run: Mapping[str, Any] = getattr(record, "run", {})
         notes = [*run.get("notes", ()), *_note_repeated(record, self.options.get("query"))]
         notes += note_fonts(_texts_in(record.describe()), map(str, paths), self.options.get("font"))
@@ -166,8 +166,8 @@ def plan(
 
     Args:
         kind: The kind, such as "heads".
-        out: The folder for files, if any.
-        formats: Their formats, such as "npz,csv,png"; None = the usual ones.
+        out: The folder for files, if any; of what is one page also the file, such as atlas.html.
+        formats: Their formats, such as "npz,csv,png"; None = the usual ones, or that of the file.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
         has_folder: Whether its files have a folder of their own where none is named.
@@ -179,6 +179,10 @@ def plan(
         AttnscopeError: The folder cannot be written, or a library that a format needs is not there.
     """
     found = KINDS[f"attnscope.{kind}"]
+    if out is not None and (ending := _named_by(out, found)):
+        # Of what is one page a file may be named, and others go beside it.
+        wanted = formats if formats is None or ending in formats.split(",") else f"{formats},{ending}"
+        found, out, formats = replace(found, stem=out.stem), out.parent, wanted or ending
     if formats is not None and out is None and not has_folder:
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
     terminal = (TEXT,) if found.glance else ()
@@ -196,6 +200,13 @@ def plan(
     found.require_options(given)
     load_named("attnscope.views.style:Style")(**_of_style(given))
     return Output(found, out, files, json, quiet, TEXT in named, replace, given)
+
+
+def _named_by(out: Path, kind: Kind) -> str:
+    """The format of a file that is named instead of a folder; empty = it is a folder."""
+    ending = out.suffix.removeprefix(".")
+    is_file = kind.pages and not kind.figures and ending in kind.formats and not out.is_dir()
+    return ending if is_file else ""
 
 
 def show(
@@ -221,6 +232,9 @@ def show(
     kind.require_options(given)
     # The lines of a record from elsewhere are code, of which no script is made.
     known = (*(name for name in kind.formats if name != "py"), TEXT)
+    stem = None
+    if out is not None and (ending := _named_by(out, kind)):
+        stem, out, formats = out.stem, out.parent, formats or ending
     usual = ("png",) if kind.draw else tuple(name for name in kind.usual if name in known)
     named = read_names(formats, known, "format") if formats is not None else (TEXT,) if out is None else usual
     files = tuple(name for name in named if name != TEXT)
@@ -237,14 +251,19 @@ def show(
     if out is not None:
         require_writable(out)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given)
-    paths = [] if out is None else write(record, out, files, given)
+    paths = [] if out is None else write(record, out, files, given, stem=stem)
     notes = [*getattr(record, "run", {}).get("notes", ()), *_note_repeated(record, given.get("query"))]
     say([*notes, *note_fonts(_texts_in(record.describe()), map(str, paths), given.get("font"))], quiet)
     wanted.show(record, paths)
 
 
 def write(
-    record: Record, out: Path, formats: Sequence[str], options: Mapping[str, Any] = {}, drawing: Drawing | None = None
+    record: Record,
+    out: Path,
+    formats: Sequence[str],
+    options: Mapping[str, Any] = {},
+    drawing: Drawing | None = None,
+    stem: str | None = None,
 ) -> list[Path]:
     """Writes the files of a record into a folder; each whole or not at all.
 
@@ -254,11 +273,13 @@ def write(
         formats: Some of its kind's formats.
         options: How figures are drawn: "scale", "cmap", "query" and `records.kinds.SIZES`.
         drawing: What draws them; None = this process.
+        stem: How files of data are called, without their endings; None = as its kind says.
 
     Returns:
         The files: figures first where they are what its kind is usually written as, else last.
     """
     kind = record.record_kind()
+    kind = kind if stem is None else replace(kind, stem=stem)
     data = [record.save(out / kind.file(name)) for name in formats if name in kind.data]
     data += [kind.view("page")(record).save(out / kind.file(name)) for name in formats if name in kind.pages]
     figures = [name for name in formats if name in FIGURE_FORMATS]

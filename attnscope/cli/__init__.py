@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from attnscope.cli.ablate import ablate
+from attnscope.cli.atlas import atlas
 from attnscope.cli.batch import batch
 from attnscope.cli.circuits import circuits
 from attnscope.cli.compare import compare
@@ -58,8 +59,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    heatmap, batch, page, heads, merge, rollout, compare, relations, ablate, prune, circuits, show, trace, split, cost,
-    models, info,
+    heatmap, batch, page, heads, atlas, merge, rollout, compare, relations, ablate, prune, circuits, show, trace, split,
+    cost, models, info,
 ):  # fmt: skip
     app.command(cls=_Command)(command)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import TypeVar
 
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
+from attnscope.records.atlas import Atlas
 from attnscope.records.findings import Findings
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.choice import Choice
 from attnscope.studies.texts import Report, scale_report, texts_of
+
+R = TypeVar("R", Findings, Atlas)
 
 FIRST_TEXTS = 32
 """Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
@@ -23,11 +27,11 @@ _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the las
 
 
 def with_effects(
-    found: Findings,
+    found: R,
     model: Model,
     texts: Corpus | Sequence[str] | Sequence[CorpusText],
     report: Report | None = None,
-) -> Findings:
+) -> R:
     """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
     A head that does nothing by either is not needed for what it looks like: attention is not evidence of use (Jain and

@@ -30,12 +30,12 @@ from attnscope.corpus import (
     essence,
 )
 from attnscope.corpus.batching import tokens_of
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Model
 from attnscope.records.descriptions import EVEN, Descriptions, Failure, FeatureFacts, HeadDescription, Term
 from attnscope.studies.description_features import RESTING, Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.head_blocks import Frequencies, decoder_start
 from attnscope.studies.own_features import own_features
-from attnscope.studies.texts import Texts, pad_rows, special_ids, texts_of
+from attnscope.studies.texts import Texts, batch_of, special_ids, texts_of
 
 if TYPE_CHECKING:
     from attnscope.core.attention import Kind
@@ -182,8 +182,8 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
         for part in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
             asking = np.flatnonzero(~part.repeated)
             if len(part) > 1 and len(asking):
-                of_text = _lot(text, options.seed)
-                units.append((_lot(text, options.seed, part.number), of_text, Unit(text, part, asking)))
+                of_text = lot_of(text, options.seed)
+                units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, asking)))
     units.sort(key=lambda one: one[0])
     most_rows = max(200, min(options.queries, MOST_BYTES // 3 // (n_heads * _N_FEATURES * 2)))
     most_entries = max(1, MOST_BYTES // 3 * 2 // _N_FEATURES)
@@ -225,7 +225,7 @@ def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
     held: list[tuple[int, int, CorpusText]] = []
     characters = 0
     for text in texts:
-        lot = -int.from_bytes(_lot(text, seed), "big")
+        lot = -int.from_bytes(lot_of(text, seed), "big")
         heapq.heappush(held, (lot, text.index, text))
         characters += _size(text)
         while len(held) > FEWEST_TEXTS and (len(held) > MOST_TEXTS or characters > MOST_CHARACTERS):
@@ -237,7 +237,7 @@ def _size(text: CorpusText) -> int:
     return len(text.text or "") if text.ids is None else 4 * len(text.ids)
 
 
-def _lot(text: CorpusText, seed: int, part: int = -1) -> bytes:
+def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
     """A number that depends on what a text says alone, and is the same for its copies: any of them may be the one."""
     return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
 
@@ -315,13 +315,7 @@ def _run(
     asked = [Asked(unit.queries, len(unit.chunk), block) for unit, block in zip(units, blocks, strict=True)]
     kind: Kind = model.info.kinds[0]  # type: ignore[assignment]  # one of these
     probe = RowSamples({kind: asked}, levels)
-    lengths = np.array([len(t) for t in tokens])
-    real = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
-    given = Batch(
-        torch.from_numpy(pad_rows([t.ids for t in tokens])),
-        None if bool(real.all()) else real,
-        torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens])),
-    )
+    given = batch_of(tokens)
     if (start := decoder_start(model)) is not None:  # what a decoder reads changes nothing in its encoder
         begun = torch.from_numpy(start.ids[:1]).expand(len(units), 1)
         given = replace(given, target_ids=begun, target_mask=torch.ones_like(begun, dtype=torch.bool))

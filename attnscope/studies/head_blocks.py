@@ -149,7 +149,7 @@ class HeadMeasurer:
         device = self._model.info.device
         repeated = [part.repeated for part in batch]
         facts = self._facts(tokens, repeated, "cpu" if self._dense else device)
-        written, targets = None, [self._target(t) for t in tokens if self._start is not None]
+        written, targets = None, [target_of(self._start, t) for t in tokens if self._start is not None]
         if targets:
             written = self._facts(targets, [_after_start(r) for r in repeated], "cpu" if self._dense else device)
         segments = torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens]))
@@ -176,22 +176,12 @@ class HeadMeasurer:
                 for kind, by_layer in kept.maps.items()
             }
 
-    def _target(self, tokens: Tokens) -> Tokens:
-        """What a decoder beside an encoder reads as it writes the text again: its start token, then all but the end."""
-        assert self._start is not None
-        return replace(
-            tokens,
-            ids=np.concatenate([self._start.ids[:1], tokens.ids[:-1]]),
-            labels=(*self._start.labels[:1], *tokens.labels[:-1]),
-            special=np.concatenate([self._start.special[:1], tokens.special[:-1]]),
-        )
-
     def _pair_hits(self, part: Chunk) -> Mapping[str, Hits]:
         """The hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""
         kinds = self._model.info.kinds
         read = {"encoder": (part.tokens, part.repeated), "decoder": (part.tokens, part.repeated)}
         if self._start is not None:
-            read["decoder"] = self._target(part.tokens), _after_start(part.repeated)
+            read["decoder"] = target_of(self._start, part.tokens), _after_start(part.repeated)
         hits = {
             kind: pair_hits(read[kind][0].ids, causal=kind == "decoder", context=read[kind][1])
             for kind in kinds
@@ -253,6 +243,21 @@ def decoder_start(model: Model) -> Tokens | None:
     if len(model.info.kinds) == 1 or model.writer is None:
         return None
     return model.writer.encode_target("a")
+
+
+def target_of(start: Tokens, tokens: Tokens) -> Tokens:
+    """What a decoder beside an encoder reads as it writes a text again: its start token, then all but the end.
+
+    Args:
+        start: What `decoder_start` gives.
+        tokens: The text.
+    """
+    return replace(
+        tokens,
+        ids=np.concatenate([start.ids[:1], tokens.ids[:-1]]),
+        labels=(*start.labels[:1], *tokens.labels[:-1]),
+        special=np.concatenate([start.special[:1], tokens.special[:-1]]),
+    )
 
 
 def _factors(model: Model) -> dict[tuple[Any, int], Tensor]:

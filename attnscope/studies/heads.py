@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,8 @@ from attnscope.studies.texts import (
     texts_of,
 )
 from attnscope.studies.workers import Workers
+
+_NOTHING = Found()
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,30 @@ def heads(
     Raises:
         AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
     """
+    return study_heads(model, corpus, options, report, workers)[0]
+
+
+def study_heads(
+    model: Model,
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    options: HeadsOptions | None = None,
+    report: Report | None = None,
+    workers: Workers | None = None,
+    measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
+    nothing: Found = _NOTHING,
+) -> tuple[Findings, Found]:
+    """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
+
+    Args:
+        model: As of `heads`; likewise corpus, options, report and workers.
+        corpus: See there.
+        options: See there.
+        report: See there.
+        workers: See there.
+        measurer: Makes what measures blocks, with the arguments of `HeadMeasurer`; where there are workers it is
+            pickled.
+        nothing: What it makes of no text.
+    """
     options = options or HeadsOptions()
     texts = texts_of(corpus)
     _require_measurable(model, options)
@@ -127,7 +153,7 @@ def heads(
     # Of the reading that is known to have come to the end.
     sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
     make = partial(
-        _measurer_of, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride,
+        _measurer_of, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride,
         backend=backend,
     )  # fmt: skip
     driver = Driver(make, (model,), (workers,) if workers else None, keeps="first", step="the study of a later text")
@@ -139,7 +165,7 @@ def heads(
             drivers.append(replace(driver, make=partial(make, seed=options.seed)))
     passes: list[Pass[Found]] = []
     for number, one in enumerate(drivers):
-        passes.append(one.run_texts(texts, BLOCK, Found(), scale_report(report, number, len(drivers)), options.shard))
+        passes.append(one.run_texts(texts, BLOCK, nothing, scale_report(report, number, len(drivers)), options.shard))
         n_copies = passes[-1].n_copies if n_copies is None else n_copies
         if not passes[-1].complete:
             break
@@ -168,18 +194,21 @@ def heads(
         run["failures"] = failures
     found = conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
     if options.describe is None or not whole(found):
-        return found
+        return found, passes[0].done
     how = replace(options.describe, chunk=options.chunk, stride=options.stride)
-    return try_step(
+    found = try_step(
         found,
         "describing the heads",
         lambda known: replace(known, descriptions=describe_texts(model, texts, frequencies, how)),
     )
+    return found, passes[0].done
 
 
-def _measurer_of(model: Model, *, seed: int | None = None, **given: Any) -> HeadMeasurer:
+def _measurer_of(
+    measurer: Callable[..., HeadMeasurer], model: Model, *, seed: int | None = None, **given: Any
+) -> HeadMeasurer:
     """A measurer of a model, or of its untrained twin."""
-    return HeadMeasurer(model if seed is None else model.untrained(seed), **given)
+    return measurer(model if seed is None else model.untrained(seed), **given)
 
 
 def _require_measurable(model: Model, options: HeadsOptions) -> None:

@@ -54,25 +54,15 @@ def study(
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    options = HeadsOptions(
-        thresholds=thresholds_from(order.thresholds),
-        chunk=_at_least_one("--chunk", order.chunk),
-        stride=_at_least_one("--stride", order.stride),
-        shard=_shard(order.shard),
-        frequencies=order.frequencies,
-        control=_is_untrained(order.control),
-        describe=order.describe,
-    )
+    options = heads_options(order)
     if order.causal and options.shard != (1, 1):
         raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
-    own_features(order.describe.features if order.describe else ())  # what is none is said before a model runs
     corpus = _corpus(order)
     if order.relations is not None:
         if options.shard != (1, 1):
             raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
         require_relations(order.relations)
-    _require_measures(order.measures)
-    _require_where(order)
+    require_names(order)
     model = loading.load(spec)
     texts = corpus if corpus is not None else _probe(model)
     found = heads(model, texts, options, scale_report(report, 0, 2 if order.causal else 1), workers)
@@ -84,6 +74,24 @@ def study(
             found, "--relations", lambda known: with_relations(known, relations_of(model, annotated, report))
         )
     return found
+
+
+def heads_options(order: StudyOrder) -> HeadsOptions:
+    """How heads are to be studied; what is none of features is said before a model runs.
+
+    Raises:
+        UsageError: A threshold, chunk, stride, shard, control or feature is none.
+    """
+    own_features(order.describe.features if order.describe else ())
+    return HeadsOptions(
+        thresholds=thresholds_from(order.thresholds),
+        chunk=_at_least_one("--chunk", order.chunk),
+        stride=_at_least_one("--stride", order.stride),
+        shard=_shard(order.shard),
+        frequencies=order.frequencies,
+        control=_is_untrained(order.control),
+        describe=order.describe,
+    )
 
 
 @dataclass(frozen=True)
@@ -128,19 +136,16 @@ def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
     return None
 
 
-def _require_measures(given: str | None) -> None:
-    """Refuses measures that do not exist, before the model runs for minutes."""
+def require_names(order: StudyOrder) -> None:
+    """Refuses measures that do not exist, and conditions with names that findings will not have.
+
+    Before the model runs for minutes; the roles of relations are not known before.
+    """
     from attnscope.core.measures import FROM_OFFSETS, measure_names
 
-    _require_named(given, (*measure_names(), FROM_OFFSETS))
-
-
-def _require_where(order: StudyOrder) -> None:
-    """Refuses a condition with a name that findings will not have; the roles of relations are not known before."""
-    from attnscope.core.measures import FROM_OFFSETS, measure_names
-
+    measures = (*measure_names(), FROM_OFFSETS)
+    _require_named(order.measures, measures)
     if order.where is not None and order.relations is None:
-        measures = (*measure_names(), FROM_OFFSETS)
         HeadQuery(order.where).require_known(names_for(tuple(RULES), measures, order.describe is not None))
 
 

@@ -21,7 +21,7 @@ from attnscope.studies import passes
 from attnscope.studies.choice import Choice
 from attnscope.studies.memory import Room, give_memory_back, halves, padded_size, physical_bytes
 from attnscope.studies.overflow import LeftOut, Place
-from attnscope.studies.texts import pad_rows, special_ids
+from attnscope.studies.texts import batch_of, special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,23 +143,12 @@ class PairMeasurer:
         """What each model attends to on a batch."""
         import torch
 
-        tokens = [part.tokens for part in batch]
-        lengths = np.array([len(t) for t in tokens])
-        real = np.arange(lengths.max()) < lengths[:, None]
+        given = batch_of([part.tokens for part in batch])
         seen: list[_Seen] = []
         for model, chosen in zip(self._models, self._chosen, strict=True):
-            device = model.info.device
-
-            def tensor(array: NDArray[Any], device: str = device) -> Tensor:
-                return torch.from_numpy(array).to(device)
-
-            given = Batch(
-                tensor(pad_rows([t.ids for t in tokens])),
-                None if bool(real.all()) else tensor(real),
-                tensor(pad_rows([t.segments.astype(np.int64) for t in tokens])),
-            )
             with torch.no_grad():
-                seen.append(_Seen.of(model, given, chosen.layers, chosen.heads, chosen.picked))
+                there = given.to(model.info.device)
+                seen.append(_Seen.of(model, there, chosen.layers, chosen.heads, chosen.picked))
         return seen
 
     def _sum_rows(

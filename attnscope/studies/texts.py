@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model, example_tokens
+from attnscope.models.model import Batch, Model, example_tokens
+from attnscope.records import Tokens
 from attnscope.text import refuse_file_name
 
 Texts = Corpus | Sequence[CorpusText]
@@ -100,3 +101,20 @@ def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     for place, row in enumerate(rows):
         filled[place, : len(row)] = row
     return filled
+
+
+def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
+    """Texts padded to one length, as a model takes them; in an encoder-decoder with what its decoder reads."""
+    import torch
+
+    def pad(texts: Sequence[Tokens]) -> tuple[Any, Any]:
+        lengths = np.array([len(text) for text in texts])
+        real = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
+        return torch.from_numpy(pad_rows([text.ids for text in texts])), None if bool(real.all()) else real
+
+    ids, mask = pad(tokens)
+    given = Batch(ids, mask, torch.from_numpy(pad_rows([text.segments.astype(np.int64) for text in tokens])))
+    if targets:
+        target_ids, target_mask = pad(targets)
+        given = replace(given, target_ids=target_ids, target_mask=target_mask)
+    return given

@@ -1,0 +1,78 @@
+"""`attnscope atlas`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import groups, options
+
+
+@groups.command(
+    out="The page to write, such as atlas.html; or a folder, or a file of another format.",
+    formats="Files to write: several of html, npz, csv, json, parquet.  [default: html,npz, or that of the file]",
+)
+def atlas(
+    *,
+    texts: groups.Texts,
+    model: groups.Model = "minilm",
+    rank: Annotated[
+        str,
+        typer.Option(
+            help="What examples of a head are ranked by: content_nats (attention off special tokens and the first, "
+            "times nats from uniform), or a measure.",
+            autocompletion=options.complete_measures,
+        ),
+    ] = "content_nats",
+    examples: Annotated[int, typer.Option(min=0, max=100, help="How many of the best texts of each head.")] = 10,
+    sample: Annotated[int, typer.Option(min=1, max=8192, help="How many texts are drawn for deciles.")] = 512,
+    thresholds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--threshold",
+            help="Threshold that a role must reach, such as induction=0.3.",
+            autocompletion=options.complete_roles,
+        ),
+    ] = None,
+    measures: Annotated[
+        str | None,
+        typer.Option(
+            help="Also print these measures, such as entropy_nats,positional.",
+            autocompletion=options.complete_measures,
+        ),
+    ] = None,
+    chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
+    stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None,
+    frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None,
+    causal: Annotated[bool, "Take each head that has a role out, and say what changes."] = False,
+    describing: groups.Describing,
+    listing: groups.Listing,
+    where: groups.Where,
+    running: groups.Running,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """Show every head of a model with the texts that say what it does: one page, offline.
+
+    Each head has the texts on which it does most, one of each decile, those that its description fails on, where it
+    looks, and which tokens ask and get.
+
+    - `attnscope atlas --file sample_texts/alice.txt -o atlas.html`
+    - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`
+    - `attnscope atlas --file 'corpus/*.txt.gz' --rank induction -o induction.html`
+    """
+    from attnscope.studies.atlas_order import AtlasOrder, study
+    from attnscope.studies.heads_order import StudyOrder
+
+    load = loading.options()
+    output = where.plan("atlas", printing, measures=measures, **listing.shown())
+    study_of_heads = StudyOrder(
+        texts=texts.wanted(), probe=None, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
+        stride=stride, frequencies=frequencies, control=None, shard="1/1", causal=causal,
+        describe=describing.options(), where=listing.only,
+    )  # fmt: skip
+    order = AtlasOrder(study_of_heads, rank, examples, sample)
+    shared = running.share(model, load)
+    with options.progress(printing.quiet) as report:
+        found = study(model, order, load, report, shared)
+    output.deliver(found)
