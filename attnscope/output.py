@@ -182,7 +182,7 @@ def plan(
     if out is not None and (ending := _named_by(out, found)):
         # Of what is one page a file may be named, and others go beside it.
         wanted = formats if formats is None or ending in formats.split(",") else f"{formats},{ending}"
-        found, out, formats = replace(found, stem=out.stem), out.parent, wanted or ending
+        found, out, formats = found.named(out.stem), out.parent, wanted or ending
     if formats is not None and out is None and not has_folder:
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
     terminal = (TEXT,) if found.glance else ()
@@ -279,7 +279,7 @@ def write(
         The files: figures first where they are what its kind is usually written as, else last.
     """
     kind = record.record_kind()
-    kind = kind if stem is None else replace(kind, stem=stem)
+    kind = kind if stem is None else kind.named(stem)
     data = [record.save(out / kind.file(name)) for name in formats if name in kind.data]
     data += [kind.view("page")(record).save(out / kind.file(name)) for name in formats if name in kind.pages]
     figures = [name for name in formats if name in FIGURE_FORMATS]

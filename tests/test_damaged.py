@@ -13,7 +13,6 @@ import pytest
 
 from attnscope.cli import main
 from attnscope.records import reading
-from tests.atlas_helpers import small_atlas
 from tests.conftest import Run
 from tests.record_helpers import simple
 
@@ -28,6 +27,7 @@ MADE: dict[str, list[str]] = {
     "trace.npz": ["trace", "the cat", "-L", "0", "-H", "0"],
     "split.json": ["split", "-f", "json"],
     "cost.json": ["cost", "bert-base"],
+    "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json", "--examples", "2"],
     "rollout.npz": ["rollout", "the cat", "-f", "npz,json"],
     "weights.npz": ["heatmap", "the cat", "-f", "npz,json"],
     "circuits.npz": ["circuits", "-f", "npz,json"],
@@ -54,7 +54,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert not ended.value.code, name
             stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
             (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
-    small_atlas(model="own").save(home / "atlas.npz")
     return home
 
 

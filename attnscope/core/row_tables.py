@@ -40,7 +40,17 @@ def offset_masses(
 
 
 def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key"]:
-    """Uniform attention over the keys that each query may attend to; zeros for one that may attend to none."""
+    """Uniform attention over the keys that each query may attend to.
+
+    Args:
+        allowed: Which these are.
+
+    Returns:
+        (query, key), float32, 0 to 1: each row sums to 1, that of a query that may attend to nothing to 0.
+
+    Source:
+        Ours.
+    """
     return allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -52,6 +62,12 @@ def members(tokens: Int[Tensor, " place"], n_tokens: int) -> Float[Tensor, "plac
     Args:
         tokens: The number of the token at each place; -1 = none that is asked for.
         n_tokens: How many there are.
+
+    Returns:
+        (place, token), float32, 0 or 1.
+
+    Source:
+        Ours.
     """
     return (tokens[:, None] == torch.arange(n_tokens, device=tokens.device)).float()
 
@@ -64,7 +80,7 @@ class Lifts(NamedTuple):
         lift: (item, head): the same over that of uniform attention; NaN where that is 0.
         low: Lower end of the 95% interval of the lift, over texts; NaN where fewer than two have the item.
         high: Upper end.
-        count: (item, layer): queries that could see it.
+        counts: (item, layer): queries that could see it.
         n_texts: (item, layer): texts that have it.
     """
 
@@ -72,7 +88,7 @@ class Lifts(NamedTuple):
     lift: Floats
     low: Floats
     high: Floats
-    count: Floats
+    counts: Floats
     n_texts: Floats
 
 

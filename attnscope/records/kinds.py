@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attnscope.errors import UsageError
@@ -79,6 +79,10 @@ class Kind:
         """All formats that it is written in."""
         return (*self.figures, *self.data, *self.pages)
 
+    def named(self, stem: str) -> Kind:
+        """The same, with files of another name."""
+        return replace(self, stem=stem)
+
     def file(self, ending: str) -> str:
         """How a file of it is called."""
         return dict(self.files).get(ending, f"{self.stem}.{ending}")
@@ -135,8 +139,8 @@ KINDS = {
             ("npz", "csv", "png"), "ablation_terminal:show", "ablation_figures:draw",
         ),
         Kind(
-            "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("npz", "csv"),
-            "atlas_terminal:show", options=("measures", "where", "sort"),
+            "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
+            "atlas_terminal:show", page="page.atlas:page_of_atlas", options=("measures", "where", "sort"),
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),

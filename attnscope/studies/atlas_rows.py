@@ -174,7 +174,8 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
     room = Room()
     try:
         for part in todo:
-            for batch in batches([unit.chunk for unit in part], TOKEN_BUDGET):
+            cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in part], TOKEN_BUDGET)
+            for batch in cut:
                 for some, _ in room.each(
                     batch, lambda parts: reader.read([by_chunk[id(one)] for one in parts]), halves, padded_size
                 ):
@@ -212,7 +213,7 @@ class _Reader:
         kept: Any = Weights() if self._model.info.path == "eager" else Calls()
         with torch.no_grad():
             self._model.run(batch_of(tokens, targets).to(self._model.info.device), kept)
-            seen = kept.maps if isinstance(kept, Weights) else kept.calls
+            seen: Any = kept.maps if isinstance(kept, Weights) else kept.calls
             for place, unit in enumerate(units):
                 for kind in self._by_kind:
                     self._read_text(_Seen(kind, seen[kind], place, len(unit.chunk)), unit)

@@ -240,7 +240,7 @@ class KindTables:
         return TokenRow(
             side, tuple(self._labels[number] for number in tokens), float(of.mass[item, head]),
             float(of.lift[item, head]), float(of.low[item, head]), float(of.high[item, head]),
-            int(of.count[item, layer]), int(of.n_texts[item, layer]),
+            int(of.counts[item, layer]), int(of.n_texts[item, layer]),
         )  # fmt: skip
 
 
@@ -261,7 +261,7 @@ def chosen(of: Lifts, head: int, layer: int, *, above_even: bool) -> list[int]:
     if above_even:
         told &= low > 1
     there = np.flatnonzero(told)
-    by_lift = there[np.lexsort((-of.count[there, layer], -low[there]))][:BY_LIFT]
+    by_lift = there[np.lexsort((-of.counts[there, layer], -low[there]))][:BY_LIFT]
     by_mass = there[np.lexsort((-low[there], -of.mass[there, head]))][:BY_MASS]
     both = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)
     return both[np.argsort(-low[both], kind="stable")].tolist()  # type: ignore[no-any-return]

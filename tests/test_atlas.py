@@ -1,0 +1,405 @@
+"""Atlases: planted heads, fair samples, values as the model has them, and the same bytes for every cut of a corpus."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import chi2
+
+import attnscope
+from attnscope.core.probes import Weights
+from attnscope.corpus import Corpus, CorpusText
+from attnscope.errors import UsageError
+from attnscope.models.model import Model
+from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Atlas
+from attnscope.studies import atlas as study
+from attnscope.studies.atlas import AtlasOptions, atlas
+from attnscope.studies.atlas_rows import WINDOW, window
+from attnscope.studies.atlas_scores import ScoredText, Scores
+from attnscope.studies.descriptions import DescribeOptions
+from attnscope.studies.heads import HeadsOptions
+from attnscope.studies.texts import batch_of
+from attnscope.studies.workers import Workers
+from tests.conftest import Run, write_tiny
+
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
+SENTENCES = (SAMPLES / "sentences.txt").read_text("utf-8").splitlines()
+FEW = AtlasOptions(examples=3, sample=9)
+
+
+@pytest.fixture(scope="module")
+def own() -> Model:
+    return attnscope.load("own")
+
+
+@pytest.fixture(scope="module")
+def of_own(own: Model) -> Atlas:
+    return atlas(own, SENTENCES, FEW)
+
+
+# Planted --------------------------------------------------------------------------------------------------------
+
+
+def letters(n: int, rare: set[int], seed: int = 0) -> list[str]:
+    """Texts of letters; those of some numbers have one z."""
+    chance = random.Random(seed)
+    texts = []
+    for number in range(n):
+        text = [chance.choice("abcdefghij") for _ in range(chance.randint(8, 20))]
+        if number in rare:
+            text[chance.randrange(1, len(text))] = "z"
+        texts.append(" ".join(text))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A BERT whose L0H0 attends to z wherever it stands, and evenly where there is none."""
+    folder = write_tiny(tmp_path_factory.mktemp("planted") / "bert")
+    weights = load_file(folder / "model.safetensors")
+    name = "embeddings.word_embeddings.weight"
+    z = attnscope.load(str(folder)).tokenizer.encode("z").ids[1]
+    for part in ("word", "position", "token_type"):
+        weights[f"embeddings.{part}_embeddings.weight"][:, 0] = 0.0
+    weights[name][z, 0] = 40.0
+    weights["embeddings.LayerNorm.weight"][:] = 1.0
+    weights["embeddings.LayerNorm.bias"][:] = 0.0
+    query, key = ("encoder.layer.0.attention.self." + which for which in ("query", "key"))
+    weights[f"{query}.weight"][:5] = 0.0
+    weights[f"{query}.bias"][:5] = torch.tensor([9.0, 0, 0, 0, 0])
+    weights[f"{key}.weight"][:5] = 0.0
+    weights[f"{key}.weight"][0, 0] = 1.0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return attnscope.load(str(folder))
+
+
+def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted: Model) -> None:
+    rare = {3, 17, 31, 32, 55, 70}
+    found = atlas(planted, letters(80, rare), AtlasOptions(examples=6))
+    mine = [one for one in found.examples() if one.facts.head == 0]
+    top = [one for one in mine if one.facts.why == "top"]
+    assert {one.facts.text for one in top} == rare
+    assert all("z" in one.facts.labels for one in top)
+    scores = [one.facts.score for one in top]
+    assert scores == sorted(scores, reverse=True)
+    assert all(one.facts.score < scores[-1] / 1.5 for one in mine if one.facts.text not in rare)
+    for one in top:
+        assert one.weights()[one.facts.focus].argmax() == one.facts.labels.index("z")
+    gets = [row for row in found.tables[0] if row.side == "gets"]
+    assert gets[0].tokens == ("z",) and gets[0].n_texts == 6 and 5 < gets[0].low <= gets[0].lift <= gets[0].high
+    assert all(row.tokens[1] == "z" for row in found.tables[0] if row.side == "pairs")
+
+
+def test_what_the_decile_of_a_head_shows_is_a_fair_draw() -> None:
+    """Of 200 texts in rising order of score, which one of its 20 stands for a decile: any of them, as often."""
+    n_texts, n_seeds = 200, 20
+    counts = np.zeros(20)
+    for seed in range(n_seeds):
+        chance = np.random.default_rng(seed)
+        lots = chance.integers(0, 2**63, n_texts)
+        values = np.arange(n_texts, dtype=np.float32)[:, None] * np.ones((1, 7), np.float32)
+        texts = [ScoredText(CorpusText(i, "t", i, text=str(i)), 0, 9, int(lot)) for i, lot in enumerate(lots)]
+        scores = Scores.of([("encoder", 0, h) for h in range(7)], texts, values, 2, n_texts)
+        drawn = scores.deciles()[1]
+        assert (drawn == drawn[0]).all()
+        places = np.array([scores.texts[number].text.index for number in drawn[0]])
+        assert (places // 20 == np.arange(10)).all()
+        counts += np.bincount(places % 20, minlength=20)
+    expected = n_seeds * 10 / 20
+    assert ((counts - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 19)
+
+
+def test_the_sample_is_a_fair_draw_of_the_corpus(own: Model) -> None:
+    counts = np.zeros(4)
+    texts = letters(40, set())
+    for seed in range(20):
+        scores = scores_of(own, texts, AtlasOptions(sample=10, examples=0, seed=seed))
+        counts += np.bincount([scores.texts[number].text.index // 10 for number in scores.sample], minlength=4)
+    assert counts.sum() == 200
+    assert ((counts - 50) ** 2 / 50).sum() < chi2.ppf(0.999, 3)
+
+
+def scores_of(model: Model, texts: Sequence[str], options: AtlasOptions) -> Scores:
+    """The scores that the first pass of an atlas keeps."""
+    held: list[Scores] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "_in_order", lambda scores, places: held.append(scores) or scores)
+        patch.setattr(study, "read_rows", lambda *given: study.Rows({}))
+        atlas(model, texts, options)
+    return held[0]
+
+
+# The same for every cut -----------------------------------------------------------------------------------------
+
+
+def made(n: int, n_heads: int, seed: int) -> tuple[list[ScoredText], np.ndarray[Any, Any]]:
+    chance = np.random.default_rng(seed)
+    lots = chance.integers(0, 50, n)  # many alike
+    texts = [ScoredText(CorpusText(i, "t", i, text=str(i)), 0, 9, int(lot)) for i, lot in enumerate(lots)]
+    values = chance.integers(0, 6, (n, n_heads)).astype(np.float32)  # many alike
+    values[chance.random(values.shape) < 0.2] = np.nan
+    return texts, values
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_merge_to_what_all_texts_give(seed: int) -> None:
+    texts, values = made(90, 5, seed)
+    heads = [("encoder", 0, head) for head in range(5)]
+    whole = Scores.of(heads, texts, values, 4, 13)
+    numbers = np.random.default_rng(seed).permutation(90)
+    parts = [Scores.of(heads, [texts[i] for i in mine], values[mine], 4, 13) for mine in np.array_split(numbers, 7)]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = part.merge(merged)
+    assert merged.texts == whole.texts
+    np.testing.assert_array_equal(merged.values, whole.values)
+    for head, best in enumerate(whole.best()):
+        expected = sorted((-values[i, head], *texts[i].order) for i in range(90) if not np.isnan(values[i, head]))[:4]
+        assert [whole.texts[number].order for number in best] == [one[1:] for one in expected]
+
+
+def test_one_process_and_workers_write_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 5)
+    model, corpus = attnscope.load("own"), Corpus([SAMPLES / "sentences.txt"])
+    alone = atlas(model, corpus, FEW).save(tmp_path / "alone.npz")
+    shared = atlas(model, corpus, FEW, workers=Workers("own", 2)).save(tmp_path / "shared.npz")
+    assert alone.read_bytes() == shared.read_bytes()
+
+
+# What it shows --------------------------------------------------------------------------------------------------
+
+
+def dense(model: Model, text: str) -> dict[str, dict[int, torch.Tensor]]:
+    kept = Weights()
+    with torch.no_grad():
+        model.run(batch_of([model.tokenizer.encode(text)]), kept)
+    return {str(kind): by_layer for kind, by_layer in kept.maps.items()}
+
+
+def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own: Model, of_own: Atlas) -> None:
+    assert {one.why for one in of_own.facts} == {"top", "decile"}
+    for one in of_own.examples()[::7]:
+        head = of_own.heads[one.facts.head]
+        weights = dense(own, SENTENCES[one.facts.text])[head.kind][head.layer][0, head.head].numpy()
+        shown = one.weights()
+        assert len(weights) == one.facts.n_tokens == len(one.places)
+        tokens = own.tokenizer.encode(SENTENCES[one.facts.text])
+        assert tokens.labels == one.facts.labels and (tokens.special == one.special).all()
+        assert np.abs(shown - weights)[shown > 0].max() <= 1 / 510 + 1e-6
+        for row, (first, last) in zip(weights, zip(one.starts, one.starts[1:], strict=False), strict=True):
+            kept = one.keys[first:last]
+            assert len(kept) <= MOST_KEYS
+            assert (np.diff(one.codes[first:last].astype(int)) <= 0).all()
+            if len(kept) < MOST_KEYS:
+                assert row[kept].sum() > KEPT_MASS - 0.01
+
+
+def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None:
+    texts = SENTENCES[:2]
+    found = atlas(own, texts, AtlasOptions(examples=1))
+    assert found.corpus["n_sampled"] == 2
+    maps = [dense(own, text)["encoder"] for text in texts]
+    n_queries = sum(of[0].shape[-1] for of in maps)
+    for number, head in enumerate(found.heads):
+        mine = [of[head.layer][0, head.head] for of in maps]
+        profile = np.zeros(found.profiles.shape[1])
+        for weights in mine:
+            n = len(weights)
+            for offset in range(-n + 1, n):
+                profile[np.clip(offset, -65, 65) + 65] += float(weights.diagonal(offset).sum())
+        np.testing.assert_allclose(found.profiles[number], profile / n_queries, atol=1e-5)
+    assert found.even_profiles[0, 65] == pytest.approx(len(texts) / n_queries, abs=1e-5)  # 1 / n of each of n queries
+    tokens = [own.tokenizer.encode(text) for text in texts]
+    n_rows = 0
+    for head, table in zip(found.heads, found.tables, strict=True):
+        for row in table if head.layer == 0 else ():  # the second layer looks back alone
+            sums = np.zeros(3)  # attention, that of uniform attention, queries
+            for of, text in zip(maps, tokens, strict=True):
+                off = ~text.special & (np.arange(len(text)) > 0)
+                asks, gets = (
+                    [label.lower() == token.lower() for label in text.labels]
+                    for token in (row.tokens[0], row.tokens[-1])
+                )
+                keys = off if row.side == "asks" else off & gets
+                queries = np.ones(len(text), np.bool_) if row.side == "gets" else np.array(asks)
+                part = of[head.layer][0, head.head].numpy()[queries][:, keys]
+                sums += part.sum(), part.size / len(text), len(part) * bool(keys.any())
+            assert (row.n_texts, row.count) == (2, sums[2])
+            assert (row.mass, row.lift) == pytest.approx((sums[0] / sums[2], sums[0] / sums[1]), abs=1e-4)
+            assert row.low <= row.lift <= row.high
+            n_rows += 1
+    assert n_rows > 50
+    assert found.distances.shape == (14, 14) and (np.diag(found.distances) == 0).all()
+    assert np.nanmin(found.distances) >= 0 and np.nanmax(found.distances) <= 1
+    assert found.distances[0, 2] > found.distances[3, 10]  # previous and self; both on the start
+
+
+def test_the_window_holds_what_counts() -> None:
+    special = np.zeros(500, np.bool_)
+    special[[0, 499]] = True
+    for focus, key in ((250, 100), (1, 490), (498, 3), (77, 77)):
+        shown = window(special, focus, key)
+        assert len(shown) == WINDOW and (np.diff(shown) > 0).all()
+        assert {0, 499, focus, key, max(1, key - 2)} <= {*shown.tolist()}
+    assert window(special[:40], 3, 4).tolist() == list(range(40))
+
+
+def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
+    text = " ".join(SENTENCES)
+    found = atlas(own, [text, SENTENCES[0]], AtlasOptions(HeadsOptions(chunk=100, stride=80), examples=2))
+    cut = [one for one in found.examples() if one.facts.n_tokens == 100]
+    assert cut and all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
+    assert found.corpus["n_chunked"] == 1
+
+
+def test_failures_of_descriptions_are_examples(own: Model) -> None:
+    found = atlas(own, SENTENCES, replace(FEW, heads=HeadsOptions(describe=DescribeOptions(queries=200))))
+    assert found.descriptions is not None
+    by_head: dict[int, list[Any]] = {}
+    for one in found.examples():
+        if one.facts.why == "failure":
+            by_head.setdefault(one.facts.head, []).append(one)
+    assert by_head
+    for number, examples in by_head.items():
+        head = found.heads[number]
+        failures = found.findings.description(head.layer, head.head).failures
+        assert [(f.text, f.token) for f in failures] == [
+            (one.facts.text, one.facts.labels[one.facts.focus]) for one in examples
+        ]
+
+
+@pytest.mark.parametrize("road", ["seam", "eager"])
+def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
+    write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+    model = attnscope.load(str(tmp_path / "t5"))
+    if road == "eager":
+        monkeypatch.setattr(model, "info", replace(model.info, path="eager"))
+    texts = ["the cat", "a b c d e", "the the cat.", "d e f g the cat"]
+    found = atlas(model, texts, AtlasOptions(examples=1))
+    found.require_whole()
+    assert {head.kind for head in found.heads} == {"encoder", "decoder", "cross"}
+    kinds = np.array([head.kind for head in found.heads])
+    assert np.isnan(found.distances[kinds == "encoder"][:, kinds == "cross"]).all()
+    assert np.isfinite(found.distances[kinds == "cross"][:, kinds == "cross"]).all()
+    assert np.isfinite(found.profiles).all()
+    back = found.profiles[kinds == "decoder"][:, 66:].sum()
+    assert back == pytest.approx(0, abs=1e-6)
+    # Of the start token, which the decoder reads first.
+    shown = next(one for one in found.facts if found.heads[one.head].kind == "decoder")
+    assert len(shown.labels) == shown.n_tokens
+
+
+# Small, hostile, interrupted ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [["the cat sat"], SENTENCES[:3], ["a", "b", "c"], ["", "the cat", "  "]])
+def test_a_corpus_may_be_small(own: Model, texts: list[str], tmp_path: Path) -> None:
+    found = atlas(own, texts)
+    again = Atlas.load(found.save(tmp_path / "atlas.npz"))
+    assert len(again.heads) == 14 and again.facts and again.corpus["complete"]
+
+
+def test_markup_in_texts_stays_text(own: Model, tmp_path: Path) -> None:
+    hostile = ["</script><script>alert(1)</script>", "[red]a[/red] \x1b[31m b", "\u202e = <b onclick=x>", '"};//']
+    found = atlas(own, [CorpusText(i, "<img src=x>\n", i, text=text) for i, text in enumerate(hostile)])
+    Atlas.load(found.save(tmp_path / "atlas.npz"))
+    html = found.record_kind().view("page")(found).html
+    assert "<script>alert" not in html and "<img src=x" not in html
+
+
+def after(n: int) -> Callable[[Any], None]:
+    """What interrupts a study at its n-th report of a step."""
+    seen = iter(range(n))
+
+    def report(done: Any) -> None:
+        if done.step != "counting tokens" and next(seen, None) is None:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 30)
+    monkeypatch.setattr("attnscope.studies.atlas_rows.TOKEN_BUDGET", 30)
+    first = atlas(own, SENTENCES, FEW, once(after(3)))
+    assert not first.corpus["complete"] and 0 < first.corpus["n_texts"] < len(SENTENCES)
+    assert first.facts and {one.text for one in first.facts} < set(range(len(SENTENCES)))
+    n_batches = len({*reports(own)})
+    assert n_batches > 5
+    second = atlas(own, SENTENCES, FEW, at_step("reading examples", 3))
+    assert not second.corpus["complete"] and second.corpus["n_texts"] == len(SENTENCES)
+    assert 0 < second.corpus["n_sampled"] < 9 and second.facts
+    second.require_whole()
+
+
+def once(report: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Interrupts once alone."""
+    done = []
+
+    def tell(progress: Any) -> None:
+        if not done:
+            try:
+                report(progress)
+            except KeyboardInterrupt:
+                done.append(True)
+                raise
+
+    return tell
+
+
+def at_step(step: str, n: int) -> Callable[[Any], None]:
+    inner = once(after(n))
+    return lambda progress: inner(progress) if progress.step == step else None
+
+
+def reports(model: Model) -> list[int]:
+    told: list[int] = []
+    atlas(model, SENTENCES, FEW, lambda done: told.append(done.n_tokens) if done.step == "reading examples" else None)
+    return told
+
+
+def test_a_failure_in_the_second_pass_keeps_the_first(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(study, "read_rows", fail)
+    found = atlas(own, SENTENCES, FEW)
+    assert len(found.heads) == 14 and not found.facts
+    assert found.run["failures"][0]["step"] == "reading the examples"
+
+
+@pytest.mark.parametrize("wrong", [{"rank": "contnt_nats"}, {"examples": -1}, {"sample": 0}, {"rank": "positional"}])
+def test_what_cannot_be_is_said(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        AtlasOptions(**wrong)
+
+
+def test_texts_are_ranked_by_any_measure(own: Model) -> None:
+    found = atlas(own, SENTENCES, replace(FEW, rank="same_token"))
+    assert found.rank == "same_token" and "same token" in found.options["rank"]
+    head = next(at for at, head in enumerate(found.heads) if head.name == "L0H4")
+    best = next(one for one in found.examples() if one.facts.head == head)
+    words = [label.lower() for label in best.facts.labels]
+    assert best.facts.score == pytest.approx(1, abs=0.01) and len({*words}) < len(words)
+
+
+def test_the_command_writes_the_file_that_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:6]), "utf-8")
+    status, out, err = run("atlas", "--file", "texts.txt", "-m", "own", "-o", "deep/all.html", "-f", "npz,csv")
+    assert status == 0, err
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["all.csv", "all.html", "all.npz"]
+    assert out.splitlines()[-3:] == ["deep/all.npz", "deep/all.csv", "deep/all.html"]
+    assert run("show", "deep/all.npz", "-o", "again.html")[0] == 0
+    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "deep" / "all.html").read_bytes()
+    assert run("atlas", "the cat", "-m", "own", "--rank", "entropy")[0] == 2
+    status, out, _ = run("show", "deep/all.npz", "--where", "layer == 1")
+    assert status == 0 and "L1H0" in out and "L0H0" not in out
