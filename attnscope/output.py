@@ -55,6 +55,7 @@ class Output:
         drawn: Whether maps are drawn in the terminal.
         replace: Whether files in the folder that a record there says are of other maps may be lost.
         options: How it is shown: some of those that its kind has a use for.
+        stem: How files of data are called, without their endings; None = as their kind says.
     """
 
     kind: Kind
@@ -65,6 +66,7 @@ class Output:
     drawn: bool = False
     replace: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    stem: str | None = None
 
     @property
     def figures(self) -> list[str]:
@@ -99,13 +101,13 @@ class Output:
                 for could not be studied, which is said when everything else is done.
             KeyboardInterrupt: The study was interrupted; all that it found is printed and written.
         """
-        record, out = settle(record, self.out or folder, self.kind.stem)
+        record, out = settle(record, self.out or folder, self.stem or self.kind.stem)
         guarded = self.out if self.kind.glance else None
         before: Mapping[Path, bytes] = {}
         if guarded is not None and not self.replace:
             _require_same_maps(record, guarded, self.formats, self.options.get("query"))
             before = _digests(guarded, self.formats)
-        paths = [] if out is None else write(record, out, self.formats, self.options, drawing, self.kind.stem)
+        paths = [] if out is None else write(record, out, self.formats, self.options, drawing, self.stem)
         run: Mapping[str, Any] = getattr(record, "run", {})
         notes = [*run.get("notes", ()), *_note_repeated(record, self.options.get("query"))]
         notes += note_fonts(_texts_in(record.describe()), map(str, paths), self.options.get("font"))
@@ -179,10 +181,11 @@ def plan(
         AttnscopeError: The folder cannot be written, or a library that a format needs is not there.
     """
     found = KINDS[f"attnscope.{kind}"]
+    stem = None
     if out is not None and (ending := _named_by(out, found)):
         # Of what is one page a file may be named, and others go beside it.
         wanted = formats if formats is None or ending in formats.split(",") else f"{formats},{ending}"
-        found, out, formats = found.named(out.stem), out.parent, wanted or ending
+        stem, out, formats = out.stem, out.parent, wanted or ending
     if formats is not None and out is None and not has_folder:
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
     terminal = (TEXT,) if found.glance else ()
@@ -199,7 +202,7 @@ def plan(
     given = {name: value for name, value in options.items() if value is not None}
     found.require_options(given)
     load_named("attnscope.views.style:Style")(**_of_style(given))
-    return Output(found, out, files, json, quiet, TEXT in named, replace, given)
+    return Output(found, out, files, json, quiet, TEXT in named, replace, given, stem)
 
 
 def _named_by(out: Path, kind: Kind) -> str:

@@ -64,7 +64,7 @@ class ExampleFacts:
         why: "top": one of the texts with the highest scores; "decile": a text drawn from a decile of all scores;
             "failure": a text with a token whose attention the head's description explains badly.
         rank: From 0: of "top" and "failure" the place, best (or worst explained) first; of "decile" the decile.
-        score: The text's score by `Atlas.rank`.
+        score: The text's score by `Atlas.rank`; NaN of a "failure".
         text: The text's number in the corpus.
         source: Where it comes from, such as "alice.txt:12".
         n_tokens: How many tokens the text, or the chunk of a long one, has.
@@ -86,6 +86,9 @@ class ExampleFacts:
 @dataclass(frozen=True, eq=False)
 class Example:
     """An example with the attention of its head.
+
+    Across, in an encoder-decoder, the row of a token is the decoder's as it writes that token again; keys are the
+    encoder's.
 
     Attributes:
         facts: What it stands for.
@@ -120,7 +123,7 @@ class Atlas(Record):
     Attributes:
         run: What made it, as `Findings.run`.
         corpus: What it was made on, as `Findings.corpus`; `n_sampled` texts, drawn by their hash, are what profiles,
-            token tables, distances and deciles rest on.
+            token tables and distances rest on.
         options: What was chosen and what names mean, as `Findings.options`; `rank` describes the score.
         rank: The name of the score that examples are ranked by.
         heads: One entry a head, by kind, layer, head; with measures, roles and effects as in Findings.
@@ -129,9 +132,10 @@ class Atlas(Record):
         profiles: Mean attention weight by offset of the key from the query, (head, 2 * FURTHEST + 3), float32: further
             back than FURTHEST, -FURTHEST to FURTHEST, further ahead. Sums to 1, or less with a learned sink.
         even_profiles: The same of uniform attention over the allowed keys.
-        deciles: Ends of the deciles of the score over the sampled texts, (head, 11), float32.
-        distances: Mean Jensen-Shannon distance of the rows of two heads, 0 to 1, (head, head), float32; NaN between
-            kinds, and where it was not measured.
+        deciles: Ends of the deciles of the score over `options["sample"]` texts, (head, 11), float32; NaN where it is
+            defined on none.
+        distances: Root of the mean squared Hellinger distance of the rows of two heads, 0 to 1, (head, head), float32;
+            NaN between kinds, and where it was not measured.
         positions: Heads on a plane so that near ones are alike (multidimensional scaling), (head, 2), float32.
         places: `Example.places` of all examples, one after the other.
         special: `Example.special`, likewise.
