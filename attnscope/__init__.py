@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from attnscope.records.pooled import PooledHeatmap
     from attnscope.records.relations import Relations
     from attnscope.records.rollouts import Rollout
+    from attnscope.records.timeline import Timeline
     from attnscope.studies.ablation import AblateOptions, ablate
     from attnscope.studies.atlas import AtlasOptions, atlas
     from attnscope.studies.batch import BatchOptions, batch
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from attnscope.studies.rollout import picture_rollout, rollout
     from attnscope.studies.sense_heads import picture_heads, sound_heads
     from attnscope.studies.split import SplitOptions, split, split_example
+    from attnscope.studies.timeline import TimelineOptions, timeline
     from attnscope.studies.trace import trace, trace_example
     from attnscope.studies.workers import Workers
     from attnscope.views.page import Page
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     load_pooled = PooledHeatmap.load
     load_relations = Relations.load
     load_rollout = Rollout.load
+    load_timeline = Timeline.load
 
 _PUBLIC = {
     "AblateOptions": "attnscope.studies.ablation:AblateOptions",
@@ -103,6 +106,8 @@ _PUBLIC = {
     "RelationsOptions": "attnscope.studies.relations:RelationsOptions",
     "Rollout": "attnscope.records.rollouts:Rollout",
     "SplitOptions": "attnscope.studies.split:SplitOptions",
+    "Timeline": "attnscope.records.timeline:Timeline",
+    "TimelineOptions": "attnscope.studies.timeline:TimelineOptions",
     "Tokens": "attnscope.records:Tokens",
     "Workers": "attnscope.studies.workers:Workers",
     "ablate": "attnscope.studies.ablation:ablate",
@@ -126,6 +131,7 @@ _PUBLIC = {
     "load_record": "attnscope.records:load",
     "load_relations": "attnscope.records.relations:Relations.load",
     "load_rollout": "attnscope.records.rollouts:Rollout.load",
+    "load_timeline": "attnscope.records.timeline:Timeline.load",
     "own_decoder": "attnscope.models.decoder:own_decoder",
     "page": "attnscope.studies.page:page",
     "picture_heads": "attnscope.studies.sense_heads:picture_heads",
@@ -140,6 +146,7 @@ _PUBLIC = {
     "sound_heatmap": "attnscope.studies.heatmap:sound_heatmap",
     "split": "attnscope.studies.split:split",
     "split_example": "attnscope.studies.split:split_example",
+    "timeline": "attnscope.studies.timeline:timeline",
     "trace": "attnscope.studies.trace:trace",
     "trace_example": "attnscope.studies.trace:trace_example",
 }
@@ -176,6 +183,8 @@ __all__ = [
     "RelationsOptions",
     "Rollout",
     "SplitOptions",
+    "Timeline",
+    "TimelineOptions",
     "Tokens",
     "Workers",
     "__version__",
@@ -200,6 +209,7 @@ __all__ = [
     "load_record",
     "load_relations",
     "load_rollout",
+    "load_timeline",
     "own_decoder",
     "page",
     "picture_heads",
@@ -214,6 +224,7 @@ __all__ = [
     "sound_heatmap",
     "split",
     "split_example",
+    "timeline",
     "trace",
     "trace_example",
 ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import AttnscopeError, UsageError, one_line, safe
+from attnscope.errors import AttnscopeError, UsageError, amount, one_line, safe
 from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
 
 if TYPE_CHECKING:
@@ -531,18 +531,26 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
     """
     failures: list[dict[str, str]] = list(run.get("failures", ()))
     problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
+    skipped: list[dict[str, Any]] = list(run.get("skipped", ()))  # checkpoints of a timeline
     of = corpus.get("of")  # "pictures" or "recordings"; texts say nothing
-    for problem in problems:
+    for problem in (*skipped, *problems):
         where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
         print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
     if not corpus.get("complete", True):
-        print(f"note: incomplete: this is what {corpus['n_texts']:,} {of or 'texts'} say", file=sys.stderr)
+        done = f"{corpus['n_texts']:,} {of or 'texts'} say"
+        if isinstance(n := corpus.get("n_checkpoints"), int):
+            done = f"{amount(n, 'checkpoint')} {'says' if n == 1 else 'say'}"
+        print(f"note: incomplete: this is what {done}", file=sys.stderr)
         if not failures:
             raise KeyboardInterrupt
     for failed in failures[:1]:
         kept = "what was measured before is in the result"
         raise AttnscopeError(
             f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
+        )
+    if skipped:
+        raise AttnscopeError(
+            f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"
         )
     if problems:
         one, several = (of[:-1], of) if of else ("part of the texts", "parts of the texts")

@@ -15,6 +15,7 @@ from attnscope.cli import main
 from attnscope.records import reading
 from tests.conftest import Run
 from tests.record_helpers import simple
+from tests.timeline_helpers import small_timeline
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
 TEXTS = "the cat and the dog\na dog\nthe cat sat\n"
@@ -54,6 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert not ended.value.code, name
             stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
             (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
+    small_timeline(model="own").save(home / "timeline.npz")
     return home
 
 

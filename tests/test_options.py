@@ -216,6 +216,7 @@ DIFFER = {
     ("batch", "--workers"): "as many as fit draw, without being asked for",
     ("compare", "--heads-record"): _SHOWS,
     ("show", "--measures"): "it shows other records too",
+    ("timeline", "--measures"): "what is followed over the steps, not printed beside",
     ("show", "--cmap"): "not given, as most records have no colours to choose",
     ("relations", "--kind"): "of annotations",
     ("trace", "--kind"): "one attention alone is traced",
@@ -257,7 +258,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
             called, what = told(name, parameter)
             assert what[-2] or parameter.hidden, f"{name} {called} has no help"
             found[called][name] = what
-    assert len(commands) == 18 and len(found) > 80  # else this test sees none of them
+    assert len(commands) == 19 and len(found) > 80  # else this test sees none of them
     differ = {
         (name, called)
         for called, by_command in found.items()

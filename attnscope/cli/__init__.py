@@ -25,6 +25,7 @@ from attnscope.cli.relations import relations
 from attnscope.cli.rollout import rollout
 from attnscope.cli.show import show
 from attnscope.cli.split import split
+from attnscope.cli.timeline import timeline
 from attnscope.cli.trace import trace
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 from attnscope.host import claim_process
@@ -59,8 +60,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    heatmap, batch, page, heads, atlas, merge, rollout, compare, relations, ablate, prune, circuits, show, trace, split,
-    cost, models, info,
+    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, prune, circuits, show,
+    trace, split, cost, models, info,
 ):  # fmt: skip
     app.command(cls=_Command)(command)
 

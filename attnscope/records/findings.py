@@ -241,14 +241,7 @@ class Findings(Record):
 
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""
-        told, beside = _told(self.options, "measures", measure), ""
-        if not told and measure.endswith("_active"):
-            told = _told(self.options, "measures", measure.removesuffix("_active"))
-            beside = " (excluding sinks)"
-        what = _words(told.get("what"))
-        bounds = told.get("range")
-        low, high = bounds if isinstance(bounds, Sequence) and len(bounds) == 2 else (None, None)
-        return MeasureFacts(what and what + beside, _words(told.get("unit")), _bound(low), _bound(high))
+        return facts_of_measure(self.options, measure)
 
     def as_json(self) -> dict[str, Any]:
         """All but the sums as plain JSON values; NaN and infinities become null."""
@@ -331,6 +324,18 @@ class Findings(Record):
             if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
                 raise ValueError("it holds a head twice")
         require_counts(self.corpus, "n_texts", "n_tokens")
+
+
+def facts_of_measure(options: Mapping[str, Any], measure: str) -> MeasureFacts:
+    """As `Findings.measure_facts`, of the options of a record."""
+    told, beside = _told(options, "measures", measure), ""
+    if not told and measure.endswith("_active"):
+        told = _told(options, "measures", measure.removesuffix("_active"))
+        beside = " (excluding sinks)"
+    what = _words(told.get("what"))
+    bounds = told.get("range")
+    low, high = bounds if isinstance(bounds, Sequence) and len(bounds) == 2 else (None, None)
+    return MeasureFacts(what and what + beside, _words(told.get("unit")), _bound(low), _bound(high))
 
 
 def _told(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:

@@ -147,6 +147,10 @@ KINDS = {
             ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:draw", options=("pick",),
         ),
         Kind(
+            "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "timeline_terminal:show", "timeline_figures:draw",
+        ),
+        Kind(
             "attnscope.rollout", "record of rollout", "rollouts:Rollout", "rollout", "rollout", ("npz", "json"),
             ("npz", "png"), "rollout_terminal:show", "rollout_figures:draw",
             query="rollout_figures:require_query", options=("query", "scale", "cmap"), lossless=("npz", "json"),

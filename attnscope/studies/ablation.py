@@ -206,7 +206,7 @@ class _Study:
             run=self._run(),
             corpus=self._corpus(found, complete),
             options=self._describe(),
-            whole=_whole(found) if self.loss else {},
+            whole=whole_losses(found) if self.loss else {},
             heads=tuple(HeadEffects(*head, by_head[head]) for head in heads),
             sets=tuple(sets),
             curves=tuple(curves),
@@ -319,7 +319,7 @@ class _Study:
         cuts = [Cut(tuple(order[:k])) for _, _, order in orders for k in gone[1:]]
         sums = self._measure(cuts)
         rows = iter(_rows(sums.done.sums, "", self.loss, QUANTITIES))
-        whole = _whole(found)["loss"] if self.loss else None
+        whole = whole_losses(found)["loss"] if self.loss else None
         curves = []
         for name, drawn_from, order in orders:
             points = [self._start(found), *(next(rows) for _ in gone[1:])]
@@ -481,7 +481,8 @@ def _by_cut(found: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[
     return {cut: rows[cut.mode][row] for row, cut in enumerate(cuts)}
 
 
-def _whole(found: Pass[Found]) -> dict[str, Effect]:
+def whole_losses(found: Pass[Found]) -> dict[str, Effect]:
+    """The loss of the whole model, and that by place."""
     return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), _effects(found.done.whole), strict=True))
 
 

@@ -64,7 +64,7 @@ def study(
         require_relations(order.relations)
     require_names(order)
     model = loading.load(spec)
-    texts = corpus if corpus is not None else _probe(model)
+    texts = corpus if corpus is not None else probe_texts(model)
     found = heads(model, texts, options, scale_report(report, 0, 2 if order.causal else 1), workers)
     # What comes now may fail: what has been measured is written all the same.
     if order.causal and whole(found):
@@ -161,7 +161,7 @@ def _at_least_one(option: str, number: int | None) -> int | None:
     return number
 
 
-def _probe(model: Model) -> list[CorpusText]:
+def probe_texts(model: Model) -> list[CorpusText]:
     """Repeated random tokens of the model's own vocabulary, between its special tokens."""
     ordinary = model.tokenizer.ordinary_ids()
     if not ordinary:

@@ -1,0 +1,172 @@
+"""How the heads of a model came to be: measures and roles over the checkpoints of its training. NumPy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.codec import ARRAY
+from attnscope.records.findings import MeasureFacts, facts_of_measure
+from attnscope.records.reading import require_counts, require_places
+from attnscope.records.record import Record
+
+NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
+"""What `Timeline.has_role` holds."""
+
+_PARTS = ("value", "low", "high")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model at one step of its training.
+
+    Attributes:
+        name: What it was asked for by, such as a folder.
+        step: Its step.
+        sha256: Hash of its weights; empty for one in memory.
+        loss: Mean loss of its predictions on the texts, in nats; NaN where it was not measured.
+        loss_low: Lower end of its 95% interval over texts.
+        loss_high: Upper end.
+        elapsed_s: How long it took to measure, in seconds; without loading.
+    """
+
+    name: str
+    step: int
+    sha256: str = ""
+    loss: float = math.nan
+    loss_low: float = math.nan
+    loss_high: float = math.nan
+    elapsed_s: float = math.nan
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline(Record):
+    """Measures and roles of all heads over the checkpoints of one training.
+
+    Attributes:
+        run: What made it, of the last checkpoint, as in `Findings`; `skipped` lists the checkpoints that could not be
+            measured, with the reason. Plain JSON values.
+        corpus: What it was made on: as in `Findings`; `n_checkpoints`, and `complete` (False after an interruption).
+        options: What names mean, as in `Findings`: `measures` and `roles`; and `loss`, what was predicted.
+        checkpoints: In order of their steps.
+        heads: Kind, layer and head of each.
+        measures: The names of the measures, in their order; "explained" is the share that a description explains.
+        roles: The names of the roles that any head has at any step.
+        value: Of each measure, (measure, checkpoint, head); NaN where it is undefined.
+        low: Lower ends of their 95% intervals over texts.
+        high: Upper ends.
+        uniform: The measures' values under uniform attention, (measure, head).
+        has_role: Whether a head has a role: 0 no, 1 tentatively (few texts), 2 yes; (role, checkpoint, head).
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.timeline/1"
+    ASCII: ClassVar[bool] = True
+
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    options: Mapping[str, Any]
+    checkpoints: tuple[Checkpoint, ...]
+    heads: tuple[tuple[str, int, int], ...]
+    measures: tuple[str, ...]
+    roles: tuple[str, ...]
+    value: NDArray[np.float64] = field(metadata=ARRAY)
+    low: NDArray[np.float64] = field(metadata=ARRAY)
+    high: NDArray[np.float64] = field(metadata=ARRAY)
+    uniform: NDArray[np.float64] = field(metadata=ARRAY)
+    has_role: NDArray[np.int8] = field(metadata=ARRAY)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps, ascending."""
+        return tuple(one.step for one in self.checkpoints)
+
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        """Such as L1H0; with the kind before it where there are several."""
+        several = len({kind for kind, _, _ in self.heads}) > 1
+        return tuple(f"{kind} L{layer}H{head}" if several else f"L{layer}H{head}" for kind, layer, head in self.heads)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether any checkpoint's loss is known."""
+        return any(math.isfinite(one.loss) for one in self.checkpoints)
+
+    def of(self, measure: str, layer: int, head: int, kind: str | None = None) -> NDArray[np.float64]:
+        """A measure of one head at each checkpoint, with the ends of its interval: (checkpoint, 3).
+
+        Args:
+            measure: Its name.
+            layer: The head's layer.
+            head: Its number.
+            kind: Of attention; None = the first that has it.
+
+        Raises:
+            AttnscopeError: There is no such measure or head.
+        """
+        row = self._row(self.measures, measure, "measure")
+        places = [place for place, at in enumerate(self.heads) if at[1:] == (layer, head) and kind in (None, at[0])]
+        if not places:
+            raise AttnscopeError(f"this timeline has no head L{layer}H{head}", "layers and heads count from 0")
+        return np.stack([part[row, :, places[0]] for part in (self.value, self.low, self.high)], 1)
+
+    def since(self, role: str) -> dict[str, int]:
+        """Of each head that has a role at the last step, by name: from which step on it has had it.
+
+        Raises:
+            AttnscopeError: No head ever had such a role.
+        """
+        held = self.has_role[self._row(self.roles, role, "role")] > NO_ROLE
+        first = len(held) - np.argmin(np.concatenate([held[::-1], np.zeros((1, held.shape[1]), bool)]), 0)
+        return {
+            name: self.steps[start]
+            for name, start in zip(self.head_names, first.tolist(), strict=True)
+            if start < len(held)
+        }
+
+    def measure_facts(self, measure: str) -> MeasureFacts:
+        """What the record says about a measure beside its values; see `Findings.measure_facts`."""
+        return facts_of_measure(self.options, measure)
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """One row a checkpoint and head: its loss and the head's measures with their intervals, and its roles."""
+        columns = [name if part == "value" else f"{name}_{part}" for name in self.measures for part in _PARTS]
+        yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns)
+        for number, checkpoint in enumerate(self.checkpoints):
+            for place, head in enumerate(self.heads):
+                held = self.has_role[:, number, place]
+                roles = "+".join(name for name, has in zip(self.roles, held, strict=True) if has) or "unclassified"
+                parts = np.stack([self.value, self.low, self.high], -1)[:, number, place].ravel().tolist()
+                yield (checkpoint.name, checkpoint.step, checkpoint.loss, *head, roles, *parts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no checkpoints."""
+        return not self.checkpoints
+
+    def require_whole(self) -> None:
+        """Refuses parts that do not fit each other, heads that no model has, and steps that do not ascend."""
+        n_measures, n_steps, n_heads = len(self.measures), len(self.checkpoints), len(self.heads)
+        for part in (self.value, self.low, self.high):
+            if part.shape != (n_measures, n_steps, n_heads):
+                raise ValueError("its measures do not fit its checkpoints and heads")
+        if self.uniform.shape != (n_measures, n_heads) or self.has_role.shape != (len(self.roles), n_steps, n_heads):
+            raise ValueError("its roles do not fit its checkpoints and heads")
+        if any(after <= before for before, after in zip(self.steps, self.steps[1:], strict=False)):
+            raise ValueError("its steps do not ascend")
+        if len(set(self.measures)) < n_measures or len(set(self.heads)) < n_heads or not n_heads:
+            raise ValueError("it holds a measure or a head twice, or no head")
+        require_places([layer for _, layer, _ in self.heads], [head for _, _, head in self.heads])
+        require_counts(self.corpus, "n_texts", "n_tokens")
+
+    @staticmethod
+    def _row(names: Sequence[str], name: str, what: str) -> int:
+        if name not in names:
+            known = f"it has {', '.join(names)}" if names else ""
+            raise AttnscopeError(f"this timeline has no {what} {name!r}", known)
+        return names.index(name)

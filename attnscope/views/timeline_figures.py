@@ -1,0 +1,239 @@
+"""A timeline as a figure: the loss, and of each measure the heads that change as lines and all heads as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.timeline import Timeline
+from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, wrap_lines, write_pages
+from attnscope.views.heads_summary import model_of, printable
+from attnscope.views.layout import Paper
+from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.style import Style
+from attnscope.views.timeline_summary import (
+    are_logarithmic,
+    measure_title,
+    moving_heads,
+    notes,
+    since_lines,
+    step_text,
+    thinned,
+    title_line,
+)
+
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_OTHER = "#b8b8b8"
+_LEAST_PT = 9.0  # of its letters on a screen
+_MOST_NAMES = 24  # of heads beside a map
+
+
+def draw(
+    timeline: Timeline, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
+    """Draws `timeline.png`, `.svg` or `.pdf` into a folder.
+
+    Raises:
+        UsageError: An unknown format.
+        AttnscopeError: It holds no checkpoints; the folder cannot be written.
+    """
+    if timeline.is_empty:
+        raise AttnscopeError("this timeline has no checkpoints", "so there is nothing to draw")
+    return write_pages([("timeline", _drawing(timeline, (style or Style()).paper))], folder, formats)
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Sizes in inches, and how much smaller letters are than on a screen."""
+
+    width: float
+    size: float
+    plot: float
+    stacked: bool
+    families: list[str]
+
+
+@matplotlib_defaults()
+def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
+    from matplotlib.figure import Figure
+
+    said = notes(timeline)
+    titles = [measure_title(timeline, name) for name in timeline.measures]
+    lettering = lettering_for([model_of(timeline.run), *said, *titles, *timeline.head_names], paper)
+    size = 1.0 if not paper.least_px else paper.least_px * 72 / paper.inch_px / _LEAST_PT
+    width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else 12.0
+    stacked = paper.is_narrow
+    sheet = _Sheet(width, size, (0.5 if stacked else 0.2) * width, stacked, list(lettering.families))
+    rows = 2 * len(titles) if stacked else len(titles)
+    above, below, pitch = (0.85 if paper.title else 0.1) * size, _foot_height(said, sheet, lettering), 0.95 * size
+    n_losses = int(timeline.has_loss)
+    height = above + (rows + n_losses) * (sheet.plot + pitch) + below
+    figure = Figure(figsize=(width, height), dpi=paper.dpi, facecolor="white")
+    written: Any = {"va": "center", "parse_math": False, "family": sheet.families}
+    if paper.title:
+        bold = "bold" if lettering.has_bold else "normal"
+        name = lettering.fit(model_of(timeline.run), 20, 900 if not stacked else 400)
+        figure.text(0.02, 1 - 0.28 * size / height, name, fontsize=15 * size, fontweight=bold, color=INK, **written)
+        told = title_line(timeline)
+        figure.text(0.02, 1 - 0.58 * size / height, told, fontsize=11 * size, color=FAINT, **written)
+
+    def axes_at(row: int, right: bool) -> Any:
+        top = above + row * (sheet.plot + pitch) + 0.35 * size
+        left, wide = (0.16, 0.72 if right else 0.6) if stacked else (0.59, 0.33) if right else (0.07, 0.38)
+        return figure.add_axes((left, 1 - (top + sheet.plot) / height, wide, sheet.plot / height))
+
+    if n_losses:
+        _draw_loss(axes_at(0, False), timeline, sheet)
+        if not stacked:
+            _write_roles(figure, timeline, (above + 0.35 * size, height), sheet, lettering)
+    for number in range(len(titles)):
+        row = n_losses + (2 * number if stacked else number)
+        _draw_lines(axes_at(row, False), timeline, number, titles[number], sheet)
+        _draw_map(figure, axes_at(row + stacked, True), timeline, number, f"{titles[number]}: all heads", sheet)
+    for place, line in enumerate(_foot(said, sheet, lettering)):
+        at = (below - (0.3 + 0.2 * place) * size) / height
+        figure.text(0.02, at, line, fontsize=9 * size, color=FAINT, **written)
+    return Drawing(figure, lettering.families)
+
+
+def _foot(said: Sequence[str], sheet: _Sheet, lettering: Lettering) -> tuple[str, ...]:
+    return wrap_lines(" · ".join(said), sheet.width * 96 / sheet.size * 0.92, lettering)
+
+
+def _foot_height(said: Sequence[str], sheet: _Sheet, lettering: Lettering) -> float:
+    return (0.35 + 0.2 * len(_foot(said, sheet, lettering))) * sheet.size
+
+
+def _draw_loss(axes: Any, timeline: Timeline, sheet: _Sheet) -> None:
+    losses = np.array([(one.loss, one.loss_low, one.loss_high) for one in timeline.checkpoints])
+    _draw_line(axes, timeline.steps, losses, INK, sheet)
+    _finish(axes, timeline, "loss, nats a prediction", sheet)
+
+
+def _write_roles(figure: Any, timeline: Timeline, at: tuple[float, float], sheet: _Sheet, lettering: Lettering) -> None:
+    """Beside the loss: each role, and since when heads have had it."""
+    top, height = at
+    y, written = top + 0.1 * sheet.size, {"va": "center", "parse_math": False, "family": sheet.families}
+    for role, heads in since_lines(timeline):
+        lines = wrap_lines(heads, 0.38 * sheet.width * 96 / sheet.size, lettering)
+        if y + (0.2 * len(lines) + 0.1) * sheet.size > top + sheet.plot:
+            break
+        bold = "bold" if lettering.has_bold else "normal"
+        figure.text(0.59, 1 - y / height, role, fontsize=10 * sheet.size, fontweight=bold, color=INK, **written)
+        for place, line in enumerate(lines, 1):
+            down = y + 0.2 * place * sheet.size
+            figure.text(0.59, 1 - down / height, line, fontsize=10 * sheet.size, color=INK, **written)
+        y += (0.2 * len(lines) + 0.32) * sheet.size
+
+
+def _draw_lines(axes: Any, timeline: Timeline, row: int, title: str, sheet: _Sheet) -> None:
+    """The heads in which a measure changes most in colours, with their intervals; all others in grey."""
+    chosen = moving_heads(timeline, timeline.measures[row], len(_COLORS))
+    parts = np.stack([timeline.value[row], timeline.low[row], timeline.high[row]], -1)
+    for head in range(parts.shape[1]):
+        if head not in chosen:
+            axes.plot(timeline.steps, parts[:, head, 0], color=_OTHER, linewidth=0.7 * sheet.size, alpha=0.7, zorder=1)
+    uniform = timeline.uniform[row]
+    if np.isfinite(uniform).any() and np.ptp(uniform[np.isfinite(uniform)]) < 1e-6:
+        level = float(uniform[np.isfinite(uniform)][0])
+        axes.axhline(level, color=FAINT, linewidth=1.0 * sheet.size, linestyle=(0, (2, 2)), zorder=1)
+    for color, head in zip(_COLORS, chosen, strict=False):
+        _draw_line(axes, timeline.steps, parts[:, head], color, sheet, timeline.head_names[head])
+    _finish(axes, timeline, title, sheet)
+    facts = timeline.measure_facts(timeline.measures[row])
+    if facts.low == 0 and facts.high == 1 and np.nanmax(parts[..., 0], initial=0.0) > 0.5:
+        axes.set_ylim(-0.02, 1.02)
+    if chosen:
+        legend = axes.legend(
+            fontsize=9 * sheet.size, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.04), handlelength=1.2,
+            borderaxespad=0.3,
+        )  # fmt: skip
+        for text in legend.texts:
+            text.set_family(sheet.families)
+
+
+def _draw_line(axes: Any, steps: Sequence[int], parts: Any, color: str, sheet: _Sheet, name: str = "") -> None:
+    """A value over the steps, and the band of its intervals."""
+    axes.plot(
+        steps, parts[:, 0], color=color, linewidth=1.8 * sheet.size, label=name, zorder=3,
+        marker="o" if len(steps) < 2 else None,
+    )  # fmt: skip
+    if np.isfinite(parts[:, 1:]).all(1).any():
+        axes.fill_between(steps, parts[:, 1], parts[:, 2], color=color, alpha=0.18, linewidth=0, zorder=2)
+
+
+def _finish(axes: Any, timeline: Timeline, title: str, sheet: _Sheet) -> None:
+    steps = timeline.steps
+    if are_logarithmic(steps):
+        first = next(step for step in steps if step > 0)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.4, base=10)
+        ticks = [step for step in (0, *(10**power for power in range(9))) if step == 0 or first <= step <= steps[-1]]
+        ticks = [step for step in ticks if step >= steps[0]]
+        axes.set_xticks(ticks, [step_text(step) for step in ticks])
+        axes.minorticks_off()
+        axes.set_xlim(steps[0], steps[-1])
+    else:
+        axes.set_xlim(steps[0], steps[-1] if steps[-1] > steps[0] else steps[0] + 1)
+        axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.locator_params(axis="y", nbins=5)
+    axes.grid(color=LINE, linewidth=0.5, alpha=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    _letter(axes, title, sheet)
+
+
+def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, sheet: _Sheet) -> None:
+    """All heads and checkpoints, a column each, whatever lies between their steps."""
+    values = timeline.value[row].T
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    signed = low < 0 < high
+    extent = max(abs(low), abs(high))
+    limits = (-extent, extent) if signed else (min(low, 0.0), high or 1.0)
+    image = axes.imshow(
+        np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap="RdBu_r" if signed else "Blues",
+        vmin=limits[0], vmax=limits[1],
+    )  # fmt: skip
+    axes.set_facecolor("#dcdcdc")
+    places = thinned(len(timeline.steps), 4 if sheet.stacked else 7)
+    axes.set_xticks(places, [step_text(timeline.steps[place]) for place in places])
+    names = [printable(name, 24) for name in timeline.head_names]
+    if len(names) <= _MOST_NAMES:
+        axes.set_yticks(range(len(names)), names)
+    else:
+        layers = [layer for _, layer, _ in timeline.heads]
+        starts = [place for place, layer in enumerate(layers) if place == 0 or layer != layers[place - 1]]
+        starts = [starts[place] for place in thinned(len(starts), 12)]
+        axes.set_yticks(starts, [names[place] for place in starts])
+    axes.tick_params(length=2 * sheet.size)
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(False)
+    _letter(axes, title, sheet)
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.locator = _locator()
+    bar.update_ticks()
+    for text in bar.ax.get_yticklabels():
+        text.set_fontsize(9 * sheet.size)
+        text.set_family(sheet.families)
+
+
+def _locator() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(4)
+
+
+def _letter(axes: Any, title: str, sheet: _Sheet) -> None:
+    axes.set_title(title, fontsize=11 * sheet.size, loc="left", color=INK)
+    axes.set_xlabel("step", fontsize=9.5 * sheet.size, color=FAINT)
+    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_fontsize(9 * sheet.size)
+    for text in (axes.title, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_family(sheet.families)

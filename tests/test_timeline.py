@@ -1,0 +1,352 @@
+"""A timeline says of each checkpoint what `heads` and `ablate` say of it, and loses none for the sake of another."""
+
+import gc
+import json
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models import catalog
+from attnscope.studies import timeline as study
+from attnscope.studies.timeline import EXPLAINED, TimelineOptions, stages_of, step_of
+from attnscope.views.timeline_summary import are_logarithmic, moving_heads, since_lines, thinned
+from tests.conftest import Run
+from tests.processes import python
+from tests.timeline_helpers import TEXTS, small_timeline, train
+
+MEASURES = ("induction", "entropy_nats")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("training") / "run")
+
+
+@pytest.fixture
+def own_run(tmp_path: Path) -> Path:
+    return train(tmp_path / "run")
+
+
+def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> None:
+    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=(*MEASURES, EXPLAINED)))
+    assert found.steps == (0, 5, 10)
+    assert found.run["model"] == "run"
+    for number, step in enumerate(found.steps):
+        model = attnscope.load(trained / f"checkpoint-{step}")
+        alone = attnscope.heads(model, TEXTS, attnscope.HeadsOptions(describe=attnscope.DescribeOptions()))
+        for place, head in enumerate(alone.heads):
+            assert found.heads[place] == (head.kind, head.layer, head.head)
+            for row, name in enumerate(MEASURES):
+                one = head.measures[name]
+                parts = (found.value, found.low, found.high)
+                assert [part[row, number, place] for part in parts] == [one.value, one.low, one.high]
+            roles = {name for name, held in zip(found.roles, found.has_role[:, number, place], strict=True) if held}
+            assert roles == {role.name for role in head.roles}
+            described = alone.description(head.layer, head.head)
+            np.testing.assert_equal(found.value[2, number, place], described.explained)
+        whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).whole["loss"]
+        mine = found.checkpoints[number]
+        assert (mine.loss, mine.loss_low, mine.loss_high) == pytest.approx((whole.value, whole.low, whole.high))
+        assert mine.sha256 == model.info.sha256
+    losses = [one.loss for one in found.checkpoints]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_models_in_memory_are_given_by_step() -> None:
+    networks = {step: attnscope.own_decoder(["a", "b"], n_heads=1, d_model=4, seed=step) for step in (7, 2)}
+    models = {step: attnscope.load(network) for step, network in networks.items()}
+    found = attnscope.timeline(models, ["a b a b", "b b a"], TimelineOptions(measures=("induction",), loss=False))
+    assert found.steps == (2, 7)
+    assert [one.name for one in found.checkpoints] == ["step 2", "step 7"]
+    assert not found.has_loss
+
+
+def test_the_probe_is_of_the_vocabulary(trained: Path) -> None:
+    found = attnscope.timeline(f"{trained}/checkpoint-*", options=TimelineOptions(measures=("induction",), loss=False))
+    assert found.corpus["n_texts"] == 50
+
+
+def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks: list[weakref.ref[torch.nn.Module]] = []
+    alive: list[int] = []
+    load = study.LoadOptions.load
+
+    def count(self: Any, spec: Any) -> Any:
+        gc.collect()
+        alive.append(sum(one() is not None for one in networks))
+        model = load(self, spec)
+        networks.append(weakref.ref(model.network))
+        return model
+
+    monkeypatch.setattr(study.LoadOptions, "load", count)
+    attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=MEASURES))
+    assert alive == [0, 0, 0]
+
+
+# What cannot be measured -----------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run: Path, run: Run) -> None:
+    (own_run / "checkpoint-5" / "model.safetensors").write_bytes(b"{}")
+    (own_run / "checkpoint-7").mkdir()
+    attnscope.own_decoder(["the", "cat"], n_layers=1).save(own_run / "checkpoint-8")
+    texts = own_run.parent / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+    status, out, err = run(
+        "timeline", own_run / "checkpoint-*", "--file", texts, "-o", "out", "--measures", "induction"
+    )
+    lines = err.splitlines()
+    assert (status, len(lines)) == (1, 5), err
+    assert "checkpoint-5" in lines[0] and "damaged or cut short" in lines[0]
+    assert "checkpoint-7" in lines[1] and "holds no config.json" in lines[1]
+    assert "checkpoint-8" in lines[2]
+    assert lines[3] == "error: 3 checkpoints could not be measured"
+    found = attnscope.load_timeline("out/timeline.npz")
+    assert found.steps == (0, 10)
+    assert [Path(one["source"]).name for one in found.run["skipped"]] == [
+        "checkpoint-5",
+        "checkpoint-7",
+        "checkpoint-8",
+    ]
+    assert "timeline.png" in out
+
+
+def test_one_of_another_shape_or_vocabulary_is_left_out(own_run: Path) -> None:
+    train(own_run / "other", (3,), n_heads=4)
+    (own_run / "other" / "checkpoint-3").rename(own_run / "checkpoint-3")
+    found = attnscope.timeline(f"{own_run}/checkpoint-*", TEXTS, TimelineOptions(measures=("induction",)))
+    assert found.steps == (0, 5, 10)
+    (one,) = found.run["skipped"]
+    assert one["reason"].startswith("it has 8 heads, and not those of ")
+
+
+def test_where_none_can_be_measured_the_reason_is_told(own_run: Path, run: Run) -> None:
+    for folder in own_run.iterdir():
+        (folder / "config.json").unlink()
+    status, out, err = run("timeline", own_run / "checkpoint-*", "--probe", "repeat")
+    assert (status, out) == (1, "") and "holds no config.json" in err.splitlines()[0]
+
+
+@pytest.mark.parametrize("at", ["loading", "measuring"])
+def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    load, heads = study.LoadOptions.load, study.heads
+
+    def stop_loading(self: Any, spec: Any) -> Any:
+        if "checkpoint-10" in str(spec):
+            raise KeyboardInterrupt
+        return load(self, spec)
+
+    def stop_measuring(model: Any, *rest: Any) -> Any:
+        found = heads(model, *rest)
+        if model.info.name == "checkpoint-10":  # as `heads` gives what it has where it is interrupted
+            return replace(found, corpus={**found.corpus, "complete": False})
+        return found
+
+    if at == "loading":
+        monkeypatch.setattr(study.LoadOptions, "load", stop_loading)
+    else:
+        monkeypatch.setattr(study, "heads", stop_measuring)
+    status, _, err = run("timeline", own_run / "checkpoint-*", "--probe", "repeat", "-o", "out", "-f", "npz", "-q")
+    assert (status, err.splitlines()) == (
+        130,
+        ["note: incomplete: this is what 2 checkpoints say", "error: interrupted"],
+    )
+    found = attnscope.load_timeline("out/timeline.npz")
+    assert (found.steps, found.corpus["complete"]) == ((0, 5), False)
+
+
+def test_an_interruption_before_any_is_done_is_one(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    def stop(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study.LoadOptions, "load", stop)
+    with pytest.raises(KeyboardInterrupt):
+        attnscope.timeline(f"{trained}/checkpoint-*", TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("run/checkpoint-*",), "give one of --file and --probe"),
+        (("nowhere/checkpoint-*", "--probe", "repeat"), "no folder matches nowhere/checkpoint-*"),
+        (("run", "--probe", "needle"), "there is no probe 'needle'"),
+        (("run", "--probe", "repeat", "--measures", "inducton"), "there is no measure 'inducton'"),
+        (("run", "--probe", "repeat", "--threshold", "induction=2"), "the threshold of induction is 2"),
+        (("run", "--probe", "repeat", "-f", "gif", "-o", "out"), "there is no format 'gif'"),
+    ],
+)
+def test_wrong_usage_is_one_line(given: tuple[str, ...], told: str, run: Run, tmp_path: Path) -> None:
+    status, out, err = run("timeline", *given)
+    assert (status, out) == (2, "") and err.startswith(f"error: {told}"), err
+    assert not [*tmp_path.iterdir()]
+
+
+# Which checkpoints -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("run/checkpoint-500", 500),
+        ("EleutherAI/pythia-14m@step143000", 143000),
+        ("allenai/OLMo-2@stage1-step1000-tokens5B", 1000),
+        ("run/epoch-3-iter_250", 250),
+        ("run2/step-007", 7),
+        ("run2/final", None),
+        ("org/name7@main", None),
+        ("run/3", 3),
+    ],
+)
+def test_a_step_is_read_off_a_name(name: str, step: int | None) -> None:
+    assert step_of(name) == step
+
+
+def test_what_transformers_wrote_beside_it_wins(tmp_path: Path) -> None:
+    folder = tmp_path / "final"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 77}))
+    assert step_of(str(folder)) == 77
+    (folder / "trainer_state.json").write_text("[")
+    assert step_of(str(folder)) is None
+
+
+def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path: Path) -> None:
+    for name in ("checkpoint-10", "checkpoint-9", "checkpoint-100", "final", "step9"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-1.txt").write_text("")
+    stages, skipped = stages_of([f"{tmp_path}/*", f"{tmp_path}/checkpoint-9"])
+    assert [Path(stage.name).name for stage in stages] == ["checkpoint-9", "checkpoint-10", "checkpoint-100"]
+    told = [(Path(one["source"]).name, one["reason"]) for one in skipped]
+    assert told[0][0] == "final" and "no step" in told[0][1]
+    assert told[1][0] == "step9" and "its step 9 is that of" in told[1][1]
+
+
+def test_names_without_numbers_are_places_in_their_order() -> None:
+    stages, skipped = stages_of(["base", "after", "org/name@main"])
+    assert [(stage.step, stage.name) for stage in stages] == [(0, "after"), (1, "base"), (2, "org/name@main")]
+    assert not skipped
+    with pytest.raises(UsageError, match="no checkpoint is given"):
+        stages_of([])
+
+
+def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the cache holds them: a snapshot a revision, of which `refs` names the commit."""
+    asked = []
+
+    def snapshot(repo_id: str, allow_pickle: bool, revision: str) -> Path | None:
+        asked.append((repo_id, revision))
+        return trained / f"checkpoint-{revision.removeprefix('step')}"
+
+    monkeypatch.setattr(catalog, "_cached_folder", snapshot)
+    names = ["org/name@step10", "org/name@step0", "org/name@step5"]
+    found = attnscope.timeline(names, TEXTS, TimelineOptions(measures=("induction",)))
+    assert (found.steps, found.run["model"]) == ((0, 5, 10), "org/name")
+    assert {*asked} == {("org/name", f"step{n}") for n in (0, 5, 10)}
+    folders = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=("induction",)))
+    np.testing.assert_array_equal(found.value, folders.value)
+
+
+# The record ------------------------------------------------------------------------------------------------------
+
+
+def test_since_when_a_head_has_had_a_role() -> None:
+    found = small_timeline()
+    assert found.since("induction") == {"L1H1": 20}
+    assert found.since("previous_token") == {}
+    assert since_lines(found) == [("previous token", "no head at the last step"), ("induction", "L1H1 since 20")]
+    gap = found.has_role.copy()
+    gap[1, :, 0] = (1, 2, 0, 2)
+    gap[1, :, 1] = 2
+    found = replace(found, has_role=gap)
+    assert found.since("induction") == {"L0H0": 40, "L0H1": 0, "L1H1": 20}
+    assert "L0H1 from the first" in dict(since_lines(found))["induction"]
+    with pytest.raises(AttnscopeError, match="no role 'sink'"):
+        found.since("sink")
+
+
+def test_a_head_is_read_by_name() -> None:
+    found = small_timeline()
+    np.testing.assert_array_equal(found.of("induction", 1, 1)[:, 0], found.value[1, :, 3])
+    for wrong in ({"measure": "loss", "layer": 0, "head": 0}, {"measure": "induction", "layer": 2, "head": 0}):
+        with pytest.raises(AttnscopeError):
+            found.of(**wrong)
+
+
+def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
+    header, *rows = [*small_timeline().rows()]
+    assert header[:7] == ("checkpoint", "step", "loss", "kind", "layer", "head", "roles")
+    assert header[7:] == tuple(f"{n}{p}" for n in ("previous_token", "induction") for p in ("", "_low", "_high"))
+    assert len(rows) == 16
+    assert rows[11][:7] == ("run/checkpoint-20", 20, 2.0, "decoder", 1, 1, "induction")
+    assert rows[11][10:] == pytest.approx((0.8, 0.75, 0.85))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"measures": ("induction",)},
+        {"value": np.zeros((2, 4, 3))},
+        {"uniform": np.zeros((1, 4))},
+        {"roles": ("induction",)},
+        {"heads": (("decoder", 0, 0),) * 4},
+        {"heads": (("decoder", 0, 0), ("decoder", 0, 1), ("decoder", 1, 0), ("decoder", 99_999, 1))},
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(damage: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        replace(small_timeline(), **damage).require_whole()
+
+
+def test_steps_ascend() -> None:
+    with pytest.raises(ValueError, match="ascend"):
+        small_timeline(steps=(0, 10, 10, 20)).require_whole()
+
+
+# The views -------------------------------------------------------------------------------------------------------
+
+
+def test_heads_that_change_most_are_shown() -> None:
+    found = small_timeline(n_heads=5)
+    assert moving_heads(found, "induction", 1) == [9]
+    assert len(moving_heads(found, "induction", 99)) == 10
+    assert moving_heads(replace(found, value=np.full_like(found.value, np.nan)), "induction", 3) == []
+
+
+def test_steps_are_thinned_with_both_ends() -> None:
+    assert thinned(4, 9) == [0, 1, 2, 3]
+    assert thinned(100, 5) == [0, 25, 50, 74, 99] and thinned(9, 1) == [8]
+    assert are_logarithmic([0, 1, 2, 4, 8, 16, 32, 64, 128])
+    assert not are_logarithmic([0, 10, 20, 30, 40, 50])
+
+
+def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
+    path = small_timeline().save(tmp_path / "timeline.npz")
+    status, out, err = run("show", path)
+    assert (status, err) == (0, "")
+    assert "run: 4 checkpoints, steps 0 to 40" in out and "L1H1 since 20" in out
+    assert "3 texts, 27 tokens" in out
+
+
+@pytest.mark.parametrize("steps", [(3,), (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)])
+@pytest.mark.parametrize("style", [{}, {"width": "column", "title": False}])
+def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Path) -> None:
+    record = small_timeline(steps=steps, n_heads=13)
+    (path,) = record.draw(tmp_path, ["svg"], **style)
+    text = path.read_text("utf-8")
+    assert path.name == "timeline.svg" and "induction" in text
+    assert record.draw(tmp_path / "again", ["svg"], **style)[0].read_bytes() == path.read_bytes()
+
+
+def test_loading_it_wants_no_torch(tmp_path: Path) -> None:
+    path = small_timeline().save(tmp_path / "timeline.npz")
+    code = f"import attnscope, sys; print(attnscope.load_record({str(path)!r})); assert 'torch' not in sys.modules"
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Timeline('run', 3 texts, 4 heads, 4 steps)\n"

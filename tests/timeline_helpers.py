@@ -1,0 +1,54 @@
+"""Timelines made by hand, and trainings that leave checkpoints, without training anything for long."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import attnscope
+from attnscope.records.timeline import Checkpoint, Timeline
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog"]
+TEXTS = ["the cat sat on a mat and the cat sat", "a dog and a mat and a dog", "the dog sat on the cat and the dog"]
+
+
+def small_timeline(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40), n_heads: int = 2) -> Timeline:
+    """Two layers of heads; the last head becomes one of induction from the third step on."""
+    heads = tuple(("decoder", layer, head) for layer in range(2) for head in range(n_heads))
+    chance = np.random.default_rng(0)
+    value = chance.uniform(0.1, 0.2, (2, len(steps), len(heads)))
+    value[1, 2:, -1] = 0.8
+    value[0, 0, 0] = np.nan
+    has_role = np.zeros((2, len(steps), len(heads)), np.int8)
+    has_role[1, 2:, -1] = 2
+    has_role[0, 1:2, 0] = 1
+    return Timeline(
+        run={"model": model, "sha256": "", "notes": []},
+        corpus={"sources": ["texts"], "n_texts": 3, "n_tokens": 27, "n_checkpoints": len(steps), "complete": True},
+        options={
+            "loss": "causal",
+            "measures": {
+                "previous_token": {"what": "attends to the token before", "unit": "share", "range": [0, 1]},
+                "induction": {"what": "attends to what followed", "unit": "share", "range": [0, 1]},
+            },
+        },
+        checkpoints=tuple(Checkpoint(f"run/checkpoint-{n}", n, "", 2.4 - n / 50, 2.3, 2.5, 0.1) for n in steps),
+        heads=heads, measures=("previous_token", "induction"), roles=("previous_token", "induction"), value=value,
+        low=value - 0.05, high=value + 0.05, uniform=np.full((2, len(heads)), 0.15), has_role=has_role,
+    )  # fmt: skip
+
+
+def train(folder: Path, steps: tuple[int, ...] = (0, 5, 10), **shape: int) -> Path:
+    """A decoder that learns three texts, saved at some steps."""
+    torch.manual_seed(0)
+    network = attnscope.own_decoder(WORDS, **{"n_layers": 2, "n_heads": 2, "d_model": 16} | shape)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    rows = [torch.from_numpy(network.tokenizer.encode(text).ids)[None] for text in TEXTS]
+    for step in range(steps[-1] + 1):
+        if step in steps:
+            network.save(folder / f"checkpoint-{step}")
+        for ids in rows:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(network(ids)[0, :-1], ids[0, 1:]).backward()
+            optimizer.step()
+    return folder
