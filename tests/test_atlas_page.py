@@ -1,7 +1,11 @@
 """The page of an atlas in headless Chromium: the landing, the card of a head, its examples; by pointer and by keys."""
 
+import base64
 import csv
 import io
+import json
+import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +17,7 @@ import pytest
 from attnscope.errors import AttnscopeError
 from attnscope.records.atlas import Atlas
 from attnscope.views.page import PageText, page_of
-from attnscope.views.page.atlas import page_of_atlas
+from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings, fake_findings
 from tests.page_helpers import Opened
@@ -181,7 +185,7 @@ def test_pointing_names_a_head_and_a_click_opens_it(opened: OpenedAtlas) -> None
     opened.go(ax="layer", ay="head")
     box = opened.page.locator(".scatter").bounding_box()
     for _ in range(2):  # L1 stands in the middle of three layers, H3 at the top
-        opened.page.mouse.move(box["x"] + (52 + box["width"] - 36) / 2, box["y"] + 12 + (box["height"] - 52) / 8)
+        opened.page.mouse.move(box["x"] + (64 + box["width"] - 16) / 2, box["y"] + 12 + (box["height"] - 52) / 8)
     opened.frame()
     assert opened.text(".tip").startswith("L1H3")
     assert opened.text(".rows .active b") == "L1H3"
@@ -363,8 +367,6 @@ def test_an_example_opens_as_a_map(opened: OpenedAtlas, view: str) -> None:
 
 
 def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(browser: Any, tmp_path: Path) -> None:
-    from attnscope.views.page.atlas import pack_atlas
-
     page = browser.new_page()
     both = page_of([PageText(simple(5))], findings=ATLAS.findings, atlas=pack_atlas(ATLAS))
     opened = OpenedAtlas(page, both.save(tmp_path / "both.html"))
@@ -429,3 +431,25 @@ def test_an_atlas_without_heads_is_refused() -> None:
 def test_pages_keep_to_their_size(n_layers: int, n_heads: int, most: float) -> None:
     page = page_of_atlas(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10))
     assert len(page.html) < most * 1e6
+
+
+def names_in(value: Any) -> set[str]:
+    """The keys of nested JSON, but those that are data: measures, options, roles."""
+    if isinstance(value, list):
+        return set().union(*map(names_in, value)) if value else set()
+    if not isinstance(value, dict):
+        return set()
+    free = {"measures", "effects", "options", "run", "corpus", "marks", "heads", "features"}
+    return set(value) | set().union(*(names_in(one) for name, one in value.items() if name not in free), set())
+
+
+def test_the_docs_name_every_key_of_the_page() -> None:
+    both = page_of([PageText(simple(5))], findings=ATLAS.findings, atlas=pack_atlas(ATLAS)).html
+    told = re.findall(r'<script type="(?:application/json|text/plain)" id="\w+">(.*?)</script>', both)
+    found = names_in(json.loads(told[0]))
+    for block in told[1:3]:
+        raw = zlib.decompress(base64.b64decode(block))
+        found |= names_in(json.loads(raw[4 : 4 + int.from_bytes(raw[:4], "little")]))
+    docs = (Path(__file__).parents[1] / "docs" / "formats.md").read_text("utf-8")
+    assert len(found) > 50
+    assert found - set(re.findall(r"`([^`\n]+)`", docs)) == set()

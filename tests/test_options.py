@@ -205,7 +205,10 @@ DIFFER = {
     ("compare", "--hide-special"): "in the tables only, as the distances need every key",
     ("batch", "--out"): "required: the same command goes on in it",
     ("merge", "--out"): "required",
-    **{(name, "--out"): _WRITES for name in ("heatmap", "page", "atlas", "prune", "show", "trace", "split", "cost")},
+    **{
+        (name, "--out"): _WRITES
+        for name in ("heatmap", "page", "atlas", "prune", "show", "viewer", "trace", "split", "cost")
+    },
     **{(name, "--format"): _WRITES for name in ("heatmap", "batch", "atlas", "rollout", "show", "split", "cost")},
     **{(name, "--scale"): _USUAL for name in ("heatmap", "rollout", "show")},
     ("trace", "--engine"): "plain Python loops are one more",
@@ -258,7 +261,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
             called, what = told(name, parameter)
             assert what[-2] or parameter.hidden, f"{name} {called} has no help"
             found[called][name] = what
-    assert len(commands) == 19 and len(found) > 80  # else this test sees none of them
+    assert len(commands) == 20 and len(found) > 80  # else this test sees none of them
     differ = {
         (name, called)
         for called, by_command in found.items()

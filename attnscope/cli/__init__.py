@@ -27,6 +27,7 @@ from attnscope.cli.show import show
 from attnscope.cli.split import split
 from attnscope.cli.timeline import timeline
 from attnscope.cli.trace import trace
+from attnscope.cli.viewer import viewer
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 from attnscope.host import claim_process
 from attnscope.version import VERSION
@@ -61,7 +62,7 @@ app = typer.Typer(
 )
 for command in (
     heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, prune, circuits, show,
-    trace, split, cost, models, info,
+    viewer, trace, split, cost, models, info,
 ):  # fmt: skip
     app.command(cls=_Command)(command)
 

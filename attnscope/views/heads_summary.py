@@ -59,7 +59,7 @@ MARKS = {
     "delimiter": Mark("D", "#694C50"),
     "diffuse": Mark("U", "#AFC9B4"),
 }
-_MORE_COLORS = (
+MORE_COLORS = (
     "#3F1E46", "#9B4E1A", "#55D3F6", "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
     "#5D5588",
 )  # fmt: skip
@@ -90,10 +90,10 @@ def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
 
 
 def _further_color(number: int) -> str:
-    if number < len(_MORE_COLORS):
-        return _MORE_COLORS[number]
+    if number < len(MORE_COLORS):
+        return MORE_COLORS[number]
     # Hues a golden angle apart never repeat; by now the glyph has to tell roles apart.
-    rest = number - len(_MORE_COLORS)
+    rest = number - len(MORE_COLORS)
     parts = colorsys.hls_to_rgb(rest * 0.618034 % 1, (0.38, 0.55, 0.72)[rest % 3], 0.6)
     return "#" + "".join(f"{round(part * 255):02X}" for part in parts)
 

@@ -21,7 +21,7 @@ from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.findings import Findings
 from attnscope.records.storage import finite, plain
 from attnscope.version import VERSION
-from attnscope.views.heads_summary import label, marks_of, printable
+from attnscope.views.heads_summary import MARKS, MORE_COLORS, label, marks_of, printable
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, STEP, most_pieces, pack
 
 PAGE_SCHEMA = "attnscope.page/1"
@@ -35,7 +35,10 @@ MODULES = (
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
 
-PARTS = {"atlas": ("catalog", "query", "scatter", "atlas", "card", "examples", "head")}
+PARTS = {
+    "atlas": ("catalog", "query", "scatter", "atlas", "card", "examples", "head"),
+    "viewer": ("archive", "reading", "viewer"),
+}
 """The modules that only pages of some kind have, and a style sheet of that name; `app` follows all."""
 
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
@@ -123,6 +126,25 @@ def page_of(
     if atlas:
         manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
     return Page(_html(manifest, blocks, ("atlas",) if atlas else ()))
+
+
+def empty_page() -> Page:
+    """The viewer: the same page without data, which shows any record that is dropped on it."""
+    manifest = {
+        "schema": PAGE_SCHEMA,
+        "version": VERSION,
+        "step": FINE_STEP,
+        "mostPieces": most_pieces(FINE_STEP),
+        "leftUnit": LEFT_UNIT,
+        "texts": [],
+        "roles": None,
+        "start": {},
+        "viewer": {
+            "marks": {name: [mark.glyph, mark.color] for name, mark in MARKS.items()},
+            "colors": list(MORE_COLORS),
+        },
+    }
+    return Page(_html(manifest, [], ("atlas", "viewer")))
 
 
 def require_room(texts: Sequence[PageText]) -> int:

@@ -46,7 +46,9 @@ const KEYS = [
 ];
 
 class App {
-  constructor() {
+  /** @param viewer what opens other records in this page; null = it has its own */
+  constructor(viewer = null) {
+    this.viewer = viewer;
     this.build();
     onChange(() => this.show());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
@@ -184,10 +186,11 @@ class App {
       this.rail.root,
       this.railMore,
     );
-    this.stage = el("main", { id: "stage", role: "tabpanel" });
+    this.stage = el("div", { id: "stage", role: "tabpanel" });
     this.foot = el("footer");
     this.controls = el("div", { class: "controls" }, this.kinds, this.hide, this.words, this.scale);
-    document.body.append(
+    for (const part of this.parts || []) part.remove();
+    this.parts = [
       el(
         "header",
         {},
@@ -200,6 +203,7 @@ class App {
           el(
             "div",
             { class: "tools" },
+            this.viewer?.button(),
             el("span", { class: "buttons", role: "group", "aria-label": "Save" }, savers),
             this.scheme,
             helper,
@@ -207,10 +211,18 @@ class App {
         ),
         el("div", { class: "line second" }, this.tabs, this.controls),
       ),
-      el("div", { class: "body" }, this.aside, this.stage),
+      el("div", { class: "body" }, this.aside, el("main", {}, this.stage)),
       this.foot,
       this.help,
-    );
+    ];
+    document.body.append(...this.parts);
+    this.kindNames = null;
+  }
+
+  /** Shows what the page holds now in place of what it held. */
+  restart() {
+    this.build();
+    this.show();
   }
 
   get view() {
@@ -411,5 +423,8 @@ if (globalThis.DecompressionStream) {
     complain(`This page could not show its data: ${reason?.message || reason}. Is the file whole?`),
   );
   followAddress();
-  begin().then(() => new App());
+  let app = null;
+  const start = (viewer) => (app ? app.restart() : (app = new App(viewer)));
+  if (brought.viewer) new brought.viewer.made(start);
+  else begin().then(() => start());
 } else complain("This page needs a browser of 2023 or later: one that has DecompressionStream.");

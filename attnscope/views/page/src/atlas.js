@@ -1,6 +1,6 @@
 // Atlas: all heads of a record as a scatter and a list, filtered by an expression and by a brush.
 import { stepOf } from "./colour.js";
-import { catalogs, headOf, percent, shortNumber, sidesOf } from "./catalog.js";
+import { catalogs, colourColumn, headOf, percent, shortNumber, sidesOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { el, fill, say, select } from "./dom.js";
 import { filterOf } from "./query.js";
@@ -51,7 +51,7 @@ export class AtlasView {
     const choices = [...columns.values()].map((column) => [column.name, column.title]);
     this.x = select("Across", choices, (value) => update({ ax: value, br: "" }));
     this.y = select("Up", choices, (value) => update({ ay: value, br: "" }));
-    this.colour = select("Colour", [["role", "role"], ...choices], (value) => update({ ac: value }));
+    this.colour = select("Colour", [...(catalogs.shown.hasRoles ? [["role", "role"]] : []), ...choices], (value) => update({ ac: value }));
     this.legend = el("div", { class: "roles", role: "group", "aria-label": "What colours mean" });
     this.scatter = new Scatter({
       hover: (head) => this.hover(head, "plot"),
@@ -88,8 +88,8 @@ export class AtlasView {
       ),
       this.names,
     );
+    this.root.classList.toggle("roleless", !catalogs.shown.hasRoles);
     this.active = -1;
-    this.scores = {};
     new ResizeObserver(() => this.root.isConnected && this.paint(true)).observe(this.list);
   }
 
@@ -163,11 +163,11 @@ export class AtlasView {
     const [x, y] = sidesOf();
     this.x.show(x.name);
     this.y.show(y.name);
-    this.colour.show(state.ac);
+    this.colour.show(colourColumn()?.name || "role");
     for (const side of [x, y]) side.even ??= this.even(side);
     this.colours = this.app.palette;
     const colourOf = this.colourOf();
-    this.scatter.set({ x, y, colours: this.colours, colourOf, shown: this.shown, area: this.area, tell: (head) => this.tell(head) });
+    this.scatter.set({ x, y, colours: this.colours, colourOf, shown: this.shown, area: this.area, even: catalogs.shown.told.even || "even", tell: (head) => this.tell(head) });
     this.showHeader(x, y);
     this.space.style.height = `${this.order.length * ROW}px`;
     this.paint(true);
@@ -185,9 +185,9 @@ export class AtlasView {
 
   /** The colour of each head, and what colours mean. */
   colourOf() {
-    const { heads, columns } = catalogs.shown;
-    const column = columns.get(state.ac);
-    const name = [state.ac, this.colours.scheme, state.f].join("|");
+    const { heads } = catalogs.shown;
+    const column = colourColumn();
+    const name = [column?.name, this.colours.scheme, state.f].join("|");
     if (!column) {
       if (this.legendName !== name) this.showRoles();
       this.legendName = name;
@@ -246,7 +246,7 @@ export class AtlasView {
   /** Columns of numbers in the list: what the scatter shows, and what the colour is. */
   numbers() {
     const [x, y] = sidesOf();
-    return [...new Set([y, x, catalogs.shown.columns.get(state.ac), catalogs.shown.columns.get(state.o.replace("-", ""))])]
+    return [...new Set([y, x, colourColumn(), catalogs.shown.columns.get(state.o.replace("-", ""))])]
       .filter((column) => column && column.name !== "layer" && column.name !== "head")
       .slice(0, 3);
   }
@@ -362,7 +362,7 @@ export class AtlasView {
 
   tell(at) {
     const head = catalogs.shown.heads[at];
-    const told = [...new Set([...sidesOf(), catalogs.shown.columns.get(state.ac)])].filter(Boolean);
+    const told = [...new Set([...sidesOf(), colourColumn()])].filter(Boolean);
     return [
       el("p", {}, el("b", {}, head.name), head.roles.map((role) => roleChip(role))),
       head.words ? el("p", {}, head.words) : null,

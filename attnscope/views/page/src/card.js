@@ -184,7 +184,7 @@ export class Card {
         ? el(
             "table",
             { class: "measures" },
-            el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], ["even", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
+            el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [catalogs.shown.told.even || "even", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
             el("tbody", {}, names.map(line)),
           )
         : el("p", { class: "faint" }, "none"),

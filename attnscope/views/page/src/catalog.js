@@ -114,6 +114,7 @@ class Catalog {
         near: head.near || null,
       };
     });
+    this.hasRoles = this.heads.some(({ roles }) => roles.length);
     this.byName = new Map(this.heads.map((head) => [head.name, head.at]));
     this.fill(told);
   }
@@ -150,7 +151,10 @@ class Catalog {
         this.column(name, name.replaceAll("_", " "), (about.what || "") + beside, about.unit || "", about.range).set(at, estimate);
       }
       for (const [name, effect] of Object.entries(head.effects || {}))
-        this.column(name, name.replaceAll("_", " "), "what changes without the head", "").set(at, effect);
+        {
+        const about = this.options.quantities?.[name] || {};
+        this.column(name, name.replaceAll("_", " "), about.what || "what changes without the head", about.unit || "").set(at, effect);
+      }
     });
     if (positions?.some((place) => place.some(Number.isFinite)))
       positions.forEach(([x, y], at) => {
@@ -260,6 +264,12 @@ export function sidesOf() {
   return [columns.get(state.ax || sides[0]), columns.get(state.ay || sides[1])];
 }
 
+/** What the colour of heads is: a column; null = their role. */
+export function colourColumn() {
+  const { columns, hasRoles } = catalogs.shown;
+  return columns.get(state.ac || (hasRoles ? "role" : "layer")) || null;
+}
+
 /** What an example is called. */
 export function nameOfExample({ why, rank }) {
   return { top: `top ${rank + 1}`, decile: `decile ${rank + 1}`, failure: `failure ${rank + 1}` }[why];
@@ -338,7 +348,7 @@ atlasHooks.mend = () => {
   if (!byName.has(state.head)) state.head = "";
   if (!columns.has(state.ax)) state.ax = "";
   if (!columns.has(state.ay)) state.ay = "";
-  if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "role";
+  if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "";
   if (!/^(-?[\d.]+(e[-+]?\d+)?,){3}-?[\d.]+(e[-+]?\d+)?$/.test(state.br)) state.br = "";
   if (!["name", "role", "words"].includes(state.o.replace("-", "")) && !columns.has(state.o.replace("-", ""))) state.o = "";
   if (!["top", "decile", "failure"].includes(state.tab)) state.tab = "top";

@@ -134,6 +134,15 @@ export function canMerge(text, map) {
 const rawHeads = new Kept(MOST_CODES);
 const derived = new Kept(MOST_VALUES);
 
+/** Forgets what was unpacked, before the page shows another record. */
+export function forget() {
+  axes.clear();
+  for (const kept of [rawHeads, derived]) {
+    kept.held.clear();
+    kept.size = 0;
+  }
+}
+
 function chunkOf(text, map, index) {
   const held = manifest.texts[text].maps[map];
   return held.chunks.find(([, heads]) => heads.includes(index));

@@ -57,5 +57,5 @@ export class HeadView {
   }
 }
 
-register("atlas", "Atlas", AtlasView);
+register("atlas", "All heads", AtlasView);
 register("head", "Head", HeadView);

@@ -115,7 +115,7 @@ export class HeadCountView {
     );
     this.steps = el(
       "ol",
-      { class: "pipeline", role: "group", "aria-label": "Steps" },
+      { class: "pipeline", "aria-label": "Steps" },
       STEPS.map((step, at) =>
         el(
           "li",

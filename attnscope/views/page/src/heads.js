@@ -6,7 +6,7 @@ import { mapOf, state } from "./state.js";
 
 /** The largest weight of any head of the map that is shown. */
 export async function largestOf(text, map, hide, words) {
-  const name = [text, map, hide, words].join();
+  const name = [manifest.opened, text, map, hide, words].join();
   if (largestOf.name_ !== name) {
     largestOf.name_ = name;
     largestOf.value = (async () => {

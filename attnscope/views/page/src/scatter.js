@@ -2,19 +2,24 @@
 import { canvas, el } from "./dom.js";
 import { CanvasPen, fitted } from "./pen.js";
 
-const PAD = { left: 52, right: 36, top: 12, bottom: 40 };
+const PAD = { left: 64, top: 12, bottom: 40 };
 const NEAR = 14; // pixels from a dot within which it is meant
 
 /** Round numbers between two ends, about so many. */
-export function ticksOf(low, high, about) {
+export function ticksOf([low, high], about, least = 0) {
   const span = high - low || 1;
   const rough = span / Math.max(1, about);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((part) => part * power).find((part) => part >= rough * 0.999);
+  const step = Math.max(least, [1, 2, 5, 10].map((part) => part * power).find((part) => part >= rough * 0.999));
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(at * step);
   const places = Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9)));
   return found.map((value) => [value, (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(places)]);
+}
+
+/** Whether a column counts: there is nothing between its numbers. */
+function isCount({ name }) {
+  return name === "layer" || name === "head";
 }
 
 /** Where values stand: the ends of an axis, with some room. */
@@ -26,23 +31,23 @@ function endsOf({ values, range, name }) {
   }
   if (low > high) return [0, 1];
   const room = (high - low || Math.abs(high) || 1) * 0.04;
-  const whole = name === "layer" || name === "head" ? 0.5 : room;
+  const whole = isCount({ name }) ? 0.5 : room;
   const [least, most] = range || [];
   const floor = Number.isFinite(least) && least !== null && low - room < least ? least - room : low - whole;
   return [floor, Number.isFinite(most) && most !== null && high + room > most ? most + room : high + whole];
 }
 
 /** Draws axes and dots with any pen. */
-function drawScatter(pen, { x, y, colours, colourOf, shown, width, height, at, radius, dot }) {
-  const [left, top, right, low] = [PAD.left, PAD.top, width - PAD.right, height - PAD.bottom];
+function drawScatter(pen, { x, y, even: said, colours, colourOf, shown, width, height, at, radius, dot }) {
+  const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
   pen.line(left, low + 0.5, right, low + 0.5, colours.line);
   pen.line(left - 0.5, top, left - 0.5, low, colours.line);
-  for (const [value, said] of ticksOf(...at.ends[0], Math.max(3, (right - left) / 90))) {
+  for (const [value, said] of ticksOf(at.ends[0], Math.max(3, (right - left) / 90), isCount(x) ? 1 : 0)) {
     const place = at.x(value);
     pen.line(place, low, place, low + 4, colours.line);
     pen.text(said, place, low + 13, { size: 11, align: "center", colour: colours.faint });
   }
-  for (const [value, said] of ticksOf(...at.ends[1], Math.max(3, (low - top) / 60))) {
+  for (const [value, said] of ticksOf(at.ends[1], Math.max(3, (low - top) / 60), isCount(y) ? 1 : 0)) {
     const place = at.y(value);
     pen.line(left, place, right, place, colours.line, 1, 0.55);
     pen.text(said, left - 7, place, { size: 11, align: "right", colour: colours.faint });
@@ -54,7 +59,6 @@ function drawScatter(pen, { x, y, colours, colourOf, shown, width, height, at, r
     if (!Number.isFinite(even)) continue;
     const place = across ? at.x(even) : at.y(even);
     if (across ? place < left || place > right : place < top || place > low) continue;
-    const said = "even";
     for (let from = across ? top : left; from < (across ? low : right); from += 7)
       across ? pen.line(place, from, place, Math.min(low, from + 3), colours.faint) : pen.line(from, place, Math.min(right, from + 3), place, colours.faint);
     across
@@ -94,23 +98,24 @@ export class Scatter {
     this.over.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Shows heads by two columns; `shown` says which pass the filter, `area` what is brushed. */
-  set({ x, y, colours, colourOf, shown, area, tell }) {
-    Object.assign(this, { x, y, colours, colourOf, shown, area, tell });
+  /** Shows heads by two columns `x` and `y`; `shown` says which pass the filter, `area` what is brushed, `even` what a baseline is called. */
+  set(seen) {
+    Object.assign(this, seen);
     this.draw();
   }
 
   measure() {
     const [width, height] = [this.root.clientWidth, this.root.clientHeight];
     const ends = [endsOf(this.x), endsOf(this.y)];
-    const [left, top, right, low] = [PAD.left, PAD.top, width - PAD.right, height - PAD.bottom];
+    const right = width - (Number.isFinite(this.y.even) ? 52 : 16); // room for what the line says
+    const [left, top, low] = [PAD.left, PAD.top, height - PAD.bottom];
     const along = ([from, to], first, last) => ({
       to: (value) => first + ((value - from) / (to - from)) * (last - first),
       back: (place) => from + ((place - first) / (last - first)) * (to - from),
     });
     const [across, up] = [along(ends[0], left, right), along(ends[1], low, top)];
     const n = this.x.values.length;
-    this.at = { ends, x: across.to, y: up.to, fromX: across.back, fromY: up.back, width, height };
+    this.at = { ends, x: across.to, y: up.to, fromX: across.back, fromY: up.back, right, width, height };
     this.radius = Math.max(3, Math.min(6, 4 + (200 - n) / 120));
     this.placed = Float32Array.from({ length: 2 * n }, (_, at) => (at % 2 ? this.at.y(this.y.values[at >> 1]) : this.at.x(this.x.values[at >> 1])));
   }

@@ -27,7 +27,7 @@ const DEFAULTS = {
   head: "", // Atlas, Head: the head, such as L3H1 or cross L3H1
   ax: "", // Atlas: what goes from left to right
   ay: "", // Atlas: what goes up
-  ac: "role", // Atlas: what the colour is
+  ac: "", // Atlas: what the colour is
   f: "", // Atlas: the filter
   br: "", // Atlas: the brush, as left,right,low,high in the axes' own units
   o: "", // Atlas: what the list is sorted by; - before it = the largest first
@@ -183,10 +183,12 @@ function readAddress(text) {
 }
 
 /** Reads the address, or what the page was made to show at first. */
-export async function begin() {
-  readAddress(location.hash.length > 1 ? location.hash.slice(1) : new URLSearchParams(manifest.start).toString());
+export async function begin(withAddress = true) {
+  const address = withAddress && location.hash.length > 1 ? location.hash.slice(1) : "";
+  readAddress(address || new URLSearchParams(manifest.start).toString());
   await atlasHooks.prepare();
   mend();
+  if (!withAddress) writeAddress("replaceState");
 }
 
 /** Follows the address as it changes, and keeps it as the page is left. */

@@ -1,0 +1,282 @@
+// A saved record as what this app shows: attention on a text, or numbers about heads.
+import { Unreadable, arrayOfNpy, jsonOf, membersOf } from "./archive.js";
+import { Example } from "./catalog.js";
+import { manifest } from "./data.js";
+
+const NEAREST = 12;
+
+function flat(value) {
+  const shape = [];
+  for (let at = value; Array.isArray(at); at = at[0]) shape.push(at.length);
+  const data = value.flat(Infinity);
+  return { shape, data: typeof data[0] === "string" ? data : Float64Array.from(data, (one) => (one === null ? NaN : Number(one))) };
+}
+
+/** A record as it was saved: what describes it, and its arrays by name. */
+async function contentOf(name, bytes) {
+  if (bytes[0] === 0x50 && bytes[1] === 0x4b) {
+    const members = membersOf(bytes);
+    const array = async (member) => (members.has(member) ? arrayOfNpy(await members.get(member)(), member) : null);
+    if (!members.has("record")) {
+      if (!members.has("weights")) throw new Unreadable("the archive holds no record of attnscope, and no weights and tokens");
+      return { told: { schema: "arrays" }, array };
+    }
+    const { data } = await array("record");
+    const text = typeof data[0] === "string" ? data[0] : new TextDecoder().decode(Uint8Array.from(data));
+    return { told: jsonOf(text), array };
+  }
+  let told = null;
+  try {
+    told = jsonOf(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+  } catch {
+    throw new Unreadable("it is neither an archive of arrays (.npz) nor JSON, or is cut off");
+  }
+  if (!told || typeof told.schema !== "string") throw new Unreadable("it is JSON, but no record of attnscope: it names no schema");
+  return { told: told.record || told, array: async (member) => (Array.isArray(told[member]) ? flat(told[member]) : null) };
+}
+
+function need(value, what) {
+  if (value === null || value === undefined) throw new Unreadable(`${what} is missing in it`);
+  return value;
+}
+
+// Attention on a text -----------------------------------------------------------------------------------------------
+
+function tokensOfRecord(tokens) {
+  const n = tokens.labels.length;
+  const pick = (flags) => (flags || []).flatMap((flag, at) => (flag ? [at] : []));
+  const offsets = (tokens.offsets || Array.from({ length: n }, () => [-1, -1])).flat();
+  const segments = tokens.segments?.some(Boolean) ? tokens.segments : null;
+  let [groups, words] = [null, null];
+  if (tokens.words) {
+    [groups, words] = [[], []];
+    const letters = Array.from(tokens.text || "");
+    tokens.words.forEach((word, at) => {
+      const more = at > 0 && word >= 0 && word === tokens.words[at - 1] && (!segments || segments[at] === segments[at - 1]);
+      if (more) groups[groups.length - 1]++;
+      else groups.push(1);
+    });
+    let at = 0;
+    for (const size of groups) {
+      const [from, to] = [offsets[2 * at], offsets[2 * (at + size - 1) + 1]];
+      words.push(size > 1 && from >= 0 && to > from && !segments?.[at] ? letters.slice(from, to).join("") : tokens.labels.slice(at, at + size).join("").replaceAll("##", ""));
+      at += size;
+    }
+  }
+  return { labels: tokens.labels, offsets, special: pick(tokens.special), segments, groups, words, text: tokens.text || "", pair: tokens.pair || null, given: tokens.n_given ?? -1 };
+}
+
+/** A map of pairs of layer and head; `placeOf(pair)` says which of the arrays, one after the other, is its own. */
+function mapOfArray(kind, pairs, placeOf, queries, keys, { shape, data }) {
+  const [nQueries, nKeys] = shape.slice(-2);
+  if (nQueries !== queries.labels.length || nKeys !== (keys || queries).labels.length || !pairs.length)
+    throw new Unreadable(`its weights are of shape ${shape.join(" \u00d7 ")}, which does not fit its tokens and heads`);
+  const each = nQueries * nKeys;
+  const weights = (index) => {
+    const at = placeOf(pairs[index]);
+    if ((at + 1) * each > data.length) throw new Unreadable(`its weights are of shape ${shape.join(" \u00d7 ")}, which does not fit its heads`);
+    return Float32Array.from(data.subarray(at * each, (at + 1) * each));
+  };
+  const focus = pairs.map((_, index) => {
+    const mine = weights(index);
+    let sum = 0;
+    for (let query = 0; query < nQueries; query++) sum += mine.subarray(query * nKeys, (query + 1) * nKeys).reduce((most, one) => Math.max(most, one), 0);
+    return sum / nQueries;
+  });
+  return { kind, heads: pairs, full: [], focus, queries, keys, chunks: [], weights };
+}
+
+/** The same of a block of layers and heads, (layer, head, query, key). */
+function mapOfBlock(kind, layers, heads, picked, queries, keys, held) {
+  const { shape } = held;
+  if (shape.length !== 4 || shape[0] !== layers.length || shape[1] !== heads.length)
+    throw new Unreadable(`its weights are of shape ${shape.join(" \u00d7 ")}, which does not fit its layers and heads`);
+  const pairs = (picked || layers.flatMap((layer) => heads.map((head) => [layer, head]))).filter(([layer, head]) => layers.includes(layer) && heads.includes(head));
+  return mapOfArray(kind, pairs, ([layer, head]) => layers.indexOf(layer) * heads.length + heads.indexOf(head), queries, keys, held);
+}
+
+async function textOfHeatmap(name, { told, array }) {
+  const maps = [];
+  for (const map of need(told.maps, "the description of its maps")) {
+    const prefix = map.kind === "encoder" || told.maps.length === 1 ? "" : `${map.kind}_`;
+    const held = need((await array(`${prefix}weights`)) || (await array(`${map.kind}_weights`)), "the array weights");
+    const cross = map.kind === "cross";
+    maps.push(mapOfBlock(map.kind, map.layers, map.heads, map.picked || told.picked, tokensOfRecord(map.queries), cross ? tokensOfRecord(map.keys) : null, held));
+  }
+  const run = told.run || told;
+  return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run, changes: told.changes || [], maps, within: 0.0001 };
+}
+
+async function textOfArrays(name, { array }) {
+  const weights = need(await array("weights"), "the array weights");
+  const tokens = need(await array("tokens"), "the array tokens");
+  const keys = await array("keys");
+  if (weights.shape.length !== 4) throw new Unreadable(`its weights are of shape ${weights.shape.join(" \u00d7 ")}, not (layer, head, query, key)`);
+  const numbers = async (member, n) => Array.from((await array(member))?.data || Array.from({ length: n }, (_, at) => at));
+  const special = new Set((await array("special"))?.data || []);
+  const axis = (labels) => tokensOfRecord({ labels, special: labels.map((_, at) => special.has(at)) });
+  const kind = keys ? "cross" : (await array("kind"))?.data[0] || "decoder";
+  const map = mapOfBlock(
+    kind, await numbers("layers", weights.shape[0]), await numbers("heads", weights.shape[1]), null, axis(Array.from(tokens.data)), keys && axis(Array.from(keys.data)), weights,
+  );
+  return { text: "", title: name, run: { model: (await array("model"))?.data[0] || "" }, changes: [], maps: [map], within: 0.0001 };
+}
+
+/** The two texts of a comparison, to be compared in the view for it. */
+async function textsOfComparison({ told, array }) {
+  const pairs = told.heads.map((name) => placeOfName(name).slice(2).map(Number));
+  const placeOf = (pair) => pairs.indexOf(pair);
+  const texts = told.tokens.map(async (tokens, number) => {
+    const weights = need(await array(number ? "other_weights" : "weights"), "the array weights");
+    const map = mapOfArray(told.kind, pairs, placeOf, tokensOfRecord(tokens), null, weights);
+    return { text: tokens.text, title: tokens.text, run: told.run, changes: told.changes || [], maps: [map], within: 0.0001 };
+  });
+  return Promise.all(texts);
+}
+
+// Numbers about heads -------------------------------------------------------------------------------------------------
+
+const placeOfName = (name) => /^(?:(\w+) )?L(\d+)H(\d+)$/.exec(name) || [];
+const noRoles = { roles: [] };
+
+/** A head for each place, with measures by name. */
+function headsOfGrid(kind, n_layers, n_heads, measuresAt) {
+  return Array.from({ length: n_layers * n_heads }, (_, at) => {
+    const [layer, head] = [Math.floor(at / n_heads), at % n_heads];
+    return { kind, layer, head, ...noRoles, ...measuresAt(layer, head, at) };
+  });
+}
+
+async function headsOfRelations({ told, array }) {
+  const relations = need(told.relations, "relations");
+  const field = async (name) => (await array(name)) || flat(relations.map((one) => need(one[name], name)));
+  const [accuracy, low, high, found] = [await field("accuracy"), await field("low"), await field("high"), await field("found")];
+  const [, nLayers, nHeads] = accuracy.shape;
+  const names = relations.map(({ name }) => name.replace(/[:\s]/g, "_"));
+  const facts = Object.fromEntries(
+    relations.map((one, at) => [names[at], { what: `accuracy of ${one.name}; baseline: ${one.rule || "none"}; ${one.n_scored} links scored${one.why_no_verdict ? `; no verdict: ${one.why_no_verdict}` : ""}`, unit: "share", range: [0, 1] }]),
+  );
+  const heads = headsOfGrid(told.kind || "encoder", nLayers, nHeads, (layer, head, place) => {
+    const at = (relation) => relation * nLayers * nHeads + place;
+    const measures = Object.fromEntries(
+      names.map((name, relation) => [name, { value: accuracy.data[at(relation)], low: low.data[at(relation)], high: high.data[at(relation)], uniform: relations[relation].baseline }]),
+    );
+    const expressed = relations.filter((_, relation) => found.data[at(relation)]).map(({ name }) => name);
+    return { measures, words: expressed.length ? `expresses ${expressed.join(", ")}` : "" };
+  });
+  return { ...told, even: "baseline", options: { ...told.options, measures: facts }, heads };
+}
+
+async function headsOfComparison({ told, array }) {
+  const [table] = told.tables || [];
+  const names = need(told.heads, "heads");
+  if (!table || !placeOfName(names[0])[0]) throw new Unreadable("this comparison has no table of heads that this page could show; `attnscope show` draws it");
+  const mean = need(await array(`${table.name}.mean`), `${table.name}.mean`);
+  const [rows, columns] = mean.shape;
+  const others = told.other_heads || names;
+  const distance = (a, b) => Math.sqrt(Math.max(0, mean.data[a * columns + b]));
+  const positions = await array(`${table.name}.places`);
+  const self = !told.other_heads;
+  const heads = names.slice(0, rows).map((name, at) => {
+    const [, kind, layer, head] = placeOfName(name);
+    const all = others.map((_, other) => [other, distance(at, other)]).filter(([other, value]) => (!self || other !== at) && Number.isFinite(value));
+    all.sort((a, b) => a[1] - b[1]);
+    const known = all.map(([, value]) => value);
+    const nearest = all[0];
+    return {
+      kind: kind || told.kind || "encoder", layer: Number(layer), head: Number(head), ...noRoles,
+      measures: {
+        nearest_distance: { value: known[0] ?? NaN },
+        mean_distance: { value: known.reduce((sum, one) => sum + one, 0) / (known.length || 1) },
+        ...(self ? {} : { same_number_distance: { value: distance(at, others.indexOf(name)) } }),
+      },
+      near: self ? all.slice(0, NEAREST) : [],
+      words: nearest ? `nearest ${self ? "" : `in ${told.other_run?.model || "the other"} `}is ${others[nearest[0]]}, ${nearest[1].toFixed(3)} away` : "",
+    };
+  });
+  const what = `${table.measure} distance`;
+  const facts = { nearest_distance: { what: `${what} to the nearest head` }, mean_distance: { what: `mean ${what} to all others` }, same_number_distance: { what: `${what} to the head of the same number in the other model` } };
+  const places = positions && Array.from({ length: rows }, (_, at) => [positions.data[2 * at], positions.data[2 * at + 1]]);
+  return { run: told.run, corpus: told.corpus || {}, options: { measures: facts }, heads, positions: places };
+}
+
+async function atlasOf({ told, array }) {
+  const n = told.heads.length;
+  const [positions, deciles, profiles, even, distances, places, special, starts, keys, codes] = await Promise.all(
+    ["positions", "deciles", "profiles", "even_profiles", "distances", "places", "special", "starts", "keys", "codes"].map(array),
+  );
+  const lines = (held) => held && Array.from({ length: n }, (_, at) => Array.from(held.data.subarray(at * held.shape[1], (at + 1) * held.shape[1])));
+  const shown = {
+    ...told,
+    positions: lines(positions),
+    deciles: lines(deciles),
+    tokens: (told.tables || []).map((rows) => [...new Set(rows.flatMap((row) => row.tokens))]),
+  };
+  if (!codes) return [shown, null];
+  const firsts = new Map();
+  let token = 0;
+  told.facts.forEach((facts, number) => {
+    if (!firsts.has(facts.head)) firsts.set(facts.head, []);
+    firsts.get(facts.head).push([number, token]);
+    token += facts.labels.length;
+  });
+  if (token !== places.data.length || starts.data.at(-1) !== codes.data.length) throw new Unreadable("the attention of its examples is cut off");
+  const detail = async (at) => {
+    const row = lines({ ...distances, data: distances.data })[at];
+    const near = row.map((distance, other) => [other, distance]).filter(([other, distance]) => other !== at && Number.isFinite(distance));
+    const examples = (firsts.get(at) || []).map(([number, first]) => {
+      const facts = told.facts[number];
+      const after = first + facts.labels.length;
+      const ends = [first ? starts.data[first - 1] : 0, ...starts.data.subarray(first, after)];
+      const counts = ends.slice(1).map((end, place) => end - ends[place]);
+      const flags = Array.from(special.data.subarray(first, after)).flatMap((flag, place) => (flag ? [place] : []));
+      return new Example(facts, Array.from(places.data.subarray(first, after)), flags, counts, keys.data.subarray(ends[0], ends.at(-1)), codes.data.subarray(ends[0], ends.at(-1)));
+    });
+    return { tables: told.tables[at], profile: lines(profiles)[at], even: lines(even)[at], near: near.sort((a, b) => a[1] - b[1]).slice(0, NEAREST), examples };
+  };
+  return [shown, detail];
+}
+
+/** The marks of the roles that heads have: the known ones, then colours that are left. */
+function rolesOfHeads({ heads, options }) {
+  const { marks, colors } = manifest.viewer;
+  const names = new Set(heads.flatMap(({ roles }) => roles.map(({ name }) => name)));
+  const others = [...names].filter((name) => !marks[name]).sort();
+  const known = [...Object.keys(marks).filter((name) => names.has(name)), ...others];
+  const found = {};
+  for (const name of known) {
+    const mark = marks[name] || [name[0]?.toUpperCase() || "?", colors[others.indexOf(name) % colors.length]];
+    found[name] = { glyph: mark[0], color: mark[1], label: name.replaceAll("_", " "), what: options?.roles?.[name]?.what || "" };
+  }
+  const byKind = {};
+  for (const { kind, layer, head, roles } of heads)
+    (byKind[kind] ||= {})[`${layer}.${head}`] = roles.map(({ name, value, low, high, tentative }) => ({ name, value: value ?? NaN, low, high, tentative }));
+  return { marks: found, heads: byKind };
+}
+
+/**
+ * Reads a saved record.
+ *
+ * @returns {Promise<{texts: object[], roles: object | null, told: object | null, detail: Function | null}>} attention on
+ *     texts, or what is told of heads with a function that gives the card of each
+ */
+export async function readRecord(name, bytes) {
+  const content = await contentOf(name, bytes);
+  const kind = content.told.schema.split("/")[0];
+  const nothing = { texts: [], roles: null, told: null, detail: null };
+  if (kind === "attnscope.heatmap") return { ...nothing, texts: [await textOfHeatmap(name, content)] };
+  if (kind === "arrays") return { ...nothing, texts: [await textOfArrays(name, content)] };
+  if (kind === "attnscope.compare" && content.told.shape === "texts") return { ...nothing, texts: await textsOfComparison(content) };
+  const plain = async (told) => [told, null];
+  const reader = {
+    "attnscope.heads": ({ told }) => plain(told),
+    "attnscope.ablate": ({ told }) => plain({ ...told, heads: told.heads.map((head) => ({ ...noRoles, ...head })) }),
+    "attnscope.relations": (held) => headsOfRelations(held).then(plain),
+    "attnscope.compare": (held) => headsOfComparison(held).then(plain),
+    "attnscope.atlas": atlasOf,
+  }[kind];
+  if (!reader) throw new Unreadable(`it is of kind ${content.told.schema}, which this page does not show; \`attnscope show\` does`);
+  const [told, detail] = await reader(content);
+  if (!told.heads?.length) throw new Unreadable("it holds no heads");
+  return { ...nothing, told, detail, roles: rolesOfHeads(told) };
+}

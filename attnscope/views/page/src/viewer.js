@@ -1,0 +1,73 @@
+// The viewer: a page without data, that shows the record which is dropped on it or chosen. Nothing leaves the machine.
+import { Unreadable } from "./archive.js";
+import { showCatalog, forgetCatalog } from "./catalog.js";
+import { schemeOf } from "./colour.js";
+import { forget, manifest } from "./data.js";
+import { el, fill } from "./dom.js";
+import { readRecord } from "./reading.js";
+import { begin, brought, state } from "./state.js";
+
+const SHOWN = "heatmap, heads, atlas, compare, relations, ablate";
+
+class Viewer {
+  /** @param start makes the app, or makes it anew, once there is something to show */
+  constructor(start) {
+    this.start = start;
+    this.wrong = el("p", { class: "wrong", role: "alert" });
+    this.input = el("input", { type: "file", accept: ".npz,.json", class: "unseen", id: "file", tabindex: "-1", "aria-label": "A saved record", onchange: () => this.input.files[0] && this.open(this.input.files[0]) });
+    const choose = el("button", { type: "button", class: "choose", onclick: () => this.input.click() }, "choose a file");
+    this.welcome = el(
+      "main",
+      { class: "welcome" },
+      el("h1", {}, "attnscope viewer"),
+      el("p", {}, "Drop a saved record here, or ", choose, "."),
+      el("p", { class: "faint" }, `What attnscope saved as .npz or .json (${SHOWN}), and any .npz with weights (layer, head, query, key) and tokens. It is read in this page, and goes nowhere.`),
+      this.wrong,
+    );
+    document.documentElement.dataset.scheme = schemeOf(state.d);
+    document.body.append(this.welcome, this.input);
+    addEventListener("dragover", (event) => {
+      event.preventDefault();
+      document.body.classList.add("dropping");
+    });
+    addEventListener("dragleave", (event) => !event.relatedTarget && document.body.classList.remove("dropping"));
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      document.body.classList.remove("dropping");
+      if (event.dataTransfer.files[0]) this.open(event.dataTransfer.files[0]);
+    });
+  }
+
+  /** What stands beside the buttons of the app. */
+  button() {
+    return el("button", { type: "button", class: "open", title: "open another record", onclick: () => this.input.click() }, "Open");
+  }
+
+  async open(file) {
+    try {
+      const { texts, roles, told, detail } = await readRecord(file.name, new Uint8Array(await file.arrayBuffer()));
+      forget();
+      forgetCatalog();
+      const first = !manifest.opened;
+      Object.assign(manifest, { texts, roles, atlas: told && { heads: detail && [] }, opened: (manifest.opened || 0) + 1 });
+      if (told) showCatalog(told, detail);
+      await begin(first);
+      this.welcome.remove();
+      this.tell("");
+      this.start(this);
+    } catch (error) {
+      // What is wrong with the file is said; an error of this page itself is one, too.
+      this.tell(`${file.name} cannot be shown: ${error instanceof Unreadable ? error.message : `its parts do not fit each other (${error.message})`}.`);
+    } finally {
+      this.input.value = "";
+    }
+  }
+
+  tell(what) {
+    fill(this.wrong, what);
+    document.querySelector(".alert")?.remove();
+    if (what && !this.welcome.isConnected) document.body.prepend(el("p", { class: "alert", role: "alert" }, what));
+  }
+}
+
+brought.viewer = { made: Viewer };

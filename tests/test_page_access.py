@@ -1,0 +1,54 @@
+"""Every view of a page as axe-core judges it: readable by contrast, named for those who listen, in roles that fit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnscope.views.page import PageText, page_of
+from attnscope.views.page.atlas import page_of_atlas
+from tests.atlas_helpers import small_atlas
+from tests.findings_helpers import described_findings, fake_findings
+from tests.page_helpers import Opened
+from tests.record_helpers import map_of, record_of, tokens_of
+
+AXE = Path(__file__).with_name("axe") / "axe.min.js"
+SERIOUS = ("serious", "critical")
+VIEWS = ("grid", "matrix", "links", "text", "compare", "headcount")
+OF_TEXTS = [{"v": view, "h": "0.1", "q": 1, "k": 1} for view in VIEWS]
+OF_ATLAS = [
+    {"v": "atlas"},
+    {"v": "atlas", "f": "inducton > 1", "ac": "induction"},
+    {"v": "head", "head": "L1H1"},
+    {"v": "head", "head": "L1H1", "tab": "decile", "ex": 4, "q": 2, "side": "k"},
+    {"v": "matrix", "head": "L1H1", "ex": 1},
+    {"v": "links", "head": "L1H1", "ex": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("access")
+    tokens = tokens_of(["[CLS]", "the", "cat", "sat", "[SEP]"], (0, 4))
+    atlas = replace(small_atlas(), descriptions=described_findings(2, 3).descriptions)
+    record = record_of(map_of(tokens, layers=2, heads=3))
+    return {
+        "texts": page_of([PageText(record)], findings=fake_findings(2, 3)).save(folder / "texts.html"),
+        "atlas": page_of_atlas(atlas).save(folder / "atlas.html"),
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", ["texts", "atlas"])
+def test_nothing_serious(browser: Any, pages: dict[str, Path], kind: str, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme, bypass_csp=True)
+    opened = Opened(context.new_page(), pages[kind])
+    opened.page.evaluate(AXE.read_text("utf-8"))
+    for state in OF_TEXTS if kind == "texts" else OF_ATLAS:
+        opened.show(**state)
+        told = opened.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        found = [(one["id"], one["nodes"][0]["html"]) for one in told["violations"] if one["impact"] in SERIOUS]
+        assert found == [], state
+        assert len(told["passes"]) > 5, "it did look"
+    context.close()

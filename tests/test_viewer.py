@@ -1,0 +1,254 @@
+"""The viewer: an empty page that shows what is dropped on it, read in the browser; and what it says of damage."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnscope.cli import app
+from attnscope.records import Heatmap
+from attnscope.views.page import empty_page
+from tests.atlas_helpers import small_atlas
+from tests.findings_helpers import described_findings
+from tests.page_helpers import Opened
+from tests.record_helpers import map_of, record_of, simple, tokens_of
+
+
+class OpenedViewer(Opened):
+    """The viewer, in which files are opened."""
+
+    def open(self, file: Path) -> None:
+        """Chooses a file."""
+        self.page.evaluate("document.querySelectorAll('[data-shown]').forEach(e => delete e.dataset.shown)")
+        self.page.set_input_files("#file", file)
+
+    def shown(self) -> list[str]:
+        """The views there are."""
+        names: list[str] = self.page.eval_on_selector_all("[data-view]", "all => all.map(e => e.dataset.view)")
+        return names
+
+    def says(self) -> str:
+        """What it says of a file that it cannot show."""
+        self.until("[...document.querySelectorAll('[role=alert]')].some(e => e.textContent)")
+        return self.text("[role=alert]")
+
+
+@pytest.fixture
+def viewer(browser: Any, tmp_path: Path) -> Iterator[OpenedViewer]:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    opened = OpenedViewer(page, empty_page().save(tmp_path / "viewer.html"))
+    yield opened
+    assert opened.complaints == []
+    assert [url for url in opened.requests if not url.startswith(("blob:", "file:"))] == []
+    page.close()
+
+
+TOKENS = tokens_of(
+    ["[CLS]", "un", "##able", "cat", "[SEP]"], (0, 4), words=np.array([-1, 0, 0, 1, -1], np.int32), text="unable cat",
+    offsets=np.array([[-1, -1], [0, 2], [2, 6], [7, 10], [-1, -1]], np.int32),
+)  # fmt: skip
+HEATMAP = record_of(map_of(TOKENS, layers=2, heads=3, seed=1))
+
+
+@pytest.mark.parametrize("ending", ["npz", "json"])
+@pytest.mark.parametrize(("hide", "words"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_attention_is_as_the_record_has_it(
+    viewer: OpenedViewer, tmp_path: Path, ending: str, hide: int, words: int
+) -> None:
+    viewer.open(HEATMAP.save(tmp_path / f"weights.{ending}"))
+    viewer.settle("grid")
+    record = HEATMAP.hide_special() if hide else HEATMAP
+    record = record.merge_words() if words else record
+    viewer.show(v="matrix", h="1.2", hide=hide, words=words)
+    assert tuple(viewer.table()[0][1:]) == record.tokens
+    np.testing.assert_allclose(viewer.matrix(), record.of(1, 2), atol=5.1e-5)
+
+
+def test_an_encoder_decoder_has_its_maps(viewer: OpenedViewer, tmp_path: Path) -> None:
+    here, there = tokens_of(["<pad>", "das", "Haus"], (0,)), tokens_of(["the", "house"])
+    record: Heatmap = record_of(
+        map_of(there, kind="encoder", seed=4), map_of(here, kind="decoder", seed=5),
+        map_of(here, there, kind="cross", seed=6),
+    )  # fmt: skip
+    viewer.open(record.save(tmp_path / "both.npz"))
+    viewer.settle("grid")
+    for number, attention in enumerate(record.maps):
+        viewer.show(v="matrix", m=number, h="0.1")
+        np.testing.assert_allclose(viewer.matrix(), attention.of(0, 1), atol=5.1e-5)
+
+
+def test_bare_arrays(viewer: OpenedViewer, tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).dirichlet(np.ones(3), (2, 2, 3)).astype(np.float16)
+    np.savez_compressed(tmp_path / "theirs.npz", weights=weights, tokens=["the", "été", "猫"])
+    viewer.open(tmp_path / "theirs.npz")
+    viewer.settle("grid")
+    viewer.show(v="matrix", h="1.0")
+    np.testing.assert_allclose(viewer.matrix(), weights[1, 0].astype(float), atol=5.1e-5)
+    assert viewer.table()[0][1:] == ["the", "été", "猫"]
+
+
+@pytest.mark.parametrize("ending", ["npz", "json"])
+def test_heads_have_their_table_and_scatter(viewer: OpenedViewer, tmp_path: Path, ending: str) -> None:
+    findings = described_findings()
+    viewer.open(findings.save(tmp_path / f"heads.{ending}"))
+    viewer.settle("atlas")
+    assert viewer.shown() == ["atlas", "head"]
+    rows = list(csv.DictReader(io.StringIO(viewer.saved("csv").decode())))
+    assert findings.descriptions is not None
+    for row, head, one in zip(rows, findings.heads, findings.descriptions.heads, strict=True):
+        assert row["roles"] == "+".join(role.name for role in head.roles)
+        assert row["description"] == one.words
+        for name, estimate in head.measures.items():
+            assert float(row[name]) == estimate.value, name
+    viewer.page.keyboard.press("2")
+    viewer.page.wait_for_selector(".view.head[data-shown]")
+    assert viewer.page.locator(".showcase").is_hidden()
+
+
+def test_an_atlas_is_the_same_as_its_own_page(viewer: OpenedViewer, tmp_path: Path, browser: Any) -> None:
+    atlas = replace(small_atlas(), descriptions=described_findings(2, 3).descriptions)
+    viewer.open(atlas.save(tmp_path / "atlas.npz"))
+    viewer.settle("atlas")
+    page = Opened(browser.new_page(viewport={"width": 1280, "height": 800}), atlas_page(atlas, tmp_path))
+    for state in ({"v": "head", "head": "L1H2"}, {"v": "head", "head": "L0H1", "tab": "decile", "ex": 5, "q": 4}):
+        for opened in (viewer, page):
+            opened.show(**state)
+        assert viewer.text("#stage") == page.text("#stage")
+    viewer.show(v="matrix", head="L0H1", ex=2)
+    example = next(one for one in atlas.examples() if one.facts.head == 1 and one.facts.rank == 2)
+    np.testing.assert_allclose(viewer.matrix(), example.weights(), atol=5.1e-5)
+    page.page.close()
+
+
+def atlas_page(atlas: Any, folder: Path) -> Path:
+    from attnscope.views.page.atlas import page_of_atlas
+
+    return page_of_atlas(atlas).save(folder / "atlas.html")
+
+
+COMMANDS = {
+    "relations": ["relations", "sample_texts/dependencies.conllu"],
+    "ablation": ["ablate", "Time flies.", "--importance"],
+    "compare": ["compare", "--file", "sample_texts/sentences.txt"],
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What three commands write of the model whose heads are known."""
+    folder = tmp_path_factory.mktemp("records")
+    for name, asked in COMMANDS.items():
+        app([*asked, "-m", "own", "-f", "npz,json", "-o", str(folder / name), "-q"], standalone_mode=False)
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["npz", "json"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_records_about_heads_are_tables_of_heads(viewer: OpenedViewer, records: Path, name: str, ending: str) -> None:
+    viewer.open(records / name / f"{name}.{ending}")
+    viewer.settle("atlas")
+    rows = list(csv.DictReader(io.StringIO(viewer.saved("csv").decode())))
+    told = json.loads((records / name / f"{name}.json").read_text("utf-8"))
+    assert len(rows) == 14
+    for row in rows:
+        layer, head = int(row["layer"]), int(row["head"])
+        if name == "ablation":
+            one = next(one for one in told["heads"] if (one["layer"], one["head"]) == (layer, head))
+            assert float(row["zero_l2"]) == one["effects"]["zero_l2"]["value"]
+        elif name == "relations":
+            for relation in told["relations"]:
+                value = relation["accuracy"][layer][head]
+                shown = row[relation["name"].replace(":", "_")]
+                assert (float(shown) if shown else None) == value
+        else:
+            mine = np.sqrt(np.maximum(told["hellinger.mean"][told["heads"].index(f"L{layer}H{head}")], 0))
+            others = np.delete(mine, told["heads"].index(f"L{layer}H{head}"))
+            assert float(row["nearest_distance"]) == pytest.approx(others.min())
+
+
+def test_another_file_takes_the_place_of_the_first(viewer: OpenedViewer, tmp_path: Path) -> None:
+    viewer.open(simple(4).save(tmp_path / "four.npz"))
+    viewer.settle("grid")
+    viewer.show(v="matrix", h="0.1", q=3)
+    viewer.open(simple(6, seed=3).save(tmp_path / "six.npz"))
+    viewer.settle("grid")
+    viewer.show(v="matrix", h="0.1")
+    np.testing.assert_allclose(viewer.matrix(), simple(6, seed=3).of(0, 1), atol=5.1e-5)
+    viewer.open(described_findings().save(tmp_path / "heads.npz"))
+    viewer.settle("atlas")
+    assert viewer.page.locator("header").count() == 1
+
+
+def test_a_file_may_be_dropped(viewer: OpenedViewer, tmp_path: Path) -> None:
+    content = list(simple(4).save(tmp_path / "four.npz").read_bytes())
+    viewer.page.evaluate(
+        """bytes => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([Uint8Array.from(bytes)], 'four.npz'));
+            dispatchEvent(new DragEvent('drop', {dataTransfer, cancelable: true}));
+        }""",
+        content,
+    )
+    viewer.settle("grid")
+
+
+def damaged(content: bytes, how: str) -> bytes:
+    middle = len(content) // 2
+    return {
+        "cut": content[:middle],
+        "flipped": content[:2000] + bytes([content[2000] ^ 255]) + content[2001:],
+        "empty": b"",
+        "text": b"no record at all",
+        "half a json": b'{"schema": "attnscope.heads/1", "heads": [',
+        "another json": b'{"name": 1}',
+        "another kind": b'{"schema": "attnscope.trace/1"}',
+        "no heads": b'{"schema": "attnscope.heads/1", "heads": []}',
+        "heads of nothing": b'{"schema": "attnscope.heads/1", "heads": [{"kind": 3}]}',
+    }[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("cut", "cut off"),
+        ("flipped", "damaged"),
+        ("empty", "neither an archive"),
+        ("text", "neither an archive"),
+        ("half a json", "is cut off"),
+        ("another json", "names no schema"),
+        ("another kind", "attnscope.trace/1, which this page does not show"),
+        ("no heads", "holds no heads"),
+    ],
+)
+def test_damage_is_said_in_a_line_and_loses_nothing(viewer: OpenedViewer, tmp_path: Path, how: str, says: str) -> None:
+    file = tmp_path / "odd.npz"
+    file.write_bytes(damaged(simple(9).content("npz"), how))
+    viewer.open(file)
+    assert viewer.says().startswith("odd.npz cannot be shown: ")
+    assert says in viewer.says()
+    viewer.open(simple(4).save(tmp_path / "four.npz"))
+    viewer.settle("grid")
+    viewer.open(file)
+    assert says in viewer.says()
+    viewer.show(v="matrix", h="0.0")
+    assert viewer.matrix().shape == (4, 4)
+
+
+def test_weights_that_do_not_fit_their_tokens(viewer: OpenedViewer, tmp_path: Path) -> None:
+    np.savez(tmp_path / "odd.npz", weights=np.ones((1, 1, 3, 3)), tokens=["a", "b"])
+    viewer.open(tmp_path / "odd.npz")
+    assert "1 × 1 × 3 × 3, which does not fit its tokens" in viewer.says()
+
+
+def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app(["viewer", "-o", str(tmp_path / "v.html"), "--json"], standalone_mode=False)
+    told = json.loads(capsys.readouterr().out)
+    assert told["files"] == [str(tmp_path / "v.html")]
+    assert told["bytes"] == (tmp_path / "v.html").stat().st_size < 400_000
+    assert (tmp_path / "v.html").read_text("ascii") == empty_page().html
