@@ -390,6 +390,7 @@ def _traits(described: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(maps, list) or not all(isinstance(one, Mapping) for one in maps):
         return {}
     told: dict[str, Any] = {name: described.get(name) for name in ("text", "model", "sha256", "picture", "sound")}
+    told |= {"pictures": described.get("pictures")} if described.get("pictures") else {}
     told |= {"heads": described.get("picked") or [[one.get("layers"), one.get("heads")] for one in maps]}
     told |= {"changes": described.get("changes"), "pooling": described.get("pool")}
     told |= {"part": [one.get("part") or one.get("query_cell") for one in maps]}
@@ -421,7 +422,7 @@ def _digests(folder: Path, formats: Sequence[str]) -> dict[Path, bytes]:
 
 def _note_repeated(record: Record, query: str | None) -> list[str]:
     """Notes where a query names tokens of several places, which are all shown."""
-    if query is None or getattr(record, "picture", None) is not None:
+    if query is None or any(getattr(record, name, None) for name in ("picture", "pictures")):
         return []
     sides = [one.queries for one in getattr(record, "maps", ())] or [getattr(record, "tokens", None)]
     repeated = {name: at for tokens in sides if tokens is not None for name, at in tokens.repeated(query).items()}

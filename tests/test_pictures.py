@@ -314,7 +314,7 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path
     for arguments, status, said in (
         (("--image", "photo.png"), 1, "sees no pictures"),
         (("a text", "-m", folder), 1, "sees pictures, and reads no text"),
-        (("--image", "photo.png", "a text", "-m", folder), 2, "beside --image"),
+        (("--image", "photo.png", "a text", "-m", folder), 1, "reads no pictures among words"),
         (("--image", "photo.png", "-m", folder, "--words"), 2, "no --words"),
         (("--image", "photo.png", "-m", folder, "--pooled", "8"), 2, "no --pooled"),
         (("--image", "photo.png", "-m", folder, "--query", "9,9"), 1, "no patch is '9,9'"),

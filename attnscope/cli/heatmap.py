@@ -1,5 +1,6 @@
 """`attnscope heatmap`."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 def heatmap(
     *,
     one: groups.OneText,
-    image: groups.Image = None,
+    image: Annotated[
+        list[Path] | None,
+        "A photo: attention is laid over it. Alone, of vision transformers: --query is then CLS, REG0, a patch as "
+        "ROW,COLUMN, or mean (over all patches). With TEXT, of models that read both: --query is then a word, "
+        "--generate lets the model answer; may be given several times.",
+        "Text",
+    ] = None,
     audio: Annotated[
         Path | None,
         "A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
@@ -57,6 +64,7 @@ def heatmap(
     - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
     - `attnscope heatmap --file book.txt --pick L3H1 --rows 1000:1064 --cols 0:64`
     - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`
+    - `attnscope heatmap --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it."`
     """
     from attnscope.output import HOME
@@ -74,20 +82,26 @@ def heatmap(
         output.deliver(record, HOME / home_of(record, order, output.style(record)), drawn_ahead.draw)
 
 
-def _given(one: groups.OneText, reading: groups.Reading, image: Path | None, audio: Path | None) -> "Given":
+def _given(one: groups.OneText, reading: groups.Reading, image: list[Path] | None, audio: Path | None) -> "Given":
     """What the model is to read; files are read before it takes its time.
 
     Raises:
         AttnscopeError: There is none, or a file cannot be read.
         UsageError: There is more than one, or an option that it has no use for.
     """
+    from attnscope.errors import UsageError
     from attnscope.senses.photos import read_photo
     from attnscope.senses.recordings import read_recording
-    from attnscope.studies.reading import Speech
+    from attnscope.studies.reading import Speech, View
 
-    if image is not None:
+    if image and one.given:
+        options.refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
+        return View(tuple(map(read_photo, image)), one.read(), reading.generate)
+    if image:
         options.refuse_beside("--image", one, reading, audio=audio)
-        return read_photo(image)
+        if len(image) > 1:
+            raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
+        return read_photo(image[0])
     if audio is not None:
         options.refuse_beside("--audio", reading)
         return Speech(read_recording(audio), one.read() if one.given else None)

@@ -280,7 +280,8 @@ class SensoryInput:
     Attributes:
         inputs: What its forward gets.
         tokens: The patches of a picture, and what stands before them; the frames of a sound, silence included.
-        picture: What it saw, of a recording its spectrogram; None where it heard.
+        picture: What it saw, of a recording its spectrogram; None where it heard, or read pictures among words.
+        pictures: What it saw among words.
         sound: What it heard; None where it saw.
         notes: What was done to the photo or the recording that its owner may not expect.
     """
@@ -290,6 +291,7 @@ class SensoryInput:
     picture: "Picture | None" = None
     sound: "Sound | None" = None
     notes: tuple[str, ...] = ()
+    pictures: "tuple[Picture, ...]" = ()
 
 
 class Writer(Protocol):
@@ -320,6 +322,13 @@ class Eyes(Protocol):
 
     def see(self, photo: "Photo") -> SensoryInput:
         """A photo as the model sees it, in patches."""
+
+
+class Viewer(Protocol):
+    """What reads pictures among words."""
+
+    def view(self, photos: "Sequence[Photo]", text: str, n: int = 0) -> SensoryInput:
+        """Photos and a question in the model's own form of chat, and at most n tokens of its answer."""
 
 
 class Ears(Protocol):
@@ -355,6 +364,10 @@ class Model(Protocol):
     @property
     def ears(self) -> Ears | None:
         """What of it hears recordings."""
+
+    @property
+    def viewer(self) -> Viewer | None:
+        """What of it reads pictures among words."""
 
     @property
     def run_inputs(self) -> "Callable[[Mapping[str, Any], Probe], Tensor] | None":
@@ -421,7 +434,7 @@ class Model(Protocol):
 class LayeredModel:
     """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
 
-    writer = eyes = ears = run_inputs = head_slices = look = None
+    writer = eyes = ears = viewer = run_inputs = head_slices = look = None
     loss: Loss | None = None
     resumes = True
 

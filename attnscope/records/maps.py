@@ -76,6 +76,8 @@ class Heatmap(MapsRecord[AttentionMap]):
         changes: What was done to the weights after the model gave them, in order: "hide_special", "words".
         picture: Of a vision model: what it saw; the tokens are its patches. None = there is none.
         sound: Of a speech model: what it heard; the keys are frames in time. None = there is none.
+        pictures: Of a model that reads pictures among words: what it saw; their `cells` are places among the keys. Of
+            one photo there may be several: all of it in detail, and all of it small.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.heatmap/1"
@@ -87,6 +89,7 @@ class Heatmap(MapsRecord[AttentionMap]):
     changes: tuple[str, ...] = ()
     picture: Picture | None = None
     sound: Sound | None = None
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def weights(self) -> NDArray[np.float32]:
@@ -143,6 +146,7 @@ class Heatmap(MapsRecord[AttentionMap]):
             AttnscopeError: The tokenizer cannot tell which tokens make a word.
         """
         maps = []
+        pictures: tuple[Picture, ...] = ()
         for attention in self.maps:
             if attention.queries.words is None or attention.keys.words is None:
                 raise AttnscopeError(
@@ -150,6 +154,9 @@ class Heatmap(MapsRecord[AttentionMap]):
                     "leave out --words",
                 )
             rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
+            if self.pictures:
+                place_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
+                pictures = tuple(picture.moved(place_of) for picture in self.pictures)
             means: NDArray[np.floating[Any]] = attention.weights
             if attention.has_weights:
                 summed = np.add.reduceat(means.astype(np.float64), [group[0] for group in columns], axis=3)
@@ -159,12 +166,44 @@ class Heatmap(MapsRecord[AttentionMap]):
                 means = np.add.reduceat(summed, starts, axis=2) / np.maximum(filled, 1)[..., None]
             queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
             maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys))
-        return replace(self, maps=tuple(maps), changes=(*self.changes, "words"))
+        return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
+
+    def with_pictures_as_one(self) -> Heatmap:
+        """The same with each photo as one key, that gets what all its patches get: what is left is a map of words.
+
+        What stands between its patches (ends of rows, marks of tiles) is one key more.
+        """
+        attention = self.maps[0]
+        photos: dict[str, list[int]] = {}
+        for picture in self.pictures:
+            assert picture.cells is not None
+            photos.setdefault(picture.photo, []).extend(picture.cells[picture.cells >= 0].tolist())
+        group = np.arange(len(attention.keys))
+        starts: dict[int, str] = {}
+        for photo, places in photos.items():
+            between = sorted({*range(min(places), max(places))} - {*places})
+            for name, some in ((photo, places), (f"marks of {photo}", between)):
+                if some:
+                    starts[min(some)] = name
+                    group[some] = min(some)
+        kept, inverse = np.unique(group, return_inverse=True)
+        keys = attention.keys.take(kept)
+        named = zip(kept.tolist(), keys.labels, strict=True)
+        keys = replace(keys, labels=tuple(starts.get(place, label) for place, label in named))
+        weights: NDArray[np.floating[Any]] = attention.weights
+        if attention.has_weights:
+            order = np.argsort(inverse, kind="stable")
+            starting = np.searchsorted(inverse[order], np.arange(len(kept)))
+            weights = np.add.reduceat(weights[..., order], starting, axis=3, dtype=np.float64)
+        first = 0 if attention.part is None else int(inverse[min(attention.part[0], len(inverse) - 1)])
+        part = None if attention.part is None else (first, 0, len(kept), len(kept))
+        made = replace(attention, weights=weights.astype(np.float32), keys=keys, part=part)
+        return replace(self, maps=(made,), pictures=())
 
     @property
     def is_of_text(self) -> bool:
         """Whether it is neither of a picture nor of a recording."""
-        return self.picture is None and self.sound is None
+        return self.picture is None and self.sound is None and not self.pictures
 
     @property
     def usual_scale(self) -> str:
@@ -181,6 +220,7 @@ class Heatmap(MapsRecord[AttentionMap]):
             "changes": list(self.changes),
             **({} if self.picture is None else {"picture": self.picture.describe()}),
             **({} if self.sound is None else {"sound": self.sound.describe()}),
+            **({"pictures": [picture.describe() for picture in self.pictures]} if self.pictures else {}),
             "maps": [
                 {
                     "kind": m.kind,
@@ -201,8 +241,9 @@ class Heatmap(MapsRecord[AttentionMap]):
         """The maps as arrays by name: `weights`, `layers`, `heads`, `tokens`, `offsets` of the first map.
 
         Those of further maps have the kind before their name: `decoder_weights`, `cross_tokens` ...; a cross map has
-        `cross_query_tokens` beside. What a vision model saw is `picture`, (height, width, 3), uint8;
-        of what a speech model heard, `envelope` is the loudest sample of each frame.
+        `cross_query_tokens` beside. What a vision model saw is `picture`, (height, width, 3), uint8; what was
+        seen among words is `picture_0`, `picture_1` …; of what a speech model heard, `envelope` is the loudest sample
+        of each frame.
         """
         named: dict[str, NDArray[Any]] = {}
         for number, m in enumerate(self.maps):
@@ -216,6 +257,7 @@ class Heatmap(MapsRecord[AttentionMap]):
                 named[f"{mark}query_tokens"] = np.array(m.queries.labels)
         if self.picture is not None:
             named["picture"] = self.picture.pixels
+        named |= {f"picture_{number}": picture.pixels for number, picture in enumerate(self.pictures)}
         if self.sound is not None:
             named["envelope"] = self.sound.envelope
         return named
@@ -243,6 +285,10 @@ class Heatmap(MapsRecord[AttentionMap]):
         senses = {
             "picture": picture_from(described.get("picture"), held.get("picture")),
             "sound": sound_from(described.get("sound"), held.get("envelope")),
+            "pictures": tuple(
+                picture_from(one, held.get(f"picture_{number}"))
+                for number, one in enumerate(described.get("pictures") or ())
+            ),
         }
         return cls._rebuild(described, held, AttentionMap, **senses)
 
@@ -261,6 +307,9 @@ class Heatmap(MapsRecord[AttentionMap]):
             n_patches = self.picture.grid[0] * self.picture.grid[1]
             if any(int((~tokens.special).sum()) != n_patches for m in self.maps for tokens in (m.queries, m.keys)):
                 raise ValueError("its tokens are not the patches of its picture")
+        for picture in self.pictures:
+            if picture.cells is None or not (-1 <= picture.cells.min() <= picture.cells.max() < len(self.maps[0].keys)):
+                raise ValueError("its tokens are not the patches of its pictures")
         if self.sound is not None and any(len(m.keys) != len(self.sound.envelope) for m in self.maps):
             raise ValueError("its keys are not the frames of its sound")
         self.require_shown()

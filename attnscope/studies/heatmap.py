@@ -18,7 +18,7 @@ from attnscope.studies.choice import Choice, Chosen, Cut, Span, choice_from, spa
 from attnscope.studies.memory import physical_bytes
 from attnscope.studies.overflow import refusal
 from attnscope.studies.provenance import run_of
-from attnscope.studies.reading import Given, Prompt, PromptOptions, Reading, Speech, batch_of, read, reader_of
+from attnscope.studies.reading import Given, Prompt, PromptOptions, Reading, Speech, View, batch_of, read, reader_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +77,9 @@ def heatmap(
 def picture_heatmap(
     model: Model,
     image: Any,
+    text: str | None = None,
     *,
+    generate: int = 0,
     layers: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
@@ -91,24 +93,40 @@ def picture_heatmap(
         record.draw("figures", scale="head", query="3,5")  # what that patch attends to, laid over the picture
         record.picture.pixels                              # what the model saw
 
+    With a text, a model that reads pictures among words is asked about the photo:
+
+        record = attnscope.picture_heatmap(attnscope.load("./smolvlm"), "photo.png", "What is this?", generate=20)
+        record.draw("figures", query="cat")                # what the word attends to, laid over the picture
+        record.pictures[0].over(record.of(3, 1)[-1])       # (row, column): what the last word gives to each patch
+
     Args:
-        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …
-        image: A path, an image of Pillow, or an array (height, width, 3) of uint8.
+        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …; with a text one that reads
+            both: LLaVA, Qwen2-VL, SmolVLM …
+        image: A path, an image of Pillow, or an array (height, width, 3) of uint8; with a text also several of them.
+        text: A question about it; it is put into the model's own form of chat, after the pictures.
+        generate: How many tokens of its answer the model writes.
         layers: As of `heatmap`; so are heads and pick.
         heads: See there.
         pick: See there.
         hide_special: Leaves out what is no patch, and divides each row by what is left of it.
 
     Returns:
-        The record, with the picture as the model saw it; `weights` is (layer, head, query, key).
+        The record, with the picture as the model saw it; `weights` is (layer, head, query, key). With a text the
+        queries are the tokens after the last picture, and `pictures` says which keys are which patches.
 
     Raises:
-        AttnscopeError: The image is none, the model sees no pictures, a layer or head that it does not have.
+        AttnscopeError: The image is none, the model sees no pictures, or not among words, a layer or head that it does
+            not have.
 
     Warns:
         UserWarning: Something was done to the photo that is not plain: it was turned, or is the first of several.
     """
-    record = _record_of(model, read_photo(image), choice_from(layers, heads, pick))
+    if text is None:
+        given: Given = read_photo(image)
+    else:
+        images = image if isinstance(image, list | tuple) else [image]
+        given = View(tuple(read_photo(one) for one in images), text, generate)
+    record = _record_of(model, given, choice_from(layers, heads, pick))
     return apply_changes(record, hide_special=hide_special)
 
 
@@ -178,6 +196,11 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
             "leave out --rows and --cols",
         )
     maps, notes = [], list(reading.notes)
+    if reading.pictures and (cut is None or cut.rows is None):
+        # Of the patches nothing is asked, and a map of them all would take gigabytes.
+        cut = Cut((reading.after_pictures, None), cut.cols if cut else None)
+    if reading.pictures and cut and cut.cols is not None:
+        raise AttnscopeError("what is laid over a picture are all its patches", "leave out --cols")
     heard = reading.sound if reading.target is not None else None
     for number, kind in enumerate(info.kinds):
         layers = tuple(layer for layer in chosen.layers if layer < info.n_layers[number])
@@ -192,10 +215,11 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         if cut:
             rows, cols = cut.within(len(queries), len(keys))
             part = (rows.start, cols.start, len(queries), len(keys))
-            notes.append(
-                f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {cols.start} to {cols.stop - 1} "
-                f"of {len(keys)} tokens; weights are those of the whole"
-            )
+            if not reading.pictures:
+                notes.append(
+                    f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {cols.start} to "
+                    f"{cols.stop - 1} of {len(keys)} tokens; weights are those of the whole"
+                )
             places = np.arange(len(queries))
             queries, keys = queries.take(places[rows]), keys.take(places[cols])
         maps.append(
@@ -219,7 +243,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         )
     return Heatmap(
         reading.text, tuple(maps), run_of(info, notes), picked=chosen.picked, picture=reading.picture,
-        sound=reading.sound,
+        sound=reading.sound, pictures=reading.pictures,
     )  # fmt: skip
 
 

@@ -13,13 +13,12 @@ from attnscope.models.layouts import native_info
 from attnscope.records import Heatmap
 from attnscope.records.kinds import SIZES
 from attnscope.records.pooled import PooledHeatmap
-from attnscope.senses.photos import Photo
 from attnscope.studies.choice import Choice, Cut
 from attnscope.studies.heatmap import apply_changes, outline, run_model
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.pooled import CELLS, POOLED_OVER, longest, pool_maps, require_cells
 from attnscope.studies.provenance import fingerprint
-from attnscope.studies.reading import Given, Prompt, Reading, Speech, read, reader_of, truncate
+from attnscope.studies.reading import Given, Prompt, Reading, Speech, View, read, reader_of, truncate
 from attnscope.text import slug
 from attnscope.views.figures import require_query
 from attnscope.views.style import Style
@@ -74,7 +73,9 @@ class MapOrder:
         if isinstance(given, Prompt):
             return
         lacking = {"--words": self.words, "--rows or --cols": self.cut, "--pooled": self.pooled}
-        what, option = ("picture", "--image") if isinstance(given, Photo) else ("recording", "--audio")
+        what, option = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
+        if isinstance(given, View):
+            lacking = {"--cols": self.cut.cols, "--pooled": self.pooled, "--hide-special": self.hide_special}
         if isinstance(given, Speech):
             lacking |= {"--query": self.query, "--hide-special": self.hide_special}
         for name, asked in lacking.items():

@@ -77,12 +77,31 @@ class Speech:
             _require_string(self.transcript)
 
 
+@dataclass(frozen=True, eq=False)
+class View:
+    """Photos, and a question about them.
+
+    Attributes:
+        photos: The photos, in order.
+        text: The question; it goes into the model's own form of chat, after the photos.
+        generate: How many tokens of its answer the model is to write.
+    """
+
+    photos: tuple[Photo, ...]
+    text: str
+    generate: int = 0
+
+    def __post_init__(self) -> None:
+        _require_string(self.text)
+        require_text(self.text, "the text")
+
+
 def _require_string(text: object) -> None:
     if not isinstance(text, str):
         raise AttnscopeError(f"a text is one string, not {type(text).__name__}", "call heatmap once for each text")
 
 
-Given = Prompt | Photo | Speech
+Given = Prompt | Photo | Speech | View
 """What a model can be given to read."""
 
 
@@ -97,6 +116,7 @@ class Reading:
         notes: What of it is not just what was given.
         inputs: Of what is no text: what the model's forward gets.
         picture: What the tokens are patches of.
+        pictures: What some of the tokens are patches of, among words.
         sound: What the tokens are frames of.
     """
 
@@ -107,6 +127,12 @@ class Reading:
     inputs: Mapping[str, Any] | None = None
     picture: Picture | None = None
     sound: Sound | None = None
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def after_pictures(self) -> int:
+        """The first token after all that stand for patches: no earlier one is a word that sees them all."""
+        return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
 
     def sides(self, kind: str) -> tuple[Tokens, Tokens]:
         """The queries and keys of a kind of attention: a decoder beside an encoder reads the target, alone the text."""
@@ -140,6 +166,8 @@ def read(model: Model, given: Given) -> Reading:
         return _see(model, given)
     if isinstance(given, Speech):
         return _hear(model, given)
+    if isinstance(given, View):
+        return _view(model, given)
     return _read_text(model, given)
 
 
@@ -182,12 +210,26 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
 
 
 def _see(model: Model, photo: Photo) -> Reading:
+    if model.viewer is not None:
+        raise AttnscopeError(
+            f"{model.info.name} reads pictures among words, and none without", "give it a text too, such as a question"
+        )
     if model.eyes is None:
         raise AttnscopeError(
             f"{model.info.name} sees no pictures", "leave out --image, or name a vision transformer, such as DINOv2"
         )
     seen = model.eyes.see(photo)
     return Reading(seen.tokens.text, seen.tokens, None, seen.notes, seen.inputs, seen.picture)
+
+
+def _view(model: Model, given: View) -> Reading:
+    if model.viewer is None:
+        raise AttnscopeError(
+            f"{model.info.name} reads no pictures among words",
+            "leave out the text, or --image, or name a model such as SmolVLM, LLaVA or Qwen2-VL",
+        )
+    seen = model.viewer.view(given.photos, given.text, given.generate)
+    return Reading(given.text, seen.tokens, None, seen.notes, seen.inputs, pictures=seen.pictures)
 
 
 def _hear(model: Model, speech: Speech) -> Reading:

@@ -65,6 +65,8 @@ def _module(record: Heatmap | PooledHeatmap) -> ModuleType:
         name = "pooled_figures"
     elif record.picture is not None:
         name = "picture_figures"
+    elif record.pictures:
+        name = "picture_words"
     elif record.sound is not None:
         name = "sound_figures"
     return import_module(f"attnscope.views.{name}")

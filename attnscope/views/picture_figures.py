@@ -310,8 +310,8 @@ class PicturePage(Page):
             x += 8 if self.paper.fixed else 0
         else:
             x, y = layout.MARGIN_PX + self._photo_px()[0] + 28, _TOP_PX + self._photo_px()[1] - 56
-            about = f"query: {_query_name(self.sheet, self.attention)}"
-            about = self.lettering.fit(about, layout.PANEL_TITLE_PX * 1.12, self.width_px - layout.MARGIN_PX - x)
+            room = self.width_px - layout.MARGIN_PX - x
+            about = self.lettering.fit(self.query_name(), layout.PANEL_TITLE_PX * 1.12, room)
             y = _TOP_PX + self._photo_px()[1] // 2
             self.write(x, y - 34, about, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         width = 420 if not self.paper.fixed else math.floor(min(420, self.width_px - layout.MARGIN_PX - x - 90))
@@ -349,7 +349,7 @@ class PicturePage(Page):
             return
         for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
             self.write(x, y - 12, self.panel_name(pair), layout.PANEL_TITLE_PX, ha="left", weight="bold")
-            told = [f"max {top:.3g}", *self._elsewhere(pair)]
+            told = self._told(pair, top)
             room = self.panel[0] - self.lettering.width_px(self.panel_name(pair), layout.PANEL_TITLE_PX) * 1.2 - 10
             while (
                 self.paper.fixed
@@ -359,6 +359,14 @@ class PicturePage(Page):
                 told.pop()
             text = self.lettering.fit(" · ".join(told), layout.CAPTION_PX, room)
             self.write(x + self.panel[0], y - 12, text, layout.CAPTION_PX, ha="right", color=FAINT)
+
+    def _told(self, pair: tuple[int, int], top: float) -> list[str]:
+        """What stands above a panel beside its name, the most important first."""
+        return [f"max {top:.3g}", *self._elsewhere(pair)]
+
+    def query_name(self) -> str:
+        """What stands above the colours."""
+        return f"query: {_query_name(self.sheet, self.attention)}"
 
     def _elsewhere(self, pair: tuple[int, int]) -> list[str]:
         row, keys = row_of(self.attention, pair, self.sheet.query), self.attention.keys

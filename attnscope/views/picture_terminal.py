@@ -9,6 +9,7 @@ from rich.text import Text
 from attnscope.records import Heatmap
 from attnscope.views.heatmap_terminal import side_by_side
 from attnscope.views.picture_figures import over_patches, query_of, row_of
+from attnscope.views.picture_words import share_of, weights_of, words_of
 from attnscope.views.plain_text import safe
 
 
@@ -43,3 +44,31 @@ def picture_drawing(record: Heatmap, console: Console, query: str | None = None)
     if attention.keys.special.any():
         parts.append(Text("+: what goes to tokens that have no place in the picture", style="dim"))
     return Group(*parts)
+
+
+def words_drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
+    """Where words look: the share of each picture, then each picture's patches, a word beside the other.
+
+    Args:
+        record: What to draw; it has pictures among its words.
+        console: Tells the width, and whether there are colours.
+        query: Words, such as `cat,dog`; None = those that the model wrote.
+
+    Raises:
+        AttnscopeError: No word is what `query` names.
+    """
+    words, n_words = words_of(record, query)
+    heads = record.chosen(record.maps[0])
+    parts: list[RenderableType] = []
+    for picture in record.pictures:
+        titled = []
+        for word in words:
+            row = weights_of(record, word, heads)
+            patches = np.nan_to_num(picture.over(row))
+            shaded = (patches / (float(patches.max()) or 1.0)).astype(np.float32)
+            titled.append((safe(f"{word.name} {share_of(picture, row):.0%}"), shaded))
+        parts += [Text(safe(picture.facts)), side_by_side(titled, console, "weights", least_width=16), Text()]
+    of_heads = "all heads" if record.picked is None else "the heads that were picked"
+    said = f"the mean of {of_heads}; beside a word: how much of its attention goes to the picture"
+    more = f" (the first {len(words)} of {n_words} words: --query names others)" * (n_words > len(words))
+    return Group(*parts, Text(said + more, style="dim"))

@@ -32,6 +32,10 @@ def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = Tru
         from attnscope.views.picture_terminal import picture_drawing
 
         console.print(picture_drawing(record, console, query))
+    elif record.pictures:
+        from attnscope.views.picture_terminal import words_drawing
+
+        console.print(words_drawing(record, console, query))
     elif drawn:
         console.print(drawing(record, console, query))
     elif query is not None:

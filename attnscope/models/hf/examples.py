@@ -97,8 +97,17 @@ def _text_examples(
     ids[~real] = pad_id(model)
     ids, real = ids.to(input_device(model)), real.to(input_device(model))
     names = (f"{prefix}input_ids", f"{prefix}attention_mask")
-    padded = Example(dict(zip(names, (ids, real.long()), strict=True)), real)
-    return padded, Example({names[0]: ids[1:, : lengths[1]]}, real[1:, : lengths[1]])
+    padded = Example({**dict(zip(names, (ids, real.long()), strict=True)), **causal_types(model, ids)}, real)
+    alone = ids[1:, : lengths[1]]
+    return padded, Example({names[0]: alone, **causal_types(model, alone)}, real[1:, : lengths[1]])
+
+
+def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
+    """What makes PaliGemma read a text as what it writes, each token with those before it alone.
+
+    Without it, its masks say one thing to eager attention and another to sdpa. Its prompts are all of the other type.
+    """
+    return {"token_type_ids": torch.ones_like(ids)} if model.config.model_type == "paligemma" else {}
 
 
 def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from attnscope.models.hf.parts import (
     listens,
     load_errors,
     picture_tower,
+    reads_pictures,
     reads_text,
     sees_pictures,
     sees_sound,
@@ -40,6 +41,8 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
+from attnscope.models.hf.patch_places import FAMILIES
+from attnscope.models.hf.processors import open_processor
 from attnscope.models.hf.seeing import (
     holds_processor,
     open_feature_extractor,
@@ -127,6 +130,8 @@ def _readers(
             f"{folder} holds no tokenizer",
             "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
         )
+    if reads_pictures(base) and holds_processor(folder) and base.config.model_type in FAMILIES:
+        return tokenizer, open_processor(folder, tokenizer.backend, base.config.model_type, options)
     return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
 
 
@@ -189,6 +194,7 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
     names = set(config.architectures or ())
     for mapping, auto in (
         (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
+        (modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, transformers.AutoModelForImageTextToText),
         (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
         (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
         (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),

@@ -27,6 +27,7 @@ from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
     picture_tower,
+    reads_pictures,
     reads_text,
     sees_pictures,
     silence,
@@ -37,6 +38,7 @@ from attnscope.models.hf.parts import (
 from attnscope.models.hf.seeing import HuggingFaceEyes
 from attnscope.models.hf.survey import survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.hf.viewing import HuggingFaceViewer
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.hf.writing import HuggingFaceWriter
 from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, Slice
@@ -103,6 +105,13 @@ class HuggingFaceModel:
             return self._open_eyes().eyes
         sees = sees_pictures(self.network.base)
         return HuggingFaceEyes(self, self.network, self._processor) if sees else None
+
+    @cached_property
+    def viewer(self) -> HuggingFaceViewer | None:
+        """What of it reads pictures among words."""
+        if self.writer is None or not reads_pictures(self.network.base):
+            return None
+        return HuggingFaceViewer(self.network, self._processor, self.writer)
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
@@ -227,6 +236,7 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
     parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
     senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
+    senses = tokenizer if reads_pictures(base) and hasattr(tokenizer, "image_processor") else senses
     reader: HuggingFaceTokenizer | NumbersTokenizer
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):

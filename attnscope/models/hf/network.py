@@ -18,9 +18,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import hidden_states, takes_light_masks
 from attnscope.models.hf.dispatch import input_device, is_dispatched
 from attnscope.models.hf.eager import run_for_weights
-from attnscope.models.hf.examples import pad_id, position_table, standing_arguments, vocab_size
+from attnscope.models.hf.examples import causal_types, pad_id, position_table, standing_arguments, vocab_size
 from attnscope.models.hf.outputs import loss_of, run_with_logits
-from attnscope.models.hf.parts import in_one_line, reads_text, wordless
+from attnscope.models.hf.parts import in_one_line, reads_pictures, reads_text, wordless
 from attnscope.models.hf.seam import LIGHT_FROM, perform
 from attnscope.models.hf.survey import Survey, check_beyond
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
@@ -99,7 +99,7 @@ class Network:
             wordless(self.info.name, self.base).encode("")
         batch = batch.to(batch.ids.device)
         ids = self._pad(batch.ids, batch.mask)
-        inputs = {"input_ids": ids}
+        inputs = {"input_ids": ids, **causal_types(self.base, ids)}
         if batch.mask is not None:
             inputs["attention_mask"] = batch.mask.long()
         segments = batch.segments
@@ -164,7 +164,9 @@ class Network:
     def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
         given = self._forward_inputs(inputs)
         if self.at_seam:
-            return self._hidden(perform(self.base, given, self.found.plan, probe, self._light_from(given)))
+            beside = "pixel_values" in inputs and reads_pictures(self.base)
+            light = self._light_from(given)
+            return self._hidden(perform(self.base, given, self.found.plan, probe, light, beside=beside))
         return self._hidden(run_for_weights(self.base, given, self.found.layers, self.info.name, probe))
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

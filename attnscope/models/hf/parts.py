@@ -45,6 +45,12 @@ def sees_pictures(base: PreTrainedModel) -> bool:
     return base.main_input_name == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
 
 
+def reads_pictures(base: PreTrainedModel) -> bool:
+    """Whether a model's language model reads pictures among the tokens of its text, as LLaVA's does."""
+    is_decoder = reads_text(base) and not base.config.is_encoder_decoder
+    return is_decoder and accepts(base, "pixel_values") and picture_tower(base) is None
+
+
 def hears(base: PreTrainedModel) -> bool:
     """Whether a model listens as Whisper does: to a window of fixed length, by an encoder that a decoder reads."""
     encoder = getattr(base, "encoder", None)

@@ -112,6 +112,7 @@ class _Run:
 
     plan: Plan | None
     probe: Probe | None
+    beside: bool = False
     light_from: int | None = None
     light: list[tuple[Tensor, Light]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -123,6 +124,10 @@ class _Run:
             self.seen.append(Seen(module, call, weights, window))
             return output
         return self.probe(call)
+
+    def passes(self, module: nn.Module) -> bool:
+        """Whether a module's attention is none of the plan's, and may be: that of what makes tokens of pictures."""
+        return self.beside and module not in (self.plan or {})
 
     def place(self, module: nn.Module) -> Place:
         if self.plan is None:
@@ -168,6 +173,7 @@ def perform(
     *,
     through: Callable[..., Any] | None = None,
     skipped: Mapping[nn.Module, int] | None = None,
+    beside: bool = False,
 ) -> Any:
     """Runs a model with the probe at the seam of every attention; returns what its forward returned.
 
@@ -179,11 +185,13 @@ def perform(
         light_from: Keys from which masks are handed over by key alone; None = never (see `Light`).
         through: What is called instead of the model, to run it: with a head on top, say, or only in part.
         skipped: How many of its first calls a module does not make, as a part of the model is not computed.
+        beside: Whether modules that the plan does not name may attend too, unseen by the probe: a tower that makes
+            tokens of pictures.
 
     Raises:
         AttnscopeError: It computed other attentions than the plan says; or changed a mask that says less than it seems.
     """
-    return _forward(model, inputs, _Run(plan, probe, light_from, calls=Counter(skipped or {})), through)[0]
+    return _forward(model, inputs, _Run(plan, probe, beside, light_from, calls=Counter(skipped or {})), through)[0]
 
 
 def _forward(
@@ -248,6 +256,8 @@ def attention_function(
         is_causal = bool(getattr(module, "is_causal", True))
     batch = max(query.shape[0], key.shape[0], value.shape[0])
     run = _run.get()
+    if run is not None and run.passes(module):
+        run = None
     place = Place("encoder", 0) if run is None else run.place(module)
     light = None if run is None else _light_of(module, attention_mask, run)
     mask, bias = mask_and_bias(attention_mask, query.dtype)

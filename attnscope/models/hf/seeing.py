@@ -146,7 +146,7 @@ class HuggingFaceEyes:
         if not rows or not columns:
             told = f"{self._name} sees {photo.source} smaller than one of its patches"
             raise AttnscopeError(told, "give another photo")
-        shown = _undo_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
+        shown = undo_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
         notes = [*photo.notes]
         if (rows * high, columns * wide) != tuple(pixels.shape[2:]):
             notes.append(
@@ -170,7 +170,7 @@ class HuggingFaceEyes:
                 OTHER_MODELS,
             )
         whole = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
-        shown = _undo_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
+        shown = undo_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
         inputs = {
             "pixel_values": patches.to(self._base.dtype),
             "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
@@ -227,7 +227,7 @@ def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
+def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
     """What a processor made of a photo as colours from 0 to 255, (height, width, 3)."""
     values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):

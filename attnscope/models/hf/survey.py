@@ -27,7 +27,14 @@ from attnscope.models.hf.check import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf.examples import LENGTHS, Example, examples, long_example, max_tokens
+from attnscope.models.hf.examples import (
+    LENGTHS,
+    Example,
+    examples,
+    long_example,
+    max_tokens,
+    standing_arguments,
+)
 from attnscope.models.hf.layers import (
     Unclear,
     configured_counts,
@@ -311,6 +318,26 @@ def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps
         return ""
     reason = compare(model, example, ours, theirs, found.layers, found.n_layers)
     return f"on a text of {n_tokens} tokens {reason}" if reason else ""
+
+
+def compare_on(model: PreTrainedModel, found: Survey, example: Example, *, beside: bool) -> None:
+    """Compares hidden states with eager on an input that comes, if it is of a length at which eager is run at all.
+
+    Args:
+        model: The model.
+        found: What was found out of it.
+        example: The input.
+        beside: As of `seam.perform`.
+
+    Raises:
+        AttnscopeError: What would be shown differs from eager.
+    """
+    n_tokens = example.inputs["input_ids"].shape[1]
+    if found.path != "seam" or not found.checked or n_tokens > longest_compared(max(found.n_heads.values())):
+        return
+    example.inputs.update({**standing_arguments(model), **found.extras})
+    ours = Outcome.of(perform(model, example.inputs, found.plan, attend, beside=beside), {})
+    compare_hidden(model, example, ours, run_eager_or_own(model, example, with_maps=False), _tolerance_of(model, found))
 
 
 def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ class HuggingFaceTokenizer:
         backend: A `PreTrainedTokenizerBase`.
 
     Attributes:
+        backend: What it was made of.
         name: What it is and how many pieces it knows.
         note: What a user must know of it; may be empty.
         type_ids: What the model reads as segment of some special tokens instead of the text's number (XLNet's and
@@ -36,7 +37,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, backend: Any) -> None:
         self.name = f"{type(backend).__name__}, {len(backend):,} pieces"
-        self._backend = backend
+        self.backend = backend
         self._style = _style(backend)
         self.note = (
             "" if backend.is_fast else "The tokenizer has no fast version: offsets are rebuilt where they can be."
@@ -46,23 +47,23 @@ class HuggingFaceTokenizer:
     @property
     def mask_id(self) -> int | None:
         """The number of the token that stands for a hidden one; None where there is none."""
-        found = getattr(self._backend, "mask_token_id", None)
+        found = getattr(self.backend, "mask_token_id", None)
         return found if isinstance(found, int) else None
 
     @property
     def prefix_ids(self) -> list[int]:
         """What it puts before a transcript, the start token first; empty for tokenizers that are not of speech."""
-        return [int(number) for number in getattr(self._backend, "prefix_tokens", None) or ()]
+        return [int(number) for number in getattr(self.backend, "prefix_tokens", None) or ()]
 
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
-        special = set(self._backend.all_special_ids)
-        known = self._backend.get_vocab().items()
+        special = set(self.backend.all_special_ids)
+        known = self.backend.get_vocab().items()
         return sorted(number for piece, number in known if number not in special and "unused" not in piece)
 
     def spell(self, number: int) -> str:
         """The text of one token."""
-        return f"<{number}>" if self._piece(number) is None else str(self._backend.decode([number]))
+        return f"<{number}>" if self._piece(number) is None else str(self.backend.decode([number]))
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
@@ -74,13 +75,13 @@ class HuggingFaceTokenizer:
 
         The template writes the tokens that begin a text; none is added a second time.
         """
-        return self._chat if getattr(self._backend, "chat_template", None) else None
+        return self._chat if getattr(self.backend, "chat_template", None) else None
 
     def _chat(self, text: str) -> Tokens:
         messages = [{"role": "user", "content": text}]
         try:
-            with _limit_sizes(), _limit_steps():
-                written = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            with limit_template():
+                written = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs, and raise what they like
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
         return self._encode(written, None, add_special_tokens=False)
@@ -94,12 +95,12 @@ class HuggingFaceTokenizer:
         """
         try:
             with catch_panics():
-                ids = list(self._backend(text_target=text)["input_ids"])
+                ids = list(self.backend(text_target=text)["input_ids"])
         except Exception as error:
             raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
         if ids and ids[0] == start:  # Whisper's says it itself
             ids = ids[1:]
-        spans = align(text, self._pieces(ids), self._special(ids), self._backend.unk_token)
+        spans = align(text, self._pieces(ids), self._special(ids), self.backend.unk_token)
         spans = None if spans is None else [(0, 0), *spans[:-1]]
         return self._build(text, [start, *ids[:-1]], spans, [True, *self._special(ids)[:-1]])
 
@@ -108,6 +109,30 @@ class HuggingFaceTokenizer:
         ids = [int(number) for number in ids]
         text, spans = self._decode(ids)
         return self._build(text, ids, spans)
+
+    def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int) -> Tokens:
+        """Tokens of given numbers of which some stand for parts of pictures.
+
+        Args:
+            ids: All numbers.
+            elsewhere: Places of the tokens that stand for no text, and what to show for each.
+            n_given: How many were given; the rest was written by the model itself.
+        """
+        ids = [int(number) for number in ids]
+        text, spans, known = "", [(0, 0)] * len(ids), True
+        breaks = [i for i in range(len(ids)) if i in elsewhere or i == n_given]
+        for start, stop in itertools.pairwise([0, *breaks, len(ids)]):
+            start += start in elsewhere
+            if start >= stop:
+                continue
+            run, found = self._decode(ids[start:stop])
+            known = known and found is not None
+            spans[start:stop] = [(a + len(text), b + len(text)) for a, b in found or [(0, 0)] * (stop - start)]
+            text += run
+        special = [added or i in elsewhere for i, added in enumerate(self._special(ids))]
+        tokens = self._build(text, ids, spans if known else None, special)
+        labels = tuple(elsewhere.get(i, label) for i, label in enumerate(tokens.labels))
+        return replace(tokens, labels=labels, n_given=n_given)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
         """Tokens of a text and of what a model wrote after it; `n_given` says where that begins."""
@@ -141,7 +166,7 @@ class HuggingFaceTokenizer:
         known = [self._piece(number) is not None for number in ids]
 
         def decode(n: int) -> str:
-            return str(self._backend.decode(list(itertools.compress(ids[:n], known)), **options))
+            return str(self.backend.decode(list(itertools.compress(ids[:n], known)), **options))
 
         text = decode(len(ids))
         ends = []
@@ -153,7 +178,7 @@ class HuggingFaceTokenizer:
         return text, list(zip([0, *ends[:-1]], ends, strict=True))
 
     def _encode(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
-        if not self._backend.is_fast:
+        if not self.backend.is_fast:
             return self._encode_slow(text, pair, add_special_tokens=add_special_tokens)
         encoded = self._call(text, pair, add_special_tokens, return_offsets_mapping=True)
         one = encoded.encodings[0]
@@ -170,14 +195,14 @@ class HuggingFaceTokenizer:
             places = [i for i, segment in enumerate(segments) if segment == number]
             if part is None or spans is None:
                 continue
-            found = align(part, [pieces[i] for i in places], [special[i] for i in places], self._backend.unk_token)
+            found = align(part, [pieces[i] for i in places], [special[i] for i in places], self.backend.unk_token)
             spans = None if found is None else [*spans, *found]
         return self._build(text, ids, spans, special, segments=segments, pair=pair)
 
     def _call(self, text: str, pair: str | None, add_special_tokens: bool, **more: Any) -> Any:
         try:
             with catch_panics():
-                return self._backend(text, pair, add_special_tokens=add_special_tokens, verbose=False, **more)
+                return self.backend(text, pair, add_special_tokens=add_special_tokens, verbose=False, **more)
         except Exception as error:
             raise unreadable(pair, error) from error
 
@@ -197,22 +222,22 @@ class HuggingFaceTokenizer:
     def _piece(self, number: int) -> str | None:
         """A token as the vocabulary writes it; None where a model knows more numbers than its tokenizer."""
         try:
-            found = self._backend.convert_ids_to_tokens(int(number))
+            found = self.backend.convert_ids_to_tokens(int(number))
         except (IndexError, KeyError, OverflowError):
             return None
         return None if found is None else str(found)
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
-        special = set(self._backend.all_special_ids)
-        special |= {number for number, token in self._backend.added_tokens_decoder.items() if token.special}
-        unknown = self._backend.unk_token_id
+        special = set(self.backend.all_special_ids)
+        special |= {number for number, token in self.backend.added_tokens_decoder.items() if token.special}
+        unknown = self.backend.unk_token_id
         return [number in special and number != unknown for number in ids]
 
     def _odd_type_ids(self) -> dict[int, int]:
-        if "token_type_ids" not in self._backend.model_input_names:
+        if "token_type_ids" not in self.backend.model_input_names:
             return {}
         try:
-            encoded = self._backend("a", "b", verbose=False)
+            encoded = self.backend("a", "b", verbose=False)
             types, tokens = encoded["token_type_ids"], self.encode("a", "b")
         except (AttnscopeError, ValueError, NotImplementedError, KeyError):
             return {}
@@ -285,6 +310,13 @@ def _size_made(operator: str, left: Any, right: Any) -> int:
     return len(many) * max(0, times) if isinstance(times, int) and hasattr(many, "__len__") else 0
 
 
+@contextlib.contextmanager
+def limit_template() -> Iterator[None]:
+    """Within it, a chat template can neither run for ever nor fill the memory."""
+    with _limit_sizes(), _limit_steps():
+        yield
+
+
 class NumbersTokenizer:
     """Stands in where a model comes without a tokenizer: its texts are token numbers, such as "17 5 9"."""
 
@@ -330,6 +362,13 @@ class NumbersTokenizer:
             special=[False] * len(pieces),
             style="plain",
         )
+
+    def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int) -> Tokens:
+        """Tokens of given numbers of which some stand for parts of pictures; see HuggingFaceTokenizer."""
+        tokens = self.encode_ids(ids)
+        labels = tuple(elsewhere.get(i, label) for i, label in enumerate(tokens.labels))
+        special = np.isin(np.arange(len(labels)), list(elsewhere))
+        return replace(tokens, labels=labels, special=special, n_given=n_given)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
         """Tokens of given numbers and of those that a model wrote after them."""

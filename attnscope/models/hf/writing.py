@@ -3,7 +3,7 @@
 All of it greedily, and without the seam.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -61,6 +61,26 @@ class HuggingFaceWriter:
         with torch.no_grad(), use_attention(self._base, None):
             return self._tokenizer.extend(tokens, self._write(predict, tokens.ids.tolist(), n))
 
+    def answer(self, inputs: Mapping[str, Tensor], n: int, never: Sequence[int] = ()) -> list[int]:
+        """The numbers of what the model writes after a prompt of pictures and words, without a token that ends it.
+
+        Written with the model's own settings but without sampling and beams.
+
+        Args:
+            inputs: What its forward gets for the prompt.
+            n: How many tokens to write at most.
+            never: Numbers that are not written: of tokens that stand for pictures.
+
+        Raises:
+            AttnscopeError: The model has no language-model head.
+        """
+        self._require_head(is_encoder_decoder=False)
+        with silence(), torch.no_grad(), use_attention(self._base, None):
+            result = self._model.generate(
+                **inputs, do_sample=False, num_beams=1, max_new_tokens=n, suppress_tokens=list(never) or None
+            )
+        return self._without_end(result[0, inputs["input_ids"].shape[1] :].tolist())
+
     def encode_target(self, text: str) -> Tokens:
         """What the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text.
 
@@ -90,9 +110,7 @@ class HuggingFaceWriter:
                 **given, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
             )
         written = [int(number) for number in result[0]]
-        ends = self._end_ids()
-        while len(written) > 1 and written[-1] in ends:
-            written.pop()
+        written = [*written[:1], *self._without_end(written[1:])]
         return self._tokenizer.extend(self._tokenizer.encode_ids(written[:1]), written[1:])
 
     def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
@@ -149,6 +167,12 @@ class HuggingFaceWriter:
                 f"{name} was loaded without a language-model head and cannot write",
                 "its files or the wrapped object hold only the base model",
             )
+
+    def _without_end(self, written: list[int]) -> list[int]:
+        ends = self._end_ids()
+        while written and written[-1] in ends:
+            written = written[:-1]
+        return written
 
     def _end_ids(self) -> set[int]:
         """The numbers of the tokens that end a text."""

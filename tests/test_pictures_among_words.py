@@ -1,0 +1,270 @@
+"""Models that read pictures and write words: their weights, and which token stands for which part of a photo."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+import attnscope
+from attnscope import cli
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf import patch_places
+from attnscope.models.hf.patch_places import area_of, slopes
+from attnscope.senses.photos import read_photo
+from attnscope.views.picture_words import _figures, sheets_of, weights_of, words_of
+from tests.vision_language_helpers import FAMILIES, write_family
+
+SIZES = ((150, 230), (310, 97), (160, 160))
+"""Height and width of photos: odd, narrow and square."""
+QUESTION = "what is on the table ?"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("families")
+    return {name: write_family(home / name, name) for name in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def models(folders: dict[str, Path]) -> dict[str, Any]:
+    return {name: attnscope.load(folder) for name, folder in folders.items()}
+
+
+def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_are_those_of_eager_attention(name: str, folders: dict[str, Path], models: dict[str, Any]) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    model = models[name]
+    assert (model.info.path, model.info.kinds, model.info.checked) == ("seam", ("decoder",), True)
+    photos = [noise(*SIZES[0]), noise(*SIZES[1], seed=1)]
+    made = attnscope.picture_heatmap(model, photos, QUESTION, generate=5)
+    seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION, 5)
+    eager = AutoModelForImageTextToText.from_pretrained(folders[name], attn_implementation="eager").eval()
+    with torch.no_grad():
+        output = eager(**seen.inputs, output_attentions=True)
+    first = int(max(picture.cells.max() for picture in made.pictures)) + 1
+    true = torch.stack([weights[0, :, first:] for weights in output.attentions]).numpy()
+    assert made.weights.shape == true.shape and made.maps[0].part == (first, 0, true.shape[-1], true.shape[-1])
+    assert float(np.ptp(made.weights)) > 0.1  # flat maps would agree with anything
+    np.testing.assert_allclose(made.weights, true, atol=2e-5)
+    # What was written token by token is what one forward pass over all of it says.
+    n_given = made.maps[0].queries.n_given
+    wanted = output.logits[0, :-1].clone()
+    wanted[:, int(seen.inputs["input_ids"][0, made.pictures[0].cells[0, 0]])] = -torch.inf
+    written = seen.inputs["input_ids"][0, first + n_given :]
+    assert len(written) == len(made.maps[0].queries) - n_given > 0
+    assert wanted[first + n_given - 1 :].argmax(-1).tolist() == written.tolist()
+
+
+def _embeddings(model: Any, photos: list[NDArray[np.uint8]]) -> tuple[Any, NDArray[np.float32]]:
+    """What is seen, and what the language model is given at each token."""
+    seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION)
+    base = model.network.base
+    inner = getattr(base, "language_model", None) or base.text_model
+    kept: list[Any] = []
+    hook = inner.register_forward_pre_hook(lambda *given: kept.append(given[2]["inputs_embeds"]), with_kwargs=True)
+    try:
+        with torch.no_grad():
+            base(**seen.inputs)
+    finally:
+        hook.remove()
+    return seen, kept[0][0].numpy()
+
+
+def _most_changed(picture: Any, change: NDArray[np.float32]) -> list[int]:
+    """Its tokens but for those that change by what filters smear of the spot over the edge of a cell."""
+    cells = picture.cells.ravel()
+    return cells[change[cells] > 0.35 * change[cells].max()].tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
+    name: str, size: tuple[int, int], models: dict[str, Any]
+) -> None:
+    model, (height, width) = models[name], size
+    attends = (".out_proj.", ".o_proj.", ".projection_layer.", "attn.proj.")
+    for key, parameter in model.network.base.named_parameters():
+        if "vis" in key and any(part in key for part in attends):
+            parameter.data.zero_()  # what is left of the tower looks at each patch alone
+    other, photo = noise(*SIZES[2], seed=3), noise(height, width)
+    seen, before = _embeddings(model, [other, photo])
+    mine = [picture for picture in seen.pictures if picture.size == (width, height) and "(2)" in picture.source]
+    mine = mine or [picture for picture in seen.pictures if picture.size == (width, height)]
+    # LLaVA's processor cuts the middle square out; all others show the whole photo.
+    left, top, across, down = 0.0, 0.0, float(width), float(height)
+    if name == "llava":
+        across = down = float(min(height, width))
+        left, top = (width - across) / 2, (height - down) / 2
+    rows, columns = mine[0].grid
+    assert rows * columns >= 8
+    drawn = np.random.default_rng(1)
+    corners = [(0, 0), (0, columns - 1), (rows - 1, 0)]
+    for row, column in [*corners, *((drawn.integers(rows), drawn.integers(columns)) for _ in range(2))]:
+        y, x = top + (row + 0.5) * down / rows, left + (column + 0.5) * across / columns
+        changed = photo.copy()
+        half_y, half_x = max(1, round(down / rows / 8)), max(1, round(across / columns / 8))
+        spot = changed[int(y) - half_y : int(y) + half_y + 1, int(x) - half_x : int(x) + half_x + 1]
+        spot[:] = 255 - spot
+        spot[..., 0] = 255 * (spot[..., 0] < 128)
+        _, after = _embeddings(model, [other, changed])
+        change = np.abs(after - before).max(-1)
+        moved = {place for picture in mine for place in _most_changed(picture, change)}
+        assert {*np.flatnonzero(change).tolist()} <= {*np.concatenate([p.cells.ravel() for p in mine]).tolist()}
+        assert mine[0].cells[row, column] in moved
+        expected = {int(mine[0].cells[row, column])}
+        for small in mine[1:]:
+            reach = 0.15  # of a cell: what lies so close to an edge may touch the cell beyond
+            at_y, at_x = (y - top) / down * small.grid[0], (x - left) / across * small.grid[1]
+            near = [
+                (int(at_y + dy), int(at_x + dx))
+                for dy in (-reach, 0, reach)
+                for dx in (-reach, 0, reach)
+                if 0 <= at_y + dy < small.grid[0] and 0 <= at_x + dx < small.grid[1]
+            ]
+            assert small.cells[int(at_y), int(at_x)] in moved
+            expected |= {int(small.cells[place]) for place in near}
+        assert moved <= expected, (row, column)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pictures_are_what_was_seen_of_the_photo(name: str, models: dict[str, Any]) -> None:
+    """The picture put together from tiles is the photo, resized: a photo of slopes stays one of slopes."""
+    height, width = SIZES[0]
+    seen = models[name].viewer.view([read_photo(slopes(height, width))], QUESTION)
+    for picture in seen.pictures:
+        left, top, right, bottom = picture.area
+        x = left + (np.arange(picture.pixels.shape[1]) + 0.5) / picture.pixels.shape[1] * (right - left)
+        y = top + (np.arange(picture.pixels.shape[0]) + 0.5) / picture.pixels.shape[0] * (bottom - top)
+        inside = picture.pixels[:, :, 2] > 250
+        assert inside.mean() > 0.85
+        wanted = np.broadcast_to(255 * (x - 0.5) / (width - 1), inside.shape)
+        np.testing.assert_allclose(picture.pixels[:, :, 0][inside], wanted[inside], atol=6)
+        wanted = np.broadcast_to((255 * (y - 0.5) / (height - 1))[:, None], inside.shape)
+        np.testing.assert_allclose(picture.pixels[:, :, 1][inside], wanted[inside], atol=8)
+        share = (right - left) * (bottom - top) / height / width
+        # LLaVA-next keeps whole patches, and with them some of what the photo is filled up with.
+        slack = 0.15 if name == "llava_next" else 0.02
+        assert share == pytest.approx(150 / 230 if name == "llava" else 1, abs=slack)
+
+
+def test_tiles_in_the_wrong_order_are_refused() -> None:
+    whole = slopes(64, 96)
+    assert area_of(whole, 64, 96) == pytest.approx((0, 0, 96, 64), abs=0.1)
+    swapped = np.concatenate([whole[:, 48:], whole[:, :48]], 1)
+    with pytest.raises(AttnscopeError, match="do not fit together"):
+        area_of(swapped, 64, 96)
+    with pytest.raises(AttnscopeError, match="do not fit together"):
+        area_of(np.concatenate([whole[32:], whole[:32]]), 64, 96)
+
+
+# Records, figures, the command line -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def record(models: dict[str, Any]) -> attnscope.Heatmap:
+    return attnscope.picture_heatmap(models["internvl"], noise(*SIZES[0]), QUESTION, generate=5)
+
+
+def test_records_are_read_back_without_loss(record: attnscope.Heatmap, tmp_path: Path) -> None:
+    for name in ("weights.npz", "record.json"):
+        back = attnscope.load_record(record.save(tmp_path / name))
+        assert back.describe() == record.describe() and len(back.pictures) == len(record.pictures) == 2
+        for mine, kept in zip(record.pictures, back.pictures, strict=True):
+            np.testing.assert_array_equal(mine.pixels, kept.pixels)
+            np.testing.assert_array_equal(mine.cells, kept.cells)
+            assert mine.area == kept.area
+        np.testing.assert_array_equal(back.weights, record.weights)
+
+
+def test_a_weight_is_laid_over_the_cell_of_its_token(record: attnscope.Heatmap) -> None:
+    attention, picture = record.maps[0], record.pictures[0]
+    row = record.of(1, 2)[-1]
+    for (i, j), place in np.ndenumerate(picture.cells):
+        assert picture.over(row)[i, j] == row[place]
+    words, _ = words_of(record)
+    written = range(attention.queries.n_given, len(attention.queries))
+    assert [word.places for word in words] == [(place,) for place in written if not attention.queries.special[place]]
+    mean = weights_of(record, words[-1], record.chosen(attention))
+    np.testing.assert_allclose(mean, attention.weights[:, :, words[-1].places[0]].astype(float).mean((0, 1)))
+    drawn = next(figure for figure in _figures(record, None) if figure.sheet.stem == "words")
+    last = drawn.record.maps[0].of(0, len(words) - 1)[0]
+    np.testing.assert_allclose(last[1:].reshape(picture.grid), picture.over(mean), atol=1e-7)
+    assert drawn.shares[0, len(words) - 1] == pytest.approx(mean[picture.cells].sum())
+
+
+def test_words_are_merged_and_pictures_fold_into_one_key(record: attnscope.Heatmap) -> None:
+    merged, folded = record.merge_words(), record.with_pictures_as_one()
+    for picture, moved in zip(record.pictures, merged.pictures, strict=True):
+        np.testing.assert_allclose(moved.over(merged.of(0, 1)[-1]), picture.over(record.of(0, 1)[-1]), atol=1e-6)
+    held = np.concatenate([picture.cells.ravel() for picture in record.pictures])
+    photo = folded.maps[0].keys.labels.index(record.pictures[0].source)
+    np.testing.assert_allclose(folded.weights[..., photo], record.weights[..., held].sum(-1), atol=1e-6)
+    np.testing.assert_allclose(folded.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_figures_and_queries(record: attnscope.Heatmap, tmp_path: Path) -> None:
+    assert [sheet.stem for sheet in sheets_of(record, "table")] == [
+        "words", "words-small", "word-00-table", "word-00-table-overview", "word-00-table-L00", "word-00-table-L01",
+        "text-overview", "text-L00", "text-L01",
+    ]  # fmt: skip
+    first = record.maps[0].part[0]
+    place = record.maps[0].queries.labels.index("table")
+    assert words_of(record, f"@{first + place}")[0][0].name == "table"
+    with pytest.raises(AttnscopeError, match="no word after the pictures is 'zebra'"):
+        words_of(record, "zebra")
+    paths = record.only([(0, 1)]).draw(tmp_path, ["png", "svg"], query="table")
+    assert [path.name for path in paths] == [
+        "words.png", "words.svg", "words-small.png", "words-small.svg", "word-00-table.png", "word-00-table.svg",
+        "text-L00H01.png", "text-L00H01.svg",
+    ]  # fmt: skip
+
+
+def test_the_command_line(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, seed in (("a.png", 0), ("b.png", 1)):
+        Image.fromarray(noise(90, 120, seed)).save(name)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    model = ("-m", str(folders["qwen2_vl"]))
+    code, out, err = run(
+        "heatmap", "--image", "a.png", "--image", "b.png", QUESTION, *model, "--query", "table", "-o", "out", "-f",
+        "png,npz,text",
+    )  # fmt: skip
+    assert code == 0 and "a.png, 120 × 90" in out and "out/word-00-table-2.png" in out and not err
+    code, again, _ = run("show", "out", "-o", "again", "--query", "table")
+    assert code == 0 and "again/words-2.png" in again
+    assert (Path("again") / "words.png").read_bytes() == (Path("out") / "words.png").read_bytes()
+    for arguments, told in (
+        (("--image", "a.png", QUESTION, *model, "--query", "zebra"), "no word after the pictures"),
+        (("--image", "a.png", *model), "give it a text too"),
+        (("--image", "a.png", "--image", "b.png", *model), "several pictures are shown among words"),
+        (("--image", "a.png", "the cat", "-m", "minilm"), "reads no pictures among words"),
+        (("--image", "a.png", QUESTION, *model, "--pooled", "64"), "has no --pooled"),
+    ):
+        code, _, err = run("heatmap", *arguments)
+        assert code in (1, 2) and told in err, arguments
+
+
+def test_a_family_that_is_not_known_is_one_line(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(patch_places.FAMILIES, "gemma3")
+    with pytest.raises(AttnscopeError, match="of models of type gemma3 it is not known which token stands"):
+        attnscope.picture_heatmap(models["gemma3"], noise(40, 40), QUESTION)

@@ -1,0 +1,235 @@
+"""Tiny random models that read pictures and write words, one of each family, with their processors, in folders."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+QUESTION = ["what", "is", "on", "the", "table", "?", "a", "cat", "dog", "two", "cups", "near", "window", ".", "red"]
+CHAT = (
+    "{% for message in messages %}User: {% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %} Assistant:{% endif %}"
+)
+TEXT: dict[str, Any] = {
+    "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 8192, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+SIGHT: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+
+
+def _tokenizer(marks: list[str], **named: str) -> Any:
+    from tokenizers import AddedToken, Regex, Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Sequence, Split
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", "User", "Assistant", ":", "\n", "\n\n", *QUESTION]
+    backend = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = Sequence([Split(Regex(r" +"), "removed"), Split(Regex(r"\n+|\w+|[^\w\s]"), "isolated")])
+    backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, extra_special_tokens=named)
+
+
+def _without_videos(kind: type) -> Any:
+    from attnscope.models.hf.processors import without_videos
+
+    return without_videos(kind)
+
+
+def write_llava(folder: Path, **sight: Any) -> None:
+    import transformers as t
+
+    tokenizer = _tokenizer(["<image>"], image_token="<image>")
+    processor = t.LlavaProcessor(
+        t.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size={"height": 40, "width": 40}), tokenizer,
+        patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        chat_template=CHAT.replace("IMAGE", "<image>\n"),
+    )  # fmt: skip
+    vision = t.CLIPVisionConfig(**{**SIGHT, "image_size": 40, "patch_size": 8, **sight})
+    _write(folder, processor, t.LlavaConfig(
+        vision_config=vision, text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
+        image_token_index=processor.image_token_id, vision_feature_layer=-1,
+    ))  # fmt: skip
+
+
+def write_llava_next(folder: Path, **sight: Any) -> None:
+    import transformers as t
+
+    tokenizer = _tokenizer(["<image>"], image_token="<image>")
+    grid = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
+    processor = t.LlavaNextProcessor(
+        t.LlavaNextImageProcessorPil(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=grid
+        ), tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        chat_template=CHAT.replace("IMAGE", "<image>\n"),
+    )  # fmt: skip
+    vision = t.CLIPVisionConfig(**{**SIGHT, "image_size": 32, "patch_size": 8, **sight})
+    _write(folder, processor, t.LlavaNextConfig(
+        vision_config=vision, text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
+        image_token_index=processor.image_token_id, vision_feature_layer=-1, image_grid_pinpoints=grid,
+    ))  # fmt: skip
+
+
+def write_idefics3(folder: Path, kind: str = "idefics3", **sight: Any) -> None:
+    import transformers as t
+
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    marks = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *places]
+    tokenizer = _tokenizer(marks)
+    smol = kind == "smolvlm"
+    images = (t.SmolVLMImageProcessorPil if smol else t.Idefics3ImageProcessorPil)(
+        size={"longest_edge": 128}, max_image_size={"longest_edge": 32}
+    )
+    template = CHAT.replace("IMAGE", "<image>")
+    if smol:
+        processor: Any = _without_videos(t.SmolVLMProcessor)(
+            images, tokenizer, None, image_seq_len=4, chat_template=template
+        )
+    else:
+        processor = t.Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
+    vision = {**SIGHT, "image_size": 32, "patch_size": 8, **sight}
+    config = (t.SmolVLMConfig if smol else t.Idefics3Config)(
+        vision_config=vision, text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)), scale_factor=2,
+        image_token_id=processor.image_token_id, pad_token_id=0,
+    )  # fmt: skip
+    _write(folder, processor, config)
+
+
+def write_smolvlm(folder: Path, **sight: Any) -> None:
+    write_idefics3(folder, "smolvlm", **sight)
+
+
+def write_qwen(folder: Path, kind: str, **sight: Any) -> None:
+    import transformers as t
+
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = _tokenizer(marks)
+    images = t.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 32 * 32, "longest_edge": 96 * 96}, patch_size=8, merge_size=2, temporal_patch_size=2
+    )
+    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[kind]
+    processor = _without_videos(getattr(t, f"{name}Processor"))(
+        images, tokenizer, None, chat_template=CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    )
+    vision: dict[str, Any] = {"depth": 1, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2, "in_chans": 3}
+    if kind == "qwen2_vl":
+        vision |= {"embed_dim": 16, "hidden_size": 24, "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 24, "in_channels": 3}
+    if kind == "qwen2_5_vl":
+        vision |= {"window_size": 32, "fullatt_block_indexes": [0]}
+    if kind == "qwen3_vl":
+        vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
+    text = {**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope}
+    if kind == "qwen3_vl":
+        text |= {"head_dim": 6}
+    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name.removesuffix('_token_id')}|>") for name in (
+        "vision_start_token_id", "vision_end_token_id"
+    )}  # fmt: skip
+    ids |= {"image_token_id": processor.image_token_id, "video_token_id": processor.video_token_id}
+    config = getattr(t, f"{name}Config")(vision_config={**vision, **sight}, text_config=text, **ids)
+    _write(folder, processor, config)
+
+
+def write_gemma3(folder: Path, **sight: Any) -> None:
+    import transformers as t
+
+    marks = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
+    tokenizer = _tokenizer(
+        marks, boi_token="<start_of_image>", image_token="<image_soft_token>", eoi_token="<end_of_image>"
+    )
+    processor = t.Gemma3Processor(
+        t.Gemma3ImageProcessorPil(size={"height": 48, "width": 48}), tokenizer, image_seq_length=9,
+        chat_template=CHAT.replace("IMAGE", "<start_of_image>"),
+    )  # fmt: skip
+    vision = t.SiglipVisionConfig(**{**SIGHT, "image_size": 48, "patch_size": 8, "vision_use_head": False, **sight})
+    text = t.Gemma3TextConfig(**{**TEXT, "head_dim": 6, "vocab_size": len(tokenizer), "sliding_window": 64})
+    ids = {name: getattr(tokenizer, f"{name}_id") for name in ("boi_token", "eoi_token", "image_token")}
+    config = t.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=9, boi_token_index=ids["boi_token"],
+        eoi_token_index=ids["eoi_token"], image_token_index=ids["image_token"],
+    )  # fmt: skip
+    _write(folder, processor, config)
+
+
+def write_paligemma(folder: Path, **sight: Any) -> None:
+    import transformers as t
+
+    tokenizer = _tokenizer(["<image>"], image_token="<image>")
+    images = t.SiglipImageProcessorPil(size={"height": 40, "width": 40})
+    images.image_seq_length = 25
+    processor = t.PaliGemmaProcessor(images, tokenizer)
+    vision = t.SiglipVisionConfig(
+        **{**SIGHT, "image_size": 40, "patch_size": 8, "vision_use_head": False, "projection_dim": 24, **sight}
+    )
+    text = t.GemmaConfig(**{**TEXT, "head_dim": 6, "vocab_size": len(processor.tokenizer)})
+    config = t.PaliGemmaConfig(
+        vision_config=vision, text_config=text, image_token_index=processor.image_token_id, projection_dim=24
+    )
+    _write(folder, processor, config)
+
+
+def write_internvl(folder: Path, **sight: Any) -> None:
+    import transformers as t
+
+    named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    tokenizer = _tokenizer([*named.values(), "<video>"], **named, video_token="<video>")
+    images = t.GotOcr2ImageProcessorPil(
+        size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=6
+    )
+    processor = _without_videos(t.InternVLProcessor)(
+        images, tokenizer, None, image_seq_length=4, chat_template=CHAT.replace("IMAGE", "<IMG_CONTEXT>\n")
+    )
+    vision = t.InternVLVisionConfig(**{**SIGHT, "image_size": [32, 32], "patch_size": [8, 8], **sight})
+    text = t.Qwen2Config(**TEXT, vocab_size=len(tokenizer))
+    config = t.InternVLConfig(
+        vision_config=vision, text_config=text, image_token_id=processor.image_token_id, image_seq_length=4,
+        vision_feature_layer=-1, downsample_ratio=0.5,
+    )  # fmt: skip
+    _write(folder, processor, config)
+
+
+FAMILIES: dict[str, Callable[..., None]] = {
+    "llava": write_llava,
+    "llava_next": write_llava_next,
+    "idefics3": write_idefics3,
+    "smolvlm": write_smolvlm,
+    "qwen2_vl": lambda folder, **sight: write_qwen(folder, "qwen2_vl", **sight),
+    "qwen2_5_vl": lambda folder, **sight: write_qwen(folder, "qwen2_5_vl", **sight),
+    "qwen3_vl": lambda folder, **sight: write_qwen(folder, "qwen3_vl", **sight),
+    "gemma3": write_gemma3,
+    "paligemma": write_paligemma,
+    "internvl": write_internvl,
+}
+
+
+def write_family(folder: Path, name: str, **sight: Any) -> Path:
+    """Writes a model of a family, with its processor."""
+    from transformers.models.smolvlm import processing_smolvlm
+
+    # Without num2words it is not even made; only its prompts for videos need it.
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str
+    FAMILIES[name](folder, **sight)
+    return folder
+
+
+def _write(folder: Path, processor: Any, config: Any) -> None:
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_norm" in name:
+                parameter.fill_(4.0)
+            elif parameter.ndim > 1 or "bias" in name:
+                sharp = any(part in name for part in ("q_proj", "k_proj"))
+                parameter.normal_(std=0.5 if sharp else 0.2)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
