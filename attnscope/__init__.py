@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from attnscope.studies.compare_texts import compare_heads, compare_texts
     from attnscope.studies.cost import cost
     from attnscope.studies.descriptions import DescribeOptions, describe
+    from attnscope.studies.head_watch import HeadWatch
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap, picture_heatmap, sound_heatmap
     from attnscope.studies.page import page
@@ -92,6 +93,7 @@ _PUBLIC = {
     "DescribeOptions": "attnscope.studies.descriptions:DescribeOptions",
     "Findings": "attnscope.records.findings:Findings",
     "HeadComparison": "attnscope.records.comparison:HeadComparison",
+    "HeadWatch": "attnscope.studies.head_watch:HeadWatch",
     "HeadsOptions": "attnscope.studies.heads:HeadsOptions",
     "Heatmap": "attnscope.records:Heatmap",
     "Link": "attnscope.annotated:Link",
@@ -169,6 +171,7 @@ __all__ = [
     "DescribeOptions",
     "Findings",
     "HeadComparison",
+    "HeadWatch",
     "HeadsOptions",
     "Heatmap",
     "Link",

@@ -1,0 +1,142 @@
+"""What the papers say of induction heads holds of the decoders that examples/induction.py trains, seed by seed.
+
+One layer cannot know what followed a word, two can, by a previous-token head and an induction head; without either the
+loss is back up (Elhage et al. 2021; Olsson et al. 2022; Bietti et al. 2023; Edelman et al. 2024).
+"""
+
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.models.model import Model
+from attnscope.records.findings import Findings
+from examples import induction
+
+SEEDS = (0, 1, 2)
+ROOT = Path(__file__).resolve().parents[1]
+
+REACHED = 0.1
+"""Nats above the least loss possible that two layers stay below."""
+APART = 0.3
+"""Nats above it that one layer stays above: counting words alone is about 0.37 above."""
+
+
+def test_the_least_loss_is_that_of_the_bayesian_prediction() -> None:
+    """On four words by hand; counting words alone does worse."""
+    ids = torch.tensor([[2, 5, 2, 5]])
+    share = induction.CONCENTRATION
+    first, again = 1 / induction.WORDS, (1 + share) / (1 + induction.WORDS * share)
+    assert induction.bigram_loss(ids) == pytest.approx(-(2 * np.log(first) + np.log(again)) / 3, rel=1e-5)
+    assert induction.unigram_loss(ids) == pytest.approx(-np.mean(np.log([1 / 9, 2 / 10, 2 / 11])), rel=1e-5)
+    held_out = induction.held_out()
+    assert induction.bigram_loss(held_out) < induction.unigram_loss(held_out) - APART
+
+
+def test_chains_are_of_the_seed_and_of_their_own_rows() -> None:
+    first, second = (next(induction.chains(5, seed)) for seed in (1, 1))
+    assert torch.equal(first, second) and not torch.equal(first, next(induction.chains(5, 2)))
+    assert first.shape == (5, induction.LENGTH) and first.min() >= 0 and first.max() < induction.WORDS
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of one seed."""
+
+    two: Model
+    losses: tuple[float, float]
+    found: Findings
+
+    def best(self, layer: int, role: str) -> tuple[int, float]:
+        """The head of a layer in which the measure of a role is largest, and the measure."""
+        values = {h.head: h.measures[role].value for h in self.found.heads if h.layer == layer}
+        head = max(values, key=lambda number: values[number])
+        return head, values[head]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
+    home = tmp_path_factory.mktemp("induction")
+    last = (induction.STEPS,)
+    runs = [induction.Run(n, seed, home / f"{n}-{seed}", last) for seed in SEEDS for n in (1, 2)]
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        folders = list(pool.map(induction.Run.train, runs))
+    ids, made = induction.held_out(), []
+    for one, two in zip(folders[::2], folders[1::2], strict=True):
+        models = [attnscope.load(folder / f"checkpoint-{induction.STEPS}") for folder in (one, two)]
+        with torch.inference_mode():
+            losses = tuple(induction.model_loss(model.network(ids), ids).item() for model in models)
+        made.append(Trained(models[1], losses, attnscope.heads(models[1], induction.texts_of(ids[:80]))))
+    return made
+
+
+@pytest.mark.slow
+def test_one_layer_stays_above_the_bigram_loss_and_two_reach_it(trained: list[Trained]) -> None:
+    least = induction.bigram_loss(induction.held_out())
+    print([tuple(round(loss - least, 3) for loss in one.losses) for one in trained])
+    for one in trained:
+        assert one.losses[0] > least + APART
+        assert one.losses[1] < least + REACHED
+
+
+@pytest.mark.slow
+def test_a_previous_token_head_and_an_induction_head_appear(trained: list[Trained]) -> None:
+    for one in trained:
+        roles = {(head.layer, role.name) for head in one.found.heads for role in head.roles}
+        assert {(0, "previous_token"), (1, "induction")} <= roles
+        print(one.best(0, "previous_token"), one.best(1, "induction"))
+
+
+@pytest.mark.slow
+def test_without_either_head_the_loss_is_back_up(trained: list[Trained]) -> None:
+    """Both heads of layer 1 often look for induction, so that one alone is part of what is lost."""
+    texts = induction.texts_of(induction.held_out()[:80])
+    for one in trained:
+        previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
+        found = attnscope.ablate(one.two, texts, attnscope.AblateOptions(modes=("zero",)))
+        rise = {head.name: head.effects["zero_loss"] for head in found.heads}
+        print({name: round(effect.value, 3) for name, effect in rise.items()})
+        assert rise[f"L0H{previous}"].low > 0.2
+        assert rise[f"L1H{looking}"].low > 0.1
+
+
+@pytest.mark.slow
+def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained: list[Trained]) -> None:
+    """Shares of norm above those of random directions (Elhage et al. 2021). Both heads of layer 1 may look for it."""
+    for one in trained:
+        previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
+        found = attnscope.circuits(one.two)
+        names = [head.name for head in found.heads]
+        above = found.excess[1]
+        print(above.round(3).tolist(), previous, looking)
+        pair = above[names.index(f"L0H{previous}"), names.index(f"L1H{looking}")]
+        others = [
+            above[names.index(f"L0H{sender}"), names.index(f"L1H{receiver}")]
+            for sender in range(2)
+            for receiver in range(2)
+            if sender != previous
+        ]
+        assert pair > 0.02 and pair > max(others)
+
+
+@pytest.mark.slow
+def test_the_example_runs_as_it_stands_and_draws_both_timelines(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "induction.py", "-o", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("1-layer", "2-layers"):
+        found = attnscope.load_timeline(tmp_path / name / "timeline.npz")
+        assert found.steps == induction.SAVED
+        assert (tmp_path / name / "timeline.png").stat().st_size > 10_000
+    assert "induction: {'L1H" in done.stdout
