@@ -11,12 +11,13 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import AttnscopeError, UsageError, amount, one_line, safe
+from attnscope.errors import AttnscopeError, UsageError, one_line, safe
 from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
+from attnscope.unfinished import fail_if_not_whole, settle
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 HOME = Path("attnscope-out")
 """Where files go that no folder is named for."""
-
-INTERRUPTED = "interrupted"
-"""Where in the named folder an interrupted study goes that would replace a record of more texts."""
 
 TEXT = "text"
 
@@ -469,97 +467,6 @@ def _note_others(folder: Path | None, written: Sequence[Path], before: Mapping[P
             count = "a file" if len(names) == 1 else f"{len(names)} files"
             notes.append(f"{folder} {what} {count} {rest} {names[0]}")
     return notes
-
-
-# Studies that were interrupted, or failed in part
-
-
-def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
-    """Says where a study is written to: into its folder, unless it was interrupted and a record there says more.
-
-    Args:
-        record: The record of the study.
-        out: The folder that was named; None = nothing is to be written.
-        stem: How the record's files are named in it.
-
-    Returns:
-        The record, with a note where it goes elsewhere, and the folder; None = nothing is to be written.
-
-    Raises:
-        KeyboardInterrupt: It was interrupted before anything was done, so there is nothing to tell.
-    """
-    corpus: Mapping[str, Any] = getattr(record, "corpus", {})  # records of one text have none
-    if corpus.get("complete", True):
-        return record, out
-    if not corpus.get("n_texts"):
-        raise KeyboardInterrupt
-    if out is None or not _says_more(out, stem, corpus["n_texts"]):
-        return record, out
-    aside = out / INTERRUPTED
-    told = f"{out} holds a record that got further, which stays"
-    if aside.is_symlink() or _says_more(aside, stem, corpus["n_texts"]):
-        return _add_note(record, f"Interrupted, and {told}: nothing is written."), None
-    return _add_note(record, f"Interrupted, and {told}."), aside
-
-
-def _add_note(record: Any, note: str) -> Any:
-    return replace(record, run={**record.run, "notes": [*record.run.get("notes", ()), note]})
-
-
-def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
-    """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
-    from attnscope.records.reading import described_by
-
-    earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv", "parquet")]
-    there = [path for path in earlier if path.is_file()]
-    told = [corpus for path in there if isinstance(corpus := described_by(path).get("corpus"), Mapping)]
-    if not told:
-        return bool(there)
-    return any(
-        corpus.get("complete", True) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts
-        for corpus in told
-    )
-
-
-def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Ends with an error where something could not be read or failed, as Ctrl-C does where the study was interrupted.
-
-    The result has been printed and written by then: nothing is lost.
-
-    Raises:
-        AttnscopeError: Something could not be read or studied, or a later step failed.
-        KeyboardInterrupt: The study was interrupted.
-    """
-    failures: list[dict[str, str]] = list(run.get("failures", ()))
-    problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
-    skipped: list[dict[str, Any]] = list(run.get("skipped", ()))  # checkpoints of a timeline
-    of = corpus.get("of")  # "pictures" or "recordings"; texts say nothing
-    for problem in (*skipped, *problems):
-        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
-        print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
-    if not corpus.get("complete", True):
-        done = f"{corpus['n_texts']:,} {of or 'texts'} say"
-        if isinstance(n := corpus.get("n_checkpoints"), int):
-            done = f"{amount(n, 'checkpoint')} {'says' if n == 1 else 'say'}"
-        print(f"note: incomplete: this is what {done}", file=sys.stderr)
-        if not failures:
-            raise KeyboardInterrupt
-    for failed in failures[:1]:
-        kept = "what was measured before is in the result"
-        raise AttnscopeError(
-            f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
-        )
-    if skipped:
-        raise AttnscopeError(
-            f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"
-        )
-    if problems:
-        one, several = (of[:-1], of) if of else ("part of the texts", "parts of the texts")
-        what = f"{len(problems)} {one if len(problems) == 1 else several}"
-        lost = any("not studied" in problem["reason"] for problem in problems)
-        raise AttnscopeError(
-            f"{what} could not be read{' or studied' * lost}", "all the rest was studied, and is in the result"
-        )
 
 
 # What is printed

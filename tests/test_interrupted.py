@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from attnscope.cli import options
-from attnscope.output import settle
 from attnscope.records.reading import described_by
 from attnscope.records.storage import write_whole
 from attnscope.studies import ablation_sweep, pair_blocks, relations
 from attnscope.studies import heads as heads_study
+from attnscope.unfinished import settle
 from tests.conftest import Run
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"

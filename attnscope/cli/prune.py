@@ -36,8 +36,9 @@ def prune(
     - `attnscope prune --pick L3H1,L5H11 -o minilm-pruned`
     """
     from attnscope.errors import UsageError
-    from attnscope.output import fail_if_not_whole, print_document, say
+    from attnscope.output import print_document, say
     from attnscope.studies.pruning import PruneOrder, prune
+    from attnscope.unfinished import fail_if_not_whole
 
     if where.out is None:
         raise UsageError("there is no folder to write", "name a new one with --out")
