@@ -23,7 +23,7 @@ from attnscope.studies.texts import Progress, Report, Texts, batch_of, special_i
 if TYPE_CHECKING:
     from torch import Tensor
 
-FEWEST_TOKENS, MOST_TOKENS, SHARE = 4096, 32_768, 6
+FEWEST_TOKENS, MOST_TOKENS, SHARE = 4096, 32_768, 8
 """Tokens of sampled texts whose rows are read for profiles, tables and distances: a part of the corpus, within these
 bounds. So an atlas of a small corpus takes little longer than a study of its heads."""
 

@@ -26,7 +26,7 @@ DISTANCE_QUERIES = 16
 """Queries of a text on which heads are compared, at even distances."""
 
 _MOST_TYPES = 1024
-_MOST_BYTES = 64 * 2**20
+_MOST_BYTES = 24 * 2**20
 _BYTES_A_SUM = 24
 
 
