@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of
+from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Example, ExampleFacts, Why
@@ -176,9 +177,10 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
         for part in todo:
             cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in part], TOKEN_BUDGET)
             for batch in cut:
-                for some, _ in room.each(
-                    batch, lambda parts: reader.read([by_chunk[id(one)] for one in parts]), halves, padded_size
-                ):
+                for some, seen in room.each(batch, reader.run, halves, padded_size):
+                    for place, chunk in enumerate(some):
+                        with delay_interrupts():
+                            reader.add(by_chunk[id(chunk)], seen, place)
                     done += sum(map(len, some))
                     if report is not None:
                         report(Progress(len(found.examples), done, done / total, "reading examples"))
@@ -201,24 +203,33 @@ class _Reader:
     ) -> None:
         self._model, self._heads, self._by_kind, self._start, self._found = model, heads, by_kind, start, found
 
-    def read(self, units: Sequence[Unit]) -> bool:
-        """Runs the model on a batch, and adds what its texts say."""
+    def run(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, Any]]:
+        """What each kind of attention was on a batch: layer -> its call, or dense weights."""
         import torch
 
         from attnscope.core.calls import Calls
         from attnscope.core.probes import Weights
 
-        tokens = [unit.chunk.tokens for unit in units]
+        tokens = [chunk.tokens for chunk in batch]
         targets = [] if self._start is None else [target_of(self._start, one) for one in tokens]
         kept: Any = Weights() if self._model.info.path == "eager" else Calls()
         with torch.no_grad():
             self._model.run(batch_of(tokens, targets).to(self._model.info.device), kept)
-            seen: Any = kept.maps if isinstance(kept, Weights) else kept.calls
-            for place, unit in enumerate(units):
-                for kind in self._by_kind:
-                    self._read_text(_Seen(kind, seen[kind], place, len(unit.chunk)), unit)
-                self._found.n_sampled += unit.sampled
-        return True
+        seen: Any = kept.maps if isinstance(kept, Weights) else kept.calls
+        found: Mapping[str, Mapping[int, Any]] = seen
+        return found
+
+    def add(self, unit: Unit, seen: Mapping[str, Mapping[int, Any]], place: int) -> None:
+        """Adds what a text says.
+
+        Args:
+            unit: The text.
+            seen: What `run` gave.
+            place: Which text of the batch it is.
+        """
+        for kind in self._by_kind:
+            self._read_text(_Seen(kind, seen[kind], place, len(unit.chunk)), unit)
+        self._found.n_sampled += unit.sampled
 
     def _read_text(self, seen: _Seen, unit: Unit) -> None:
         import torch

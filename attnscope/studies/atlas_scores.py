@@ -50,19 +50,20 @@ def require_rank(rank: str) -> None:
         raise UsageError(f"there is no measure {rank!r} to rank texts by", hint)
 
 
-def score(sums: SumsOf, rank: str, rows: slice) -> NDArray[np.float64]:
-    """The score of one text by each head of a layer, (head,); NaN where it is undefined.
+def score(sums: SumsOf, rank: str, n_texts: int) -> NDArray[np.float64]:
+    """The score of each text by each head of a layer, (text, head); NaN where it is undefined.
 
     Args:
         sums: The measures of a batch.
         rank: `CONTENT` or a measure.
-        rows: The units of the text.
+        n_texts: How many texts it has, each with as many units.
     """
 
     def value(name: str, of: NDArray[np.float64]) -> NDArray[np.float64]:
         at = sums.names.index(name)
-        total, count = of[at, rows].sum(0), sums.count[at, rows].sum(0)
-        return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        total, count = (part[at].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (of, sums.count))
+        found: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        return found
 
     if rank != CONTENT:
         return value(rank, sums.sum)
@@ -201,14 +202,12 @@ class _ScoredSums(BlockSums):
         super().add(batch, sums, hits)
         layers = [(kind, layer, of) for kind, by_layer in sums.items() for layer, of in sorted(by_layer.items())]
         self.heads = tuple((kind, layer, head) for kind, layer, of in layers for head in range(of.sum.shape[2]))
-        for row, chunk in enumerate(batch):
-            if chunk.text in self.broken:
-                continue
-            text = self._block[chunk.text]
-            each = layers[0][2].sum.shape[1] // len(batch)
-            found = [score(of, self._rank, slice(row * each, (row + 1) * each)) for *_, of in layers]
-            self.texts.append(ScoredText(text, chunk.number, len(chunk), self._lot(text, chunk.number)))
-            self.values.append(np.concatenate(found).astype(np.float32))
+        found = np.concatenate([score(of, self._rank, len(batch)) for *_, of in layers], 1).astype(np.float32)
+        for values, chunk in zip(found, batch, strict=True):
+            if chunk.text not in self.broken:
+                lot = self._lot(self._block[chunk.text], chunk.number)
+                self.texts.append(ScoredText(self._block[chunk.text], chunk.number, len(chunk), lot))
+                self.values.append(values)
 
 
 class AtlasMeasurer(HeadMeasurer):
