@@ -304,6 +304,27 @@ def test_examples_show_their_texts(opened: OpenedAtlas, tab: str) -> None:
         assert tuple(article.locator(".tok").all_inner_texts()) == example.facts.labels
 
 
+@pytest.mark.parametrize(
+    ("labels", "reads"),
+    [
+        (
+            "[CLS] ' i don ' t know , ' said al ##ice ( at tea - time ) - - so . [SEP]",
+            "[CLS] 'i don't know,' said alice (at tea-time) -- so. [SEP]",
+        ),
+        ("<s> ·The ·cat 's ·hat , ⏎ ·a b c d e f g h i j k l m n </s>", "<s> The cat's hat,⏎ abcdefghijklmn </s>"),
+    ],
+)
+def test_pieces_read_as_a_text(browser: Any, tmp_path: Path, labels: str, reads: str) -> None:
+    pieces = (*labels.split(), *["x"] * 24)[:24]
+    facts = tuple(replace(one, labels=pieces) for one in ATLAS.facts)
+    special = np.tile([piece in ("[CLS]", "[SEP]", "<s>", "</s>") for piece in pieces], len(facts))
+    opened = open_atlas(browser, tmp_path, replace(ATLAS, facts=facts, special=special))
+    opened.go("L0H0")
+    said = opened.text(".examples article >> nth=0 >> .prose")
+    assert said.replace(" x", "").replace("x", "") == reads
+    opened.page.context.close()
+
+
 @pytest.mark.parametrize("side", ["q", "k"])
 def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, side: str) -> None:
     opened.go("L2H0", side=side)

@@ -304,7 +304,7 @@ export class AtlasView {
         { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-selected": String(head.at === this.active), "aria-posinset": place + 1, "aria-setsize": this.order.length },
         el("b", {}, head.name),
         role ? roleChip(role, true) : el("span", { class: "faint" }, "\u2013"),
-        el("span", { class: "words", title: head.words }, head.words),
+        el("span", { class: "words", title: head.words }, head.brief),
         numbers.map((column) => el("span", { class: "number" }, column.unit === "share" && column.name === "explained" ? percent(column.values[head.at]) : shortNumber(column.values[head.at]))),
       );
       line.style.top = `${place * ROW}px`;

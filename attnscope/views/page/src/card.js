@@ -9,7 +9,7 @@ import { update } from "./state.js";
 const FEW = 7; // measures that are shown before the others are asked for
 const FURTHEST = 64; // as records have it
 const LOWEST = 1e-4; // the least share that the profile shows
-const SIDES = { asks: "tokens that ask most", gets: "tokens that get most", pairs: "pairs, query \u2192 key" };
+const SIDES = { pairs: "pairs, query \u2192 key", gets: "tokens that get most", asks: "tokens that ask most" };
 const MOST_TOKENS = 8;
 
 function interval(low, high, said = shortNumber) {
@@ -170,7 +170,7 @@ export class Card {
       return el(
         "tr",
         {},
-        el("th", { scope: "row", title: column.what }, column.title),
+        el("th", { scope: "row", title: [column.title, column.what].filter(Boolean).join(": ") }, column.title),
         el("td", { class: "strip" }, picture),
         el("td", { class: "number value" }, el("b", {}, shortNumber(value)), el("span", { class: "faint" }, interval(low, high))),
         el("td", { class: "number faint" }, Number.isFinite(even) ? shortNumber(even) : ""),

@@ -43,6 +43,17 @@ function wordsOfDescription({ terms, nats, explained }) {
   return said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed");
 }
 
+/** A description in fewer words: the terms with their shares. */
+function briefOf({ terms, nats, explained }) {
+  if (nats < EVEN) return "spreads evenly";
+  const whole = terms.filter((term) => !term.part_of || !terms.some(({ feature }) => feature === term.part_of));
+  const said = whole.map((term) => {
+    const avoided = term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));
+    return `${avoided ? "not " : ""}${term.words}${Number.isFinite(term.share) ? ` ${percent(term.share)}` : ""}`;
+  });
+  return said.length ? said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed") : "undescribed";
+}
+
 /** What a column of numbers is: its name in expressions, how it is called, and its values by head. */
 class Column {
   constructor(name, label, what, unit, n, range = [NaN, NaN]) {
@@ -110,6 +121,7 @@ class Catalog {
         effects: Object.keys(head.effects || {}),
         description,
         words: description ? wordsOfDescription(description) : head.words || "",
+        brief: description ? briefOf(description) : head.words || "",
         tokens: told.tokens?.[at] || [],
         near: head.near || null,
       };
@@ -298,12 +310,37 @@ async function exampleAsText(head, number) {
   });
 }
 
-const NO_SPACE_BEFORE = /^[.,;:!?)\]}%'\u2019]/;
-const NO_SPACE_AFTER = /[([{'\u2019]$/;
+const NO_SPACE_BEFORE = /^[.,;:!?)\]}%\u2019]/;
+const NO_SPACE_AFTER = /[([{\u2019]$/;
+const CONTRACTED = /^(s|t|m|d|re|ve|ll|em)$/i;
+const LETTERS = /[\p{L}\p{N}]$/u;
+
+/** For WordPiece, which keeps no spaces: whether one belongs before each label, by the rules of English print. */
+function spacesBefore(labels, special) {
+  const open = new Set();
+  let glued = true; // no space after what was last
+  return labels.map((label, at) => {
+    const [last, next] = [labels[at - 1] ?? "", labels[at + 1] ?? ""];
+    const first = at === 0 || special.has(at - 1);
+    let [before, after] = [!glued && !first, true];
+    if (label === "'" && LETTERS.test(last) && CONTRACTED.test(next)) [before, after] = [false, false];
+    else if (label === "'" || label === '"') {
+      const closing = open.delete(label);
+      if (closing) before = false;
+      else [after] = [false, open.add(label)];
+    } else if (label === "-" && LETTERS.test(last) && LETTERS.test(next)) [before, after] = [false, false];
+    else if (label === "-" && last === "-") before = false;
+    else if (NO_SPACE_BEFORE.test(label) || (label.startsWith("##") && label.length > 2)) before = false;
+    if (NO_SPACE_AFTER.test(label)) after = false;
+    glued = !after;
+    return before;
+  });
+}
 
 /** The labels of an example as pieces of a text that reads: [before, shown] of each token. */
 export function piecesOf({ labels, special, places }) {
   const spaced = labels.some((label) => label.startsWith("\u00b7"));
+  const before = spaced ? [] : spacesBefore(labels, special);
   return labels.map((label, at) => {
     const gap = at > 0 && places[at] !== places[at - 1] + 1 ? " \u2026 " : "";
     if (special.has(at)) return [gap || (at ? " " : ""), label];
@@ -311,9 +348,7 @@ export function piecesOf({ labels, special, places }) {
       const bare = label.replaceAll("\u23ce", "\u23ce\n");
       return label.startsWith("\u00b7") && label.length > 1 ? [gap || " ", bare.slice(1)] : [gap, bare];
     }
-    if (label.startsWith("##") && label.length > 2) return [gap, label.slice(2)];
-    const close = at === 0 || special.has(at - 1) || NO_SPACE_BEFORE.test(label) || NO_SPACE_AFTER.test(labels[at - 1]);
-    return [gap || (close ? "" : " "), label];
+    return [gap || (before[at] ? " " : ""), label.startsWith("##") && label.length > 2 ? label.slice(2) : label];
   });
 }
 
@@ -323,7 +358,7 @@ export function textOfExample(example) {
     .filter((_, at) => !example.special.has(at))
     .map((parts) => parts.join(""))
     .join("")
-    .trim();
+    .replace(/^[\s\u2026]+|[\s\u2026]+$/g, "");
 }
 
 /** Reads the page's atlas. */

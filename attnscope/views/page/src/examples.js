@@ -75,8 +75,8 @@ export class Examples {
     this.byKeys = false;
     this.side.show(state.side);
     const { rank } = catalogs.shown.told;
-    fill(this.about, `${TOLD[state.tab]}, by ${rank} \u00b7 point at a token, or walk with the arrow keys`);
-    this.about.title = catalogs.shown.options.rank || "";
+    const score = el("abbr", { title: catalogs.shown.options.rank || "" }, rank.replaceAll("_", " "));
+    fill(this.about, TOLD[state.tab], state.tab === "failure" ? null : [" (", score, ")"], " \u00b7 point at a token, or walk with the arrow keys");
     const name = [state.head, state.tab].join();
     if (this.built !== told || this.name !== name) this.build(told);
     [this.built, this.name] = [told, name];
@@ -117,7 +117,7 @@ export class Examples {
         "div",
         { class: "exhead" },
         el("b", {}, decile),
-        el("span", { title: catalogs.shown.options.rank || "" }, "score ", el("b", {}, shortNumber(example.score ?? NaN))),
+        Number.isFinite(example.score) ? el("span", {}, "score ", el("b", {}, shortNumber(example.score))) : null,
         el("span", { class: "faint source" }, `${example.source} \u00b7 ${cut}`),
         el("span", { class: "buttons" }, open("matrix", "matrix"), open("links", "links")),
       ),
