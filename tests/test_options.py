@@ -193,6 +193,7 @@ DIFFER = {
         [("heatmap", "--file"), ("rollout", "--file"), ("trace", "--file"), ("split", "--file")], "one text"
     ),
     ("heads", "--image"): "many pictures",
+    ("rollout", "--image"): "one picture, without words",
     ("heads", "--audio"): "many recordings",
     ("ablate", "--target"): "an answer to each of many texts",
     ("prune", "--target"): "an answer to each of many texts",

@@ -15,7 +15,8 @@ def heads(
     texts: groups.Texts,
     image: Annotated[
         list[str] | None,
-        "Photos or patterns, for vision transformers: what heads do in pictures; may be given several times.",
+        "Photos or patterns, for vision transformers: what heads do in pictures; with TEXT, a question, for models "
+        "that read both: which heads look; may be given several times.",
         "Text",
     ] = None,
     audio: Annotated[
@@ -68,6 +69,7 @@ def heads(
     - `attnscope heads --file sample_texts/alice.txt --split paragraph --relations treebank.conllu`
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 -o out`
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
+    - `attnscope heads --image 'photos/*.jpg' "What is in the picture?" -m ./smolvlm`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
     from attnscope.studies.heads_order import Senses, StudyOrder, study, study_senses
@@ -75,7 +77,7 @@ def heads(
     load = loading.options()
     if image or audio:
         options.refuse_beside(
-            "--image" if image else "--audio", texts if image else replace(texts, text=None), running,
+            "--image" if image else "--audio", replace(texts, text=None), running,
             audio=image and audio, probe=probe, threshold=thresholds, chunk=chunk, stride=stride,
             frequencies=frequencies, relations=relations, control=control, causal=causal, shard=shard != "1/1",
             feature=describing.feature,
@@ -83,7 +85,7 @@ def heads(
     output = where.plan("heads", printing, measures=measures, **listing.shown(), **drawing.options())
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text, listing.only)
-        with options.progress(printing.quiet, *(("pictures", "patches") if image else ("recordings",))) as report:
+        with options.progress(printing.quiet, *senses.counted) as report:
             return output.deliver(study_senses(model, senses, measures, load, report))
     order = StudyOrder(
         texts=texts.wanted(), probe=probe, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,

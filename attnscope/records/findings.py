@@ -22,8 +22,9 @@ from attnscope.records.record import Record
 from attnscope.records.storage import csv_text, finite, plain
 
 PICTURES = "pictures"
+LOOKS = "pictures among words"
 RECORDINGS = "recordings"
-"""What `corpus["of"]` is where each text is a picture, and each token one of its patches."""
+"""What `corpus["of"]` is where each text is a picture, and each token one of its patches, or a word about it."""
 
 
 _EFFECT_PARTS = ("value", "low", "high", "count")
@@ -178,7 +179,7 @@ class Findings(Record):
     @property
     def of_senses(self) -> bool:
         """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
-        return self.corpus.get("of") in (PICTURES, RECORDINGS)
+        return self.corpus.get("of") in (PICTURES, LOOKS, RECORDINGS)
 
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
         """The values of a measure, (layer, head); NaN where there is no such head."""

@@ -96,12 +96,17 @@ def heads_options(order: StudyOrder) -> HeadsOptions:
 
 @dataclass(frozen=True)
 class Senses:
-    """Photos, or recordings with the transcript of the only one: files and patterns."""
+    """Photos, and a question about each; or recordings with the transcript of the only one: files and patterns."""
 
     images: Sequence[str] = ()
     audio: Sequence[str] = ()
     text: str | None = None
     where: str | None = None
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """What is counted as it is studied, in the plural."""
+        return ("pictures", "words" if self.text else "patches") if self.images else ("recordings",)
 
 
 def study_senses(
@@ -112,16 +117,18 @@ def study_senses(
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
+    from attnscope.core.look_measures import LOOK_MEASURES
     from attnscope.core.picture_measures import PICTURE_MEASURES
     from attnscope.core.sound_measures import SOUND_MEASURES
 
-    known = tuple(PICTURE_MEASURES if given.images else SOUND_MEASURES)
+    pictures = PICTURE_MEASURES if given.text is None else LOOK_MEASURES
+    known = tuple(pictures if given.images else SOUND_MEASURES)
     _require_named(measures, known)
     if given.where is not None:
         HeadQuery(given.where).require_known(names_for((), known, False))
     model = loading.load(spec)
     if given.images:
-        return picture_heads(model, list(given.images), report)
+        return picture_heads(model, list(given.images), report, text=given.text)
     return sound_heads(model, list(given.audio), given.text, report)
 
 

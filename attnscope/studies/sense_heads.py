@@ -15,27 +15,33 @@ from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of
-from attnscope.records.findings import PICTURES, RECORDINGS, Estimate, Findings, Head
+from attnscope.records.findings import LOOKS, PICTURES, RECORDINGS, Estimate, Findings, Head
 from attnscope.records.storage import finite
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.heatmap import run_probe
 from attnscope.studies.overflow import broken_rows, require_finite
 from attnscope.studies.provenance import run_of
-from attnscope.studies.reading import Reading, Speech, read
+from attnscope.studies.reading import Reading, Speech, View, read
 from attnscope.studies.relation_sums import only
 from attnscope.studies.texts import Progress, Report
 
 if TYPE_CHECKING:
+    from attnscope.core.look_measures import LookSums
     from attnscope.core.measures.catalogue import Measure
     from attnscope.core.picture_sums import PictureSums
     from attnscope.core.running import RunningSums
     from attnscope.core.sound_measures import SoundSums
 
+ANSWER = 20
+"""Tokens that a model writes at most about each picture."""
+
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
 
-def picture_heads(model: Model, images: Any, report: Report | None = None) -> Findings:
+def picture_heads(
+    model: Model, images: Any, report: Report | None = None, *, text: str | None = None, generate: int = ANSWER
+) -> Findings:
     """Measures every head of a vision transformer on photos.
 
         found = attnscope.picture_heads(model, "photos/*.jpg")
@@ -48,19 +54,29 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
     no map is kept. What cannot be read is listed in `corpus["problems"]`, and the others are studied. An interruption
     (KeyboardInterrupt) ends the study: what was done is returned, and said to be incomplete.
 
+    With a text, a model that reads pictures among words is asked it of each photo, and what its words do is measured,
+    by `core.look_measures.LOOK_MEASURES`: which heads look, and where.
+
     Args:
-        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …
+        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …; with a text one that reads
+            both: LLaVA, Qwen2-VL, SmolVLM …
         images: A file or a pattern, a list of these, or of images of Pillow or arrays (height, width, 3) of uint8.
         report: Called after each picture.
+        text: A question.
+        generate: How many tokens of its answer the model writes at most; the words of the answer are measured, and
+            those of the question where there are none.
 
     Returns:
-        The findings: `corpus["of"]` is "pictures", so its texts are pictures and its tokens are patches.
+        The findings: `corpus["of"]` is "pictures", so its texts are pictures and its tokens are patches; with a text
+        it is "pictures among words", and its tokens are words.
 
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
     """
     from attnscope.core.picture_measures import PICTURE_MEASURES
 
+    if text is not None:
+        return _looking_heads(model, images, text, generate, report)
     model = eyes_of(model)
     given = _list_inputs(images, "picture")
     # What is wrong with the model is wrong with every picture.
@@ -80,6 +96,43 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
 
     sense = _Sense(
         PICTURES, "picture", "encoder", PICTURE_MEASURES, lambda measures: measures["resting"].value,
+        "give photos, such as --image 'photos/*.jpg'",
+    )  # fmt: skip
+    return _study(model, given, measure, sense, report)
+
+
+def _looking_heads(model: Model, images: Any, text: str, generate: int, report: Report | None) -> Findings:
+    """What words of an answer do in the pictures that it is about."""
+    from attnscope.core.look_measures import LOOK_MEASURES, LookFacts, LookSums
+
+    given = _list_inputs(images, "picture")
+    # What is wrong with the model or the question is wrong with every picture.
+    read(model, View((read_photo(_BLANK),), text))
+
+    def measure(number: int) -> _Measured:
+        name, image = given[number]
+        try:
+            photo = read_photo(image)
+            reading = read(model, View((photo,), text, generate))
+        except AttnscopeError as error:
+            raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
+        first, tokens = reading.after_pictures, reading.tokens
+        asks = ~tokens.special[first:]
+        written = asks & (np.arange(first, len(tokens)) >= tokens.n_given)
+        asks = written if written.any() else asks
+        cells = [picture.cells for picture in reading.pictures if picture.cells is not None]
+        patches = np.concatenate([of.ravel() for of in cells])
+        facts = LookFacts(len(tokens), first, asks, max(cells, key=np.size), patches[patches >= 0])
+        probe = LookSums(facts)
+        run_probe(model, reading, probe)
+        by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
+        require_finite(by_kind, model.info, photo.source)
+        pixels = np.asarray(photo.image)
+        head = f"picture {pixels.shape}\n{text}\n"
+        return _Measured(probe, int(asks.sum()), reading.notes, head, pixels.tobytes())
+
+    sense = _Sense(
+        LOOKS, "picture", "decoder", LOOK_MEASURES, lambda measures: 1 - measures["looks"].value,
         "give photos, such as --image 'photos/*.jpg'",
     )  # fmt: skip
     return _study(model, given, measure, sense, report)
@@ -168,7 +221,7 @@ class _Sense:
 class _Measured:
     """What was measured on one picture or recording; its tokens; and by what it is known."""
 
-    probe: PictureSums | SoundSums
+    probe: PictureSums | SoundSums | LookSums
     n_tokens: int
     notes: tuple[str, ...]
     shape: str

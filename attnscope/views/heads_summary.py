@@ -12,7 +12,7 @@ from typing import Any
 
 from attnscope.errors import amount
 from attnscope.records.ablation import Ablation
-from attnscope.records.findings import PICTURES, RECORDINGS, Findings, Head, Role
+from attnscope.records.findings import LOOKS, PICTURES, RECORDINGS, Findings, Head, Role
 from attnscope.records.relations import Relations
 
 UNCLASSIFIED = "·"
@@ -22,7 +22,11 @@ GIVEN = "texts"
 """What the source of texts is called that were given as they are, from no file."""
 
 _TEXTS = (("text",), ("token",))
-_COUNTED = {PICTURES: (("picture",), ("patch", "patches")), RECORDINGS: (("recording",), ("token",))}
+_COUNTED = {
+    PICTURES: (("picture",), ("patch", "patches")),
+    LOOKS: (("picture",), ("word",)),
+    RECORDINGS: (("recording",), ("token",)),
+}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from attnscope.views.ablation_summary import number
 from attnscope.views.heads_summary import interval
 from attnscope.views.plain_text import dim_lines, plain_table, shade
 
-LEADING = ("distance_patches", "monotonicity")
+LEADING = ("distance_patches", "looks", "monotonicity")
 """The measure that the map shows: how far heads look is the first thing that is asked of a vision transformer, and
 whether they move on with the tokens of one that listens."""
 

@@ -321,7 +321,7 @@ def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps
 
 
 def compare_on(model: PreTrainedModel, found: Survey, example: Example, *, beside: bool) -> None:
-    """Compares hidden states with eager on an input that comes, if it is of a length at which eager is run at all.
+    """Compares hidden states on an input that comes with what the model computes as it is, in no more memory than that.
 
     Args:
         model: The model.
@@ -330,14 +330,15 @@ def compare_on(model: PreTrainedModel, found: Survey, example: Example, *, besid
         beside: As of `seam.perform`.
 
     Raises:
-        AttnscopeError: What would be shown differs from eager.
+        AttnscopeError: What would be shown differs from it.
     """
-    n_tokens = example.inputs["input_ids"].shape[1]
-    if found.path != "seam" or not found.checked or n_tokens > longest_compared(max(found.n_heads.values())):
+    if found.path != "seam" or not found.checked:
         return
     example.inputs.update({**standing_arguments(model), **found.extras})
+    with use_attention(model, None):
+        own = Outcome.of(model(**example.inputs), {})
     ours = Outcome.of(perform(model, example.inputs, found.plan, attend, beside=beside), {})
-    compare_hidden(model, example, ours, run_eager_or_own(model, example, with_maps=False), _tolerance_of(model, found))
+    compare_hidden(model, example, ours, own, _tolerance_of(model, found))
 
 
 def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:

@@ -42,11 +42,11 @@ class HuggingFaceViewer:
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
         """Photos and a question in the model's own form of chat, and at most n tokens of its answer, greedily.
 
-        The first time it is compared with the model's own eager attention, as texts are when it is loaded.
+        The first time what the seam gives is compared with what the model computes as it is.
 
         Raises:
             AttnscopeError: It has no processor, or one that fails; it is not known which tokens stand for which part
-                of a picture; what would be shown differs from eager.
+                of a picture; what would be shown differs from what the model computes.
         """
         if getattr(self._processor, "image_processor", None) is None:
             raise AttnscopeError(
