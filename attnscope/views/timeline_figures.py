@@ -63,6 +63,8 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
     from matplotlib.figure import Figure
 
     said = notes(timeline)
+    if any(_level(timeline, row) is not None for row in range(len(timeline.measures))):
+        said.append("dotted: uniform attention")
     titles = [measure_title(timeline, name) for name in timeline.measures]
     lettering = lettering_for([model_of(timeline.run), *said, *titles, *timeline.head_names], paper)
     size = 1.0 if not paper.least_px else paper.least_px * 72 / paper.inch_px / _LEAST_PT
@@ -138,16 +140,13 @@ def _draw_lines(axes: Any, timeline: Timeline, row: int, title: str, sheet: _She
     for head in range(parts.shape[1]):
         if head not in chosen:
             axes.plot(timeline.steps, parts[:, head, 0], color=_OTHER, linewidth=0.7 * sheet.size, alpha=0.7, zorder=1)
-    uniform = timeline.uniform[row]
-    if np.isfinite(uniform).any() and np.ptp(uniform[np.isfinite(uniform)]) < 1e-6:
-        level = float(uniform[np.isfinite(uniform)][0])
+    if (level := _level(timeline, row)) is not None:
         axes.axhline(level, color=FAINT, linewidth=1.0 * sheet.size, linestyle=(0, (2, 2)), zorder=1)
     for color, head in zip(_COLORS, chosen, strict=False):
         _draw_line(axes, timeline.steps, parts[:, head], color, sheet, timeline.head_names[head])
     _finish(axes, timeline, title, sheet)
-    facts = timeline.measure_facts(timeline.measures[row])
-    if facts.low == 0 and facts.high == 1 and np.nanmax(parts[..., 0], initial=0.0) > 0.5:
-        axes.set_ylim(-0.02, 1.02)
+    if limits := _limits_of_share(timeline, row):
+        axes.set_ylim(limits[0] - 0.02 * limits[1], limits[1] * 1.02)
     if chosen:
         legend = axes.legend(
             fontsize=9 * sheet.size, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.04), handlelength=1.2,
@@ -155,6 +154,20 @@ def _draw_lines(axes: Any, timeline: Timeline, row: int, title: str, sheet: _She
         )  # fmt: skip
         for text in legend.texts:
             text.set_family(sheet.families)
+
+
+def _limits_of_share(timeline: Timeline, row: int) -> tuple[float, float] | None:
+    """The ends of the scale of a share: 0 and 1, or 0.5 where none is above, so that little looks like little."""
+    facts = timeline.measure_facts(timeline.measures[row])
+    if (facts.low, facts.high) != (0, 1):
+        return None
+    return 0.0, 1.0 if np.nanmax(timeline.value[row], initial=0.0) > 0.5 else 0.5
+
+
+def _level(timeline: Timeline, row: int) -> float | None:
+    """A measure's value under uniform attention, where it is the same for all heads."""
+    known = timeline.uniform[row][np.isfinite(timeline.uniform[row])]
+    return float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
 
 
 def _draw_line(axes: Any, steps: Sequence[int], parts: Any, color: str, sheet: _Sheet, name: str = "") -> None:
@@ -195,7 +208,7 @@ def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, 
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     signed = low < 0 < high
     extent = max(abs(low), abs(high))
-    limits = (-extent, extent) if signed else (min(low, 0.0), high or 1.0)
+    limits = _limits_of_share(timeline, row) or ((-extent, extent) if signed else (min(low, 0.0), high or 1.0))
     image = axes.imshow(
         np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap="RdBu_r" if signed else "Blues",
         vmin=limits[0], vmax=limits[1],
