@@ -34,6 +34,11 @@ def heatmap(
         "itself writes); or wav2vec 2.0 and other encoders over time.",
         "Text",
     ] = None,
+    times: Annotated[
+        bool,
+        "Say when each word of a recording is spoken, by the heads that the model's files name, or --pick.",
+        "Text",
+    ] = False,
     reading: groups.Reading,
     model: groups.Model = "minilm",
     which: groups.Heads,
@@ -65,7 +70,7 @@ def heatmap(
     - `attnscope heatmap --file book.txt --pick L3H1 --rows 1000:1064 --cols 0:64`
     - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`
     - `attnscope heatmap --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
-    - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it."`
+    - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --times`
     """
     from attnscope.output import HOME
     from attnscope.studies.choice import Cut
@@ -74,7 +79,7 @@ def heatmap(
     shown = {"query": tokens.query, **drawing.options()}
     output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
     cut = Cut(options.span_from("--rows", rows), options.span_from("--cols", cols))
-    order = MapOrder(which.choice(), **vars(tokens), cut=cut, pooled=pooled, pool=pool)
+    order = MapOrder(which.choice(), **vars(tokens), cut=cut, pooled=pooled, pool=pool, times=times)
     given, load = _given(one, reading, image, audio), loading.options()
     with output.draw_ahead() as drawn_ahead:
         expect = None if image or audio else drawn_ahead.expect

@@ -297,6 +297,10 @@ class SensoryInput:
 class Writer(Protocol):
     """The decoder of a model, that writes text. Whether it has the head that this needs, it says when it is asked."""
 
+    @property
+    def alignment_heads(self) -> tuple[tuple[int, int], ...]:
+        """The heads, (layer, head), whose cross-attention follows speech, as the model's files name them."""
+
     def generate(self, tokens: Tokens, n: int) -> Tokens:
         """Continues a text greedily by at most n tokens; `n_given` of what is returned says where they begin."""
 

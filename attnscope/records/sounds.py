@@ -10,6 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.records.codec import convert
+
+
+@dataclass(frozen=True)
+class SpokenWord:
+    """A word of a transcript, and when it is spoken.
+
+    Attributes:
+        text: The word, with the punctuation after it.
+        start: When it begins, in seconds.
+        end: When the next word begins; of the last, when its last token has been listened to.
+        tokens: Its first token and the last + 1, as numbers of the transcript's.
+    """
+
+    text: str
+    start: float
+    end: float
+    tokens: tuple[int, int]
+
 
 @dataclass(frozen=True, eq=False)
 class Sound:
@@ -21,6 +40,8 @@ class Sound:
         seconds: How long the sound lasts.
         window_seconds: How long the model listens; what follows the sound is silence that it was padded with.
         source: What the recording is called.
+        words: When each word of the transcript is spoken, if that was asked for.
+        followed: The heads, (layer, head), of whose cross-attention that was told.
     """
 
     envelope: NDArray[np.float32]
@@ -28,6 +49,8 @@ class Sound:
     seconds: float
     window_seconds: float
     source: str
+    words: tuple[SpokenWord, ...] = ()
+    followed: tuple[tuple[int, int], ...] = ()
 
     @property
     def facts(self) -> str:
@@ -44,6 +67,7 @@ class Sound:
             "seconds": self.seconds,
             "seconds_per_frame": self.seconds_per_frame,
             "window_seconds": self.window_seconds,
+            **({"words": [vars(word) for word in self.words], "followed": self.followed} if self.words else {}),
         }
 
 
@@ -59,4 +83,8 @@ def sound_from(described: Mapping[str, Any] | None, envelope: Any) -> Sound | No
     each, seconds, window = (float(described[name]) for name in ("seconds_per_frame", "seconds", "window_seconds"))
     if held.ndim != 1 or not len(held) or not all(math.isfinite(t) and t > 0 for t in (each, seconds, window)):
         raise ValueError("its sound makes no sense")
-    return Sound(held, each, seconds, window, str(described["source"]))
+    words = convert(described.get("words", ()), tuple[SpokenWord, ...])
+    if any(not 0 <= word.start <= word.end <= seconds + each for word in words):
+        raise ValueError("its words are not spoken within its sound")
+    followed = convert(described.get("followed", ()), tuple[tuple[int, int], ...])
+    return Sound(held, each, seconds, window, str(described["source"]), words, followed)

@@ -138,6 +138,7 @@ def sound_heatmap(
     layers: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
+    times: bool = False,
 ) -> Heatmap:
     """Runs a speech model on a recording and keeps what it attends to: tokens (queries) by frames in time (keys).
 
@@ -156,14 +157,21 @@ def sound_heatmap(
         layers: Numbers of the layers to keep, of Whisper its decoder's; None = all.
         heads: As of `heatmap`; so is pick.
         pick: See there.
+        times: Whether `record.sound.words` says when each word is spoken; see `studies.word_times`.
 
     Raises:
-        AttnscopeError: The recording is none, or the model does not hear.
+        AttnscopeError: The recording is none, or the model does not hear; or words are to be timed, and no head is
+            named that follows them.
 
     Warns:
         UserWarning: The recording was resampled or cut, or the text was written by the model.
     """
-    return _record_of(model, Speech(read_recording(audio), text), choice_from(layers, heads, pick))
+    from attnscope.studies.word_times import heads_to_follow, time_words
+
+    choice = choice_from(layers, heads, pick)
+    followed = heads_to_follow(model, choice.within(model.info).picked) if times else ()
+    record = _record_of(model, Speech(read_recording(audio), text), choice)
+    return time_words(record, followed) if times else record
 
 
 def _record_of(model: Model, given: Given, choice: Choice, cut: Cut | None = None) -> Heatmap:

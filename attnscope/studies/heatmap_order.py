@@ -19,6 +19,7 @@ from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.pooled import CELLS, POOLED_OVER, longest, pool_maps, require_cells
 from attnscope.studies.provenance import fingerprint
 from attnscope.studies.reading import Given, Prompt, Reading, Speech, View, read, reader_of, truncate
+from attnscope.studies.word_times import heads_to_follow, time_words
 from attnscope.text import slug
 from attnscope.views.figures import require_query
 from attnscope.views.style import Style
@@ -37,6 +38,7 @@ class MapOrder:
         pooled: Rows and columns of cells that maps are pooled to, at most; 0 = not pooled; None = pooled where the text
             is too long for labels, unless something is asked for that pooled maps do not have.
         pool: What a cell shows: "mean" or "max".
+        times: Whether the words of a recording are timed.
     """
 
     choice: Choice
@@ -46,6 +48,7 @@ class MapOrder:
     cut: Cut = Cut()
     pooled: int | None = None
     pool: str = "mean"
+    times: bool = False
 
     def __post_init__(self) -> None:
         if self.pooled:
@@ -70,6 +73,8 @@ class MapOrder:
         Raises:
             UsageError: It is asked for.
         """
+        if self.times and not isinstance(given, Speech):
+            raise UsageError("only the words of a recording are timed", "leave out --times, or give --audio")
         if isinstance(given, Prompt):
             return
         lacking = {"--words": self.words, "--rows or --cols": self.cut, "--pooled": self.pooled}
@@ -118,13 +123,17 @@ def study(
         model = loading.load_to_look(source, [given])
     else:
         model = reader_of(loading.load(source), given)
-    chosen, reading = order.choice.within(model.info), read(model, given)
+    chosen = order.choice.within(model.info)
+    followed = heads_to_follow(model, chosen.picked) if order.times else ()
+    reading = read(model, given)
     if isinstance(given, Prompt) and (cells := order.cells(longest(reading), model.info.path)):
         return pool_maps(model, reading, chosen, cells, order.pool)
     record = outline(model.info, reading, chosen, order.cut)
     # An unknown query is said before the model runs.
     require_query(apply_changes(record, hide_special=order.hide_special, words=order.words), order.query)
-    return apply_changes(run_model(model, record, reading), hide_special=order.hide_special, words=order.words)
+    made = run_model(model, record, reading)
+    made = time_words(made, followed) if order.times else made
+    return apply_changes(made, hide_special=order.hide_special, words=order.words)
 
 
 def _foresee(source: models.Source, given: Given, order: MapOrder, loading: LoadOptions) -> Heatmap | None:

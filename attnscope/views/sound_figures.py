@@ -18,7 +18,7 @@ from attnscope.views.lettering import lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
 from attnscope.views.style import Style
 
-_WAVE = "#7b8794"
+_WAVE, _WORD = "#7b8794", "#c2410c"
 _WAVE_PX, _HEADER_PX, _PANEL_TITLE_PX, _AXIS_PX, _GAP_PX = 44, 92, 26, 34, 26
 _MEANING = {
     "fixed": "attention weight: the share of a token's attention that a frame gets",
@@ -112,6 +112,7 @@ class SoundPage(Page):
             image = self.image((x, y, *self.panel), self.cmap)
             self.set_cells(image, values, (0, (own or 1.0) if style.scale == "head" else limit))
         self.frames([(x, y, *self.panel) for x, y in self.corners])
+        self._words()
         for x, _ in self.corners[: self.columns]:
             self._wave(x)
         self._axes()
@@ -148,6 +149,29 @@ class SoundPage(Page):
         middle = _HEADER_PX + _WAVE_PX / 2 + (6 if self.small else -8)
         boxes = [(x + n * cell, middle - h, cell, max(2 * h, 0.6)) for n, h in enumerate(loud.tolist())]
         self.fill(boxes, [_WAVE])
+
+    def _words(self) -> None:
+        """When each word is spoken, if that is known: from its row, between the two times, up to the wave."""
+        if self.small or not self.sound.words:
+            return
+        width, height = self.panel
+        shown = len(self.sound.envelope) * self.sound.seconds_per_frame
+        for x, y in self.corners:
+            for word in self.sound.words:
+                left, right = (x + width * at / shown for at in (word.start, word.end))
+                # What is listened to as a token is written stands in the row before its own.
+                top, low = (y + height * (row - 1) / len(self.queries) for row in word.tokens)
+                corners = [(left, top), (right, top), (right, low), (left, low), (left, top)]
+                self.lines([corners], color=_WORD, animated=True)
+        x, _ = self.corners[0]
+        size, last = layout.CAPTION_PX * 0.9, -math.inf
+        for word in self.sound.words:
+            at = x + width * word.start / shown
+            self.lines([[(at, _HEADER_PX - 18), (at, _HEADER_PX - 8 + _WAVE_PX)]], color=_WORD)
+            text = self.lettering.fit(word.text, size, 160)
+            if at >= last:
+                self.write(at + 4, _HEADER_PX - 14, text, size, ha="left", color=INK)
+                last = at + 8 + self.lettering.width_px(text, size)
 
     def _axes(self) -> None:
         """Seconds, below the panels that have nothing else below them."""
@@ -222,6 +246,9 @@ class SoundPage(Page):
             "rows: tokens of the text (queries) · columns: frames of the recording (keys), its loudness above",
             f"only frames with sound are drawn; {told} of a head's attention goes to the silence that fills the window",
         ]
+        if self.sound.words:
+            heads = ", ".join(f"L{layer}H{head}" for layer, head in self.sound.followed)
+            notes.append(f"orange: when each word is spoken, by dynamic time warping of {heads}")
         if 0 <= self.queries.n_given < len(self.queries):
             notes.append("green tokens were written by the model itself")
         if self.step > 1:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.table import Table
 
 from attnscope.records import Heatmap
 from attnscope.records.pooled import PooledHeatmap
+from attnscope.records.sounds import Sound
 from attnscope.views.heatmap_terminal import drawing, query_tables
+from attnscope.views.plain_text import plain_table, safe
 
 
 def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None) -> None:
@@ -38,5 +41,18 @@ def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = Tru
         console.print(words_drawing(record, console, query))
     elif drawn:
         console.print(drawing(record, console, query))
+        if record.sound is not None and record.sound.words:
+            console.print(word_table(record.sound))
     elif query is not None:
         console.print(query_tables(record, query))
+
+
+def word_table(sound: Sound) -> Table:
+    """When each word of a recording is spoken, a row a word."""
+    shown = plain_table(space=2)
+    for name in ("start", "end"):
+        shown.add_column(f"{name} (s)", justify="right", no_wrap=True)
+    shown.add_column("word")
+    for word in sound.words:
+        shown.add_row(f"{word.start:.2f}", f"{word.end:.2f}", safe(word.text))
+    return shown

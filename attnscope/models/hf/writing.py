@@ -28,6 +28,12 @@ class HuggingFaceWriter:
         self._model, self._base = network.model, network.base
         self._network, self._tokenizer = network, network.tokenizer
 
+    @property
+    def alignment_heads(self) -> tuple[tuple[int, int], ...]:
+        """The heads, (layer, head), whose cross-attention follows speech, as Whisper's files name them."""
+        named = getattr(getattr(self._model, "generation_config", None), "alignment_heads", None) or ()
+        return tuple((int(layer), int(head)) for layer, head in named)
+
     def generate(self, tokens: Tokens, n: int) -> Tokens:
         """Continues a text greedily: at each step the token that the model gives the most probability.
 

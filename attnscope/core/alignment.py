@@ -1,0 +1,63 @@
+"""When each token of a transcript is spoken, by what cross-attention listens to as it is written.
+
+Each head's weights are standardised over tokens, frame by frame, and smoothed by a running median over time; of the
+mean over heads dynamic time warping takes the path that collects most while neither token nor frame ever goes back.
+
+Source: Radford et al. 2023 (Whisper), `openai-whisper`, timing.py; dynamic time warping: Sakoe & Chiba 1978.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEDIAN_FRAMES = 7
+"""Width of the running median, in frames."""
+
+
+def align_tokens(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> NDArray[np.int64]:
+    """The frame at which the path comes to each token.
+
+    Args:
+        weights: (head, token, frame): attention weights, 0 to 1.
+        width: Width of the running median in frames, odd; what has no more frames than half of it is not smoothed.
+
+    Returns:
+        (token,): numbers of frames, never falling; the first is 0.
+
+    Raises:
+        ValueError: There is no head, token or frame, or a width that has no middle.
+    """
+    if weights.ndim != 3 or 0 in weights.shape or width % 2 == 0:
+        raise ValueError(f"weights {weights.shape} and a median over {width} frames align nothing")
+    held = weights.astype(np.float64)
+    spread = held.std(1, keepdims=True)
+    # A frame that all tokens attend to alike says nothing of where they are.
+    level = np.divide(held - held.mean(1, keepdims=True), spread, out=np.zeros_like(held), where=spread > 0)
+    half = width // 2
+    if held.shape[2] > half:
+        padded = np.pad(level, ((0, 0), (0, 0), (half, half)), mode="reflect")
+        level = np.median(np.lib.stride_tricks.sliding_window_view(padded, width, axis=2), axis=-1)
+    return _warp(-level.mean(0))
+
+
+def _warp(costs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Where the cheapest path from the first token and frame to the last of both enters each row of costs."""
+    n_tokens, n_frames = costs.shape
+    # Steps into a cell: 0 = from the token and the frame before, 1 = the token before, 2 = the frame before.
+    steps = np.zeros((n_tokens, n_frames), np.int8)
+    before = [0.0] + [np.inf] * n_frames
+    for token in range(n_tokens):
+        here, last = [np.inf] * (n_frames + 1), np.inf
+        for frame, cost in enumerate(costs[token].tolist()):
+            both, down, along = before[frame], before[frame + 1], last
+            step = 0 if both < down and both < along else 1 if down < both and down < along else 2
+            last = here[frame + 1] = cost + (both, down, along)[step]
+            steps[token, frame] = step
+        before = here
+    found = np.zeros(n_tokens, np.int64)
+    token, frame = n_tokens - 1, n_frames - 1
+    while token > 0 or frame > 0:
+        found[token] = frame
+        step = 2 if token == 0 else 1 if frame == 0 else steps[token, frame]
+        token, frame = token - (step != 2), frame - (step != 1)
+    found[0] = 0
+    return found

@@ -1,0 +1,132 @@
+"""When words are spoken: alignment against transformers' own, planted attention, and the command line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.io import wavfile
+
+import attnscope
+from attnscope.core.alignment import align_tokens
+from attnscope.errors import AttnscopeError
+from attnscope.studies.word_times import time_words
+from tests.senses_helpers import speech, write_whisper
+
+TEXT = "the cat sat on a mat ."
+STARTS_S = [0.0, 0.24, 0.62, 0.78, 1.2, 1.34, 1.9]
+"""When each token is planted to begin; the last is the full stop's. The first word begins with the recording."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whisper(tmp_path_factory.mktemp("speech") / "whisper", seconds=3)
+
+
+@pytest.fixture(scope="module")
+def whisper(folder: Path) -> Any:
+    return attnscope.load(folder)
+
+
+@pytest.fixture(scope="module")
+def planted(whisper: Any) -> attnscope.Heatmap:
+    """A recording of 2.2 s, of which head L1H2 listens to each word while it writes it; the other heads are random."""
+    record = attnscope.sound_heatmap(whisper, (speech(2.2), 16000), TEXT)
+    (cross,) = record.maps
+    weights = cross.weights.copy()
+    # The row of a token listens to what is written after it; the last one, to the end.
+    begins = [round(start / 0.02) for start in (*STARTS_S, 2.1, 2.2)]
+    for row, (first, last) in enumerate(zip(begins, begins[1:], strict=False)):
+        weights[1, 2, row] = 0.1 / weights.shape[-1]
+        weights[1, 2, row, first:last] += 0.9 / (last - first)
+    return replace(record, maps=(replace(cross, weights=weights),))
+
+
+def test_the_path_is_that_of_whispers_own_code() -> None:
+    import torch
+    from transformers.models.whisper import generation_whisper as theirs
+
+    drawn = np.random.default_rng(0)
+    for _ in range(60):
+        n_heads, n_tokens, n_frames = drawn.integers(1, 4), drawn.integers(1, 12), drawn.integers(1, 60)
+        weights = drawn.dirichlet(np.full(n_frames, 0.3), (n_heads, n_tokens))
+        held = torch.tensor(weights)
+        level = torch.nan_to_num((held - held.mean(-2, keepdim=True)) / held.std(-2, keepdim=True, unbiased=False))
+        costs = -theirs._median_filter(level, 7).mean(0).numpy()
+        tokens, frames = theirs._dynamic_time_warping(costs)
+        expected = frames[np.append(True, np.diff(tokens) > 0)]
+        np.testing.assert_array_equal(align_tokens(weights), expected)
+
+
+def test_what_cannot_be_aligned_is_refused() -> None:
+    for shape, width in (((1, 0, 4), 7), ((0, 2, 4), 7), ((2, 4), 7), ((1, 2, 4), 6)):
+        with pytest.raises(ValueError, match="align nothing"):
+            align_tokens(np.zeros(shape), width)
+    assert align_tokens(np.full((1, 3, 5), 0.2)).shape == (3,)  # flat attention has some path, and no NaN
+
+
+def test_words_are_timed_to_a_frame(planted: attnscope.Heatmap) -> None:
+    sound = time_words(planted, [(1, 2)]).sound
+    assert sound is not None and sound.followed == ((1, 2),)
+    assert [word.text for word in sound.words] == ["the", "cat", "sat", "on", "a", "mat ."]
+    for word, start, end in zip(sound.words, STARTS_S, STARTS_S[1:], strict=False):
+        assert abs(word.start - start) <= 0.02 + 1e-9, word
+        if word.text != "mat .":
+            assert abs(word.end - end) <= 0.02 + 1e-9, word
+    assert all(a.end == b.start for a, b in zip(sound.words, sound.words[1:], strict=False))
+    # A head that listens anywhere tells other times: it is the planted one that these come from.
+    other = time_words(planted, [(0, 0)]).sound
+    assert (
+        other is not None and max(abs(a.start - b.start) for a, b in zip(other.words, sound.words, strict=True)) > 0.1
+    )
+
+
+def test_times_are_kept_and_drawn(planted: attnscope.Heatmap, tmp_path: Path) -> None:
+    timed = time_words(planted, [(1, 2)])
+    for name in ("weights.npz", "record.json"):
+        back = attnscope.load_record(timed.save(tmp_path / name))
+        assert (back.sound.words, back.sound.followed) == (timed.sound.words, timed.sound.followed)  # type: ignore[union-attr]
+    (plain,) = planted.only([(1, 2)]).draw(tmp_path / "plain")
+    (drawn,) = timed.only([(1, 2)]).draw(tmp_path / "timed")
+    assert drawn.read_bytes() != plain.read_bytes()
+
+
+def test_what_has_no_times_is_refused(whisper: Any, planted: attnscope.Heatmap) -> None:
+    with pytest.raises(AttnscopeError, match="names no heads that follow speech"):
+        attnscope.sound_heatmap(whisper, (speech(0.5), 16000), TEXT, times=True)
+    with pytest.raises(AttnscopeError, match="the record holds no L7H0"):
+        time_words(planted, [(7, 0)])
+    with pytest.raises(AttnscopeError, match="word times need a recording"):
+        time_words(attnscope.heatmap(attnscope.load("own"), "a b"), [(0, 0)])
+
+
+def test_the_command_times_words(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from attnscope.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    wavfile.write("speech.wav", 16000, speech(0.61))
+    asked = ["heatmap", "--audio", "speech.wav", "-m", str(folder), TEXT, "--times", "--no-check"]
+    done = CliRunner().invoke(app, [*asked, "--pick", "L1H2", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)["record"]["sound"]
+    assert [word["text"] for word in told["words"]][-1] == "mat ." and told["followed"] == [[1, 2]]
+    shown = CliRunner().invoke(app, [*asked, "--pick", "L1H2", "-f", "text"])
+    assert "start (s)" in shown.stdout and "mat ." in shown.stdout
+
+    # The heads that the model's own files name.
+    config = folder / "generation_config.json"
+    before = config.read_text()
+    named = {"alignment_heads": [[0, 1], [1, 0]], "_from_model_config": False}
+    config.write_text(json.dumps({**json.loads(before), **named}))
+    try:
+        done = CliRunner().invoke(app, [*asked, "--json"])
+        assert done.exit_code == 0, done.exception
+        assert json.loads(done.stdout)["record"]["sound"]["followed"] == [[0, 1], [1, 0]]
+    finally:
+        config.write_text(before)
+    refused = CliRunner().invoke(app, ["heatmap", "a b", "-m", "own", "--times"])
+    assert "only the words of a recording are timed" in str(refused.exception)
