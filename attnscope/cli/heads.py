@@ -50,6 +50,9 @@ def heads(
     ] = None,
     control: Annotated[str | None, "untrained: study the same architecture with random weights beside."] = None,
     causal: Annotated[bool, "Take each head that has a role out, and say what changes."] = False,
+    writes: Annotated[
+        bool, "Say what each head adds to the logits of right answers, next tokens or masked ones."
+    ] = False,
     shard: Annotated[str, "Study a part of the corpus only, such as 2/8; `merge` joins them."] = "1/1",
     describing: groups.Describing,
     listing: groups.Listing,
@@ -79,8 +82,8 @@ def heads(
         options.refuse_beside(
             "--image" if image else "--audio", replace(texts, text=None), running,
             audio=image and audio, probe=probe, threshold=thresholds, chunk=chunk, stride=stride,
-            frequencies=frequencies, relations=relations, control=control, causal=causal, shard=shard != "1/1",
-            feature=describing.feature,
+            frequencies=frequencies, relations=relations, control=control, causal=causal, writes=writes,
+            shard=shard != "1/1", feature=describing.feature,
         )  # fmt: skip
     output = where.plan("heads", printing, measures=measures, **listing.shown(), **drawing.options())
     if image or audio:
@@ -90,6 +93,7 @@ def heads(
     order = StudyOrder(
         texts=texts.wanted(), probe=probe, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
         stride=stride, frequencies=frequencies, control=control, shard=shard, relations=relations, causal=causal,
+        writes=writes,
         describe=describing.options(), where=listing.only,
     )  # fmt: skip
     shared = running.share(model, load)

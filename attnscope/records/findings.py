@@ -27,6 +27,14 @@ RECORDINGS = "recordings"
 """What `corpus["of"]` is where each text is a picture, and each token one of its patches, or a word about it."""
 
 
+WRITES = {
+    "writes": "what the head adds to the logit of the right answer by itself, above the vocabulary's mean",
+    "writes_attended": "the same where the head attends to the answer",
+    "writes_elsewhere": "the same where it does not",
+    "answer_weight": "the weight that the head gives to the answer's own occurrences in what is read",
+}
+"""What `--writes` tells of each head."""
+
 _EFFECT_PARTS = ("value", "low", "high", "count")
 
 
@@ -87,7 +95,8 @@ class Role:
 class Head:
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
-    With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty.
+    With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
+    `--writes`, `writes` has what WRITES names.
     """
 
     kind: str
@@ -97,6 +106,7 @@ class Head:
     resting_share: float
     measures: Mapping[str, Estimate]
     effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
+    writes: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
 
     @property
     def name(self) -> str:
@@ -287,8 +297,8 @@ class Findings(Record):
                 columns[name if part == "value" else f"{name}_{part}"] = [
                     math.nan if one is None else float(getattr(one, part)) for one in estimates
                 ]
-        for name in dict.fromkeys(name for head in self.heads for name in head.effects):
-            effects = [head.effects.get(name) for head in self.heads]
+        for name in dict.fromkeys(name for head in self.heads for name in (*head.effects, *head.writes)):
+            effects = [{**head.effects, **head.writes}.get(name) for head in self.heads]
             for part in _EFFECT_PARTS:
                 columns[name if part == "value" else f"{name}_{part}"] = [
                     math.nan if one is None else float(getattr(one, part)) for one in effects

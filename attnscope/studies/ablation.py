@@ -274,7 +274,7 @@ class _Study:
         norms: Mapping[Place, float] = dict.fromkeys(found.done.sums, 1.0)
         if options.by_layer:
             norms = normalized_by_layer({place: sums.ratio() for place, sums in found.done.sums.items()})
-        estimates = {place: _effects(sums) for place, sums in found.done.sums.items()}
+        estimates = {place: effects_of(sums) for place, sums in found.done.sums.items()}
         for (kind, layer, head), effects in by_head.items():
             place: Place = (kind, layer)  # type: ignore[assignment]
             one, norm = estimates[place][head], norms[place]
@@ -458,7 +458,7 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
 # From sums to effects -------------------------------------------------------------------------------------------
 
 
-def _effects(sums: RunningSums) -> list[Effect]:
+def effects_of(sums: RunningSums) -> list[Effect]:
     """Value, interval and count of each quantity, flattened."""
     low, high = sums.interval()
     parts: list[list[float]] = [part.ravel().tolist() for part in (sums.ratio(), low, high, sums.total("c"))]
@@ -469,7 +469,7 @@ def _rows(
     sums: RunningSums, mode: str, loss: Loss | None, wanted: Sequence[str] = ALL_QUANTITIES
 ) -> list[dict[str, Effect]]:
     """The effects of each row by name; a quantity that needs predictions only where there are some."""
-    flat = _effects(sums)
+    flat = effects_of(sums)
     names = [f"{mode}_{name}" if mode else name for name in wanted]
     kept = names if loss else names[:1]
     step = len(ALL_QUANTITIES)
@@ -483,7 +483,7 @@ def _by_cut(found: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[
 
 def whole_losses(found: Pass[Found]) -> dict[str, Effect]:
     """The loss of the whole model, and that by place."""
-    return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), _effects(found.done.whole), strict=True))
+    return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), effects_of(found.done.whole), strict=True))
 
 
 def _with_loss(point: Effects, whole: Effect | None) -> dict[str, Effect]:

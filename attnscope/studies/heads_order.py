@@ -23,6 +23,7 @@ from attnscope.studies.roles import RULES, thresholds_from
 from attnscope.studies.sense_heads import picture_heads, sound_heads
 from attnscope.studies.texts import Report, scale_report
 from attnscope.studies.workers import Workers
+from attnscope.studies.writes import require_writes, with_writes
 
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 
@@ -42,6 +43,7 @@ class StudyOrder:
     shard: str
     relations: Path | None = None
     causal: bool = False
+    writes: bool = False
     describe: DescribeOptions | None = None
     where: str | None = None
 
@@ -57,18 +59,28 @@ def study(
     options = heads_options(order)
     if order.causal and options.shard != (1, 1):
         raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
+    if order.writes and options.shard != (1, 1):
+        raise UsageError("what heads write does not outlive a merge", "leave out --writes or --shard")
     corpus = _corpus(order)
     if order.relations is not None:
         if options.shard != (1, 1):
             raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
         require_relations(order.relations)
     require_names(order)
-    model = loading.load(spec)
+    model = (loading.with_head(spec) if order.writes else loading).load(spec)
+    if order.writes:
+        require_writes(model)
     texts = corpus if corpus is not None else probe_texts(model)
-    found = heads(model, texts, options, scale_report(report, 0, 2 if order.causal else 1), workers)
+    n_passes = 1 + order.causal + order.writes
+    found = heads(model, texts, options, scale_report(report, 0, n_passes), workers)
     # What comes now may fail: what has been measured is written all the same.
     if order.causal and whole(found):
-        found = try_step(found, "--causal", lambda known: with_effects(known, model, texts, scale_report(report, 1, 2)))
+        found = try_step(
+            found, "--causal", lambda known: with_effects(known, model, texts, scale_report(report, 1, n_passes))
+        )
+    if order.writes and whole(found):
+        step = scale_report(report, n_passes - 1, n_passes)
+        found = try_step(found, "--writes", lambda known: with_writes(known, model, texts, step))
     if (annotated := order.relations) is not None:
         found = try_step(
             found, "--relations", lambda known: with_relations(known, relations_of(model, annotated, report))

@@ -25,6 +25,7 @@ from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interva
 from attnscope.views.inks import ink_on
 from attnscope.views.picture_heads_terminal import picture_measures
 from attnscope.views.plain_text import dim_lines, plain_table
+from attnscope.views.writes_terminal import writes_table
 
 _MORE = "+"
 _MOST_NAMED = 24
@@ -71,6 +72,8 @@ def show(
             console.print(description_table(findings, console, every=where is None))
         elif where is not None or sort is not None:
             console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
+    for part in writes_table(findings):
+        console.print(part)
     if measures:
         console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
 
