@@ -42,7 +42,7 @@ def _compositions(found: Circuits) -> list[RenderableType]:
     table = plain_table()
     for by in COMPOSITIONS:
         table.add_column(f"by {READS[by]}", no_wrap=True)
-    columns = [found.strongest(by, _MOST) for by in COMPOSITIONS]
+    columns = [[link for link in found.strongest(by, _MOST) if link.share > 0] for by in COMPOSITIONS]
     for row in range(max(map(len, columns), default=0)):
         table.add_row(*(_link(found, links[row]) if row < len(links) else Text() for links in columns))
     return [_heading("which heads feed which, most above chance (in brackets: chance)"), table]
