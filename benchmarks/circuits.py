@@ -1,0 +1,95 @@
+"""Circuits beside TransformerLens, on the same random models: do both say the same, and how long do they take?
+
+    python -m benchmarks.circuits [--seconds SmolLM2-folder]
+
+Needs TransformerLens 4.3 (`pip install transformer-lens`), in an environment of its own. Compared are copying scores,
+compositions of all pairs of heads, and what each head adds to a logit, on a GPT-2 (LayerNorm, fused projections) and a
+Llama (RMSNorm, grouped queries, rotary positions) with random weights everywhere, norms and biases included. The last
+line is JSON: the largest differences.
+"""
+
+import argparse
+import copy
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope
+from attnscope.models.attribution import DirectPaths
+from attnscope.models.model import Batch
+from attnscope.records.circuits import COMPOSITIONS
+from attnscope.studies.circuits import CircuitsOptions
+from tests.conftest import VOCABULARY, write_tokenizer
+from tests.test_stream import random_model
+
+IDS = torch.tensor([[5, 9, 3, 7, 11, 4]])
+PLACES, ANSWERS = torch.tensor([0, 2, 4]), torch.tensor([9, 7, 4])
+
+
+def lens(source: Any) -> Any:
+    """TransformerLens's view of a model: norms folded, all that no one reads taken away."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        source.save_pretrained(folder)
+        write_tokenizer(Path(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        made = TransformerBridge.boot_transformers(folder, hf_model=copy.deepcopy(source), tokenizer=tokenizer)
+    # The biases of values stay with their heads, as here.
+    made.enable_compatibility_mode(disable_warnings=True, fold_value_biases=False)
+    return made
+
+
+def differences(name: str) -> dict[str, float]:
+    """The largest difference of each quantity on one architecture."""
+    from transformer_lens import FactoredMatrix
+
+    source = random_model(name, vocab_size=len(VOCABULARY))
+    model: Any = attnscope.load(source)
+    ours, theirs = attnscope.circuits(model, CircuitsOptions(draws=19, directions=0)), lens(source)
+    group = theirs.W_O.shape[1] // theirs.W_V.shape[1]
+    ov = FactoredMatrix(theirs.W_V.repeat_interleave(group, 1), theirs.W_O)
+    values = (theirs.W_E @ ov @ theirs.W_U).eigenvalues
+    copying = (values.sum(-1).real / values.abs().sum(-1)).flatten().numpy()
+    found = {"copying": float(np.abs(copying - [head.copying.value for head in ours.heads]).max())}
+    n = len(ours.heads)
+    for number, by in enumerate(COMPOSITIONS):
+        scores = theirs.all_composition_scores(by)
+        scores = getattr(scores, "scores", scores).reshape(n, n).numpy()
+        defined = np.isfinite(ours.composition[number])
+        found[f"composition_{by}"] = float(np.abs(scores - ours.composition[number])[defined].max())
+    parts = DirectPaths(model).run(Batch(IDS), torch.zeros(len(PLACES), dtype=torch.long), PLACES, ANSWERS)
+    _, cache = theirs.run_with_cache(IDS)
+    off = 0.0
+    for (_, layer), added in parts.heads.items():
+        wrote = torch.einsum("qhd,hdm->qhm", cache["z", layer][0, PLACES], theirs.W_O[layer])
+        scaled = wrote / cache["ln_final.hook_scale"][0, PLACES][:, None]
+        off = max(off, float((torch.einsum("qhm,mq->qh", scaled, theirs.W_U[:, ANSWERS]) - added).abs().max()))
+    return found | {"logit_attribution": off}
+
+
+def main() -> None:
+    """Prints what differs, and how long a model takes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", help="also the time that all circuits of a model in a folder take")
+    given = parser.parse_args()
+    with torch.no_grad():
+        found: dict[str, Any] = {name: differences(name) for name in ("gpt2", "llama")}
+    for name, by_quantity in found.items():
+        print(name, " ".join(f"{quantity} {value:.1e}" for quantity, value in by_quantity.items()))
+    if given.seconds:
+        model = attnscope.load(given.seconds)
+        start = time.perf_counter()
+        attnscope.circuits(model)
+        found["seconds"] = time.perf_counter() - start
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
