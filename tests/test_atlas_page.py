@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnscope.cli import app
 from attnscope.errors import AttnscopeError
 from attnscope.records.atlas import Atlas
 from attnscope.views.page import PageText, page_of
@@ -398,6 +399,21 @@ def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(browser: Any, tmp_pa
     assert opened.matrix().shape == (5, 5)
     page.keyboard.press("2")
     page.wait_for_selector(".view.head[data-shown]")
+    assert opened.complaints == []
+    page.close()
+
+
+def test_the_command_puts_an_atlas_beside_texts(browser: Any, tmp_path: Path) -> None:
+    text, heads = simple(5).save(tmp_path / "weights.npz"), ATLAS.save(tmp_path / "atlas.npz")
+    file = tmp_path / "page.html"
+    asked = ["page", "--record", str(text), "--heads-record", str(heads), "-o", str(file)]
+    app(asked, standalone_mode=False)
+    page = browser.new_page()
+    opened = Opened(page, file)
+    opened.settle("grid")
+    assert page.locator("[role=tab][data-view]").count() == 8
+    page.keyboard.press("1")
+    page.wait_for_selector(".view.atlas[data-shown='12']")
     assert opened.complaints == []
     page.close()
 

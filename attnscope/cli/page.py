@@ -27,7 +27,10 @@ def page(
         list[Path] | None,
         "Show a saved record (weights.npz, or its folder); may be given several times.",
     ] = None,
-    heads_record: Annotated[Path | None, "What `attnscope heads` saved (heads.npz): names the heads' roles."] = None,
+    heads_record: Annotated[
+        Path | None,
+        "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
+    ] = None,
     reading: groups.Reading,
     model: groups.Model = "minilm",
     which: groups.Heads,

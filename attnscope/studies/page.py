@@ -16,8 +16,10 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import HOME, require_writable
 from attnscope.records import AttentionMap, Heatmap, file_of
+from attnscope.records.atlas import Atlas
 from attnscope.records.elsewhere import load_arrays
 from attnscope.records.findings import Findings
+from attnscope.records.reading import schema_of
 from attnscope.records.storage import is_stream, require_replaceable, write_stream, write_whole
 from attnscope.studies.choice import Choice
 from attnscope.studies.heatmap import fill_maps, outline, run_model
@@ -27,6 +29,7 @@ from attnscope.studies.reading import Given, Prompt, PromptOptions, read, reader
 from attnscope.studies.texts import Progress, Report, share_read
 from attnscope.text import read_text, slug
 from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
+from attnscope.views.page.atlas import pack_atlas
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +51,8 @@ class PageWanted:
         chat: Whether texts are put into the model's chat template.
         generate: How many tokens a decoder is to write after each text.
         records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
-        heads_record: A saved record of heads (heads.npz, or its folder), which names roles.
+        heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
+            page then shows beside the texts.
         choice: Which heads.
         out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
             text and heads.
@@ -163,7 +167,7 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
     if wanted.out is None or not is_stream(wanted.out):
         require_writable(HOME if wanted.out is None else wanted.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
-    findings = None if wanted.heads_record is None else Findings.load(file_of(wanted.heads_record))
+    findings, atlas = (None, []) if wanted.heads_record is None else _load_heads(file_of(wanted.heads_record))
     shown = [PageText(_chosen(_load_maps(path), wanted.choice)) for path in wanted.records]
     if wanted.texts or wanted.files:
         prompts = wanted.prompts()
@@ -180,7 +184,8 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
     if findings is not None:
         for one in shown:
             _require_same_model(findings, one.record)
-    page = page_of(shown, findings=findings, start=wanted.start())
+    start = {"v": "grid", **wanted.start()} if atlas else wanted.start()
+    page = page_of(shown, findings=findings, start=start, atlas=atlas)
     path, content = wanted.out or _default_path(shown, wanted), page.html.encode()
     if is_stream(path):
         write_stream(path, content)
@@ -256,6 +261,14 @@ def _load_maps(path: Path) -> Heatmap:
     """The record of a file or folder, also of bare arrays."""
     path = file_of(path)
     return load_arrays(path) or Heatmap.load(path)
+
+
+def _load_heads(path: Path) -> tuple[Findings, list[str]]:
+    """What names the roles; of an atlas also its blocks, which the page then shows beside the texts."""
+    if not schema_of(path).startswith("attnscope.atlas/"):
+        return Findings.load(path), []
+    atlas = Atlas.load(path)
+    return atlas.findings, pack_atlas(atlas)
 
 
 def _chosen(record: Heatmap, choice: Choice) -> Heatmap:

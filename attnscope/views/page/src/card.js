@@ -258,6 +258,11 @@ export class Card {
     );
   }
 
+  /** What rows are ranked by: of the lift the lower end of its interval, so that a token that was seen by chance is not first. */
+  key(row) {
+    return this.by === "mass" ? row.mass : (row.low ?? row.lift ?? 0);
+  }
+
   showTables() {
     const rows = this.told.tables;
     fill(
@@ -265,7 +270,7 @@ export class Card {
       Object.entries(SIDES).map(([side, title]) => {
         const mine = rows
           .filter((row) => row.side === side)
-          .sort((a, b) => b[this.by] - a[this.by])
+          .sort((a, b) => this.key(b) - this.key(a))
           .slice(0, MOST_TOKENS);
         if (!mine.length) return null;
         return el(
