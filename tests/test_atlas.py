@@ -252,6 +252,22 @@ def test_the_window_holds_what_counts() -> None:
     assert window(special[:40], 3, 4).tolist() == list(range(40))
 
 
+def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [" ".join(SENTENCES[:9]), " ".join(SENTENCES[9:])]
+    whole = atlas(own, long, FEW)
+    monkeypatch.setattr("attnscope.studies.atlas_rows._ELEMENTS", 1)  # 16 queries at once
+    parts = atlas(own, long, FEW)
+    for name in ("profiles", "even_profiles", "distances"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=2e-4)
+    assert parts.facts == whole.facts
+    np.testing.assert_array_equal(parts.codes, whole.codes)
+    for mine, others in zip(parts.tables, whole.tables, strict=True):
+        assert [(row.side, row.tokens, row.count) for row in mine] == [
+            (row.side, row.tokens, row.count) for row in others
+        ]
+        np.testing.assert_allclose([row.lift for row in mine], [row.lift for row in others], rtol=1e-4)
+
+
 def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     text = " ".join(SENTENCES)
     found = atlas(own, [text, SENTENCES[0]], AtlasOptions(HeadsOptions(chunk=100, stride=80), examples=2))
@@ -390,6 +406,17 @@ def test_texts_are_ranked_by_any_measure(own: Model) -> None:
     best = next(one for one in found.examples() if one.facts.head == head)
     words = [label.lower() for label in best.facts.labels]
     assert best.facts.score == pytest.approx(1, abs=0.01) and len({*words}) < len(words)
+
+
+def test_heads_are_taken_out_if_asked_for(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:4]), "utf-8")
+    status, _, err = run(
+        "atlas", "--file", "texts.txt", "-m", "own", "--causal", "--no-describe", "-o", "out", "-f", "npz"
+    )
+    assert status == 0, err
+    found = Atlas.load(tmp_path / "out" / "atlas.npz")
+    assert any(head.effects for head in found.heads) and found.options["causal"]["n_texts"] == 4
+    assert found.descriptions is None
 
 
 def test_the_command_writes_the_file_that_is_named(run: Run, tmp_path: Path) -> None:

@@ -97,14 +97,13 @@ def _tokens(atlas: Atlas, at: int, side: Side) -> str:
 
 def _offset(atlas: Atlas, at: int) -> Text:
     """The offset at which it is furthest above uniform attention, and its share there."""
-    above = atlas.profiles[at] - atlas.even_profiles[at]
+    profile = atlas.profiles[at, 1:-1]
+    above = profile - atlas.even_profiles[at, 1:-1]
     if not np.isfinite(above).any():
         return Text("")
     best = int(np.nanargmax(above))
-    name = {0: f"<-{FURTHEST}", len(above) - 1: f">{FURTHEST}"}.get(
-        best, f"{best - 1 - FURTHEST:+d}".replace("+0", "0")
-    )
-    return Text(f"{name} ").append(f"{100 * atlas.profiles[at, best]:.0f}%", style="cyan")
+    offset = best - FURTHEST
+    return Text(f"{offset:+d} " if offset else "0 ").append(f"{100 * profile[best]:.0f}%", style="cyan")
 
 
 def _excerpt(facts: ExampleFacts) -> str:
@@ -125,4 +124,4 @@ def _notes(atlas: Atlas, console: Console) -> list[str]:
     ]
     if console.width < _WIDE and atlas.facts:
         told.append(f"not shown in {console.width} columns: best example")
-    return [*told, f"{len(atlas.facts):,} examples are in the page: add -f html"] if atlas.facts else told
+    return [*told, f"{len(atlas.facts):,} examples are in the page (-f html)"] if atlas.facts else told
