@@ -1,0 +1,60 @@
+"""What rows say of tokens, against plain loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import t as student
+
+from attnscope.core.row_tables import ItemSums, even_weights, keep_rows, members, offset_masses
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_mass_by_offset(first: int) -> None:
+    weights = torch.rand(2, 5, 11, generator=torch.Generator().manual_seed(0))
+    expected = np.zeros((2, 7))
+    for query in range(5):
+        for key in range(11):
+            offset = min(3, max(-3, key - query - first))
+            expected[:, offset + 3] += weights[:, query, key].numpy()
+    np.testing.assert_allclose(offset_masses(weights, 2, first), expected, rtol=1e-5)
+
+
+def test_uniform_attention_and_tokens() -> None:
+    allowed = torch.tensor([[True, True, False], [False, False, False]])
+    assert even_weights(allowed).tolist() == [[0.5, 0.5, 0], [0, 0, 0]]
+    assert members(torch.tensor([1, -1, 0, 1]), 3).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
+
+
+def test_lifts_are_ratios_of_sums_over_texts_with_their_intervals() -> None:
+    chance = np.random.default_rng(0)
+    n_texts = 7
+    masses, even = chance.random((n_texts, 2, 3)) * 4, chance.random((n_texts, 2))
+    sums = ItemSums(5, [1, 3])
+    for of_text, uniform in zip(masses, even, strict=True):
+        sums.add(1, np.array([4, 2]), of_text, uniform, np.array([3.0, 9.0]))
+    sums.add(1, np.array([0, 3]), np.ones((2, 3)), np.array([0.5, 0.0]), np.array([1.0, 1.0]))
+    found = sums.lifts()
+    for item, number in ((4, 0), (2, 1)):
+        for head in range(3):
+            s, u = masses[:, number, head], even[:, number]
+            ratio = s.sum() / u.sum()
+            variance = n_texts / (n_texts - 1) * ((s - ratio * u) ** 2).sum() / u.sum() ** 2
+            half = student.ppf(0.975, n_texts - 1) * math.sqrt(variance)
+            got = (found.lift[item, 1 + head], found.low[item, 1 + head], found.high[item, 1 + head])
+            assert got == pytest.approx((ratio, max(0.0, ratio - half), ratio + half))
+            assert found.mass[item, 1 + head] == pytest.approx(s.sum() / (n_texts * (3, 9)[number]))
+    assert found.n_texts[:, 1].tolist() == [1, 0, n_texts, 0, n_texts] and not found.n_texts[:, 0].any()
+    assert found.lift[0, 1] == 2 and np.isnan(found.low[0, 1])
+    assert np.isnan(found.lift[3]).all()  # uniform attention has nothing there
+
+
+def test_rows_are_kept_up_to_a_share_and_a_number_of_keys() -> None:
+    weights = np.array([[0.5, 0.1, 0.25, 0.15], [0.25, 0.25, 0.25, 0.25], [0, 0, 0, 0], [0.001, 0, 0.999, 0]])
+    kept = keep_rows(weights, weights.sum(1), 0.75, 3)
+    rows = [kept.keys[a:b].tolist() for a, b in zip(kept.starts, kept.starts[1:], strict=False)]
+    assert rows == [[0, 2], [0, 1, 2], [], [2]]
+    assert kept.codes.tolist() == [128, 64, 64, 64, 64, 255]
+    # Half of the row is elsewhere: what is here does not hold the share.
+    assert len(keep_rows(weights[:1], np.array([2.0]), 0.75, 3).keys) == 3
