@@ -134,6 +134,20 @@ def test_where_none_can_be_measured_the_reason_is_told(own_run: Path, run: Run) 
     assert (status, out) == (1, "") and "holds no config.json" in err.splitlines()[0]
 
 
+def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = study.LoadOptions.load
+
+    def stumble(self: Any, spec: Any) -> Any:
+        if "checkpoint-5" in str(spec):
+            raise RuntimeError("mat1 and mat2\nshapes")
+        return load(self, spec)
+
+    monkeypatch.setattr(study.LoadOptions, "load", stumble)
+    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=("induction",)))
+    assert found.steps == (0, 10)
+    assert [one["reason"] for one in found.run["skipped"]] == ["RuntimeError: mat1 and mat2"]
+
+
 @pytest.mark.parametrize("at", ["loading", "measuring"])
 def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     load, heads = study.LoadOptions.load, study.heads
@@ -332,6 +346,17 @@ def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
     assert (status, err) == (0, "")
     assert "run: 4 checkpoints, steps 0 to 40" in out and "L1H1 since 20" in out
     assert "3 texts, 27 tokens" in out
+
+
+def test_what_is_undefined_is_said_to_be(run: Run, tmp_path: Path) -> None:
+    found = small_timeline(n_heads=9)
+    value = found.value.copy()
+    value[0] = np.nan
+    path = replace(found, value=value).save(tmp_path / "timeline.npz")
+    _, out, _ = run("show", path)
+    assert "previous token: undefined for all heads on these texts" in out
+    assert "the 8 of 18 heads in which it changes most" in out
+    assert replace(found, value=value).draw(tmp_path, ["svg"])
 
 
 @pytest.mark.parametrize("steps", [(3,), (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)])

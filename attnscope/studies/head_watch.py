@@ -100,10 +100,10 @@ class HeadWatch(TrainerCallback):
                 self._growing.add(Stage(name, step, seen))
                 if self._out is not None:
                     self._growing.record().save(self._out)
-        except AttnscopeError as error:
-            self._growing.skip(name, error)
+        except Exception as error:  # a training of days does not end because nobody can look at it
+            reason = self._growing.skip(name, error)
             if not self._warned:
-                warnings.warn(f"attnscope cannot measure the heads at {name}: {error.message}", stacklevel=2)
+                warnings.warn(f"attnscope cannot measure the heads at {name}: {reason}", stacklevel=2)
             self._warned = True
         self._last = step
         self.elapsed_s += time.perf_counter() - began

@@ -28,6 +28,7 @@ from attnscope.studies.descriptions import DescribeOptions
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.heads_order import probe_texts
 from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.late import failure
 from attnscope.studies.roles import RULES
 from attnscope.studies.texts import Report, Texts, scale_report, texts_of
 
@@ -127,7 +128,7 @@ def timeline(
         except KeyboardInterrupt:
             complete = False
             break
-        except AttnscopeError as error:
+        except Exception as error:  # whatever a library raises on one checkpoint, the others are not lost for it
             growing.skip(stage.name, error)
         gc.collect()  # a network's modules refer to each other: the next one is not to stand beside it
     return growing.record(complete=complete)
@@ -247,7 +248,7 @@ class Growing:
         self._options, self._texts = options, texts
         self._done: list[_Measured] = []
         self._predicted: str | None = None
-        self._error: AttnscopeError | None = None
+        self._error: Exception | None = None
         self.skipped: list[dict[str, Any]] = []
 
     def add(self, stage: Stage, report: Report | None = None) -> None:
@@ -273,10 +274,12 @@ class Growing:
         )  # fmt: skip
         self._done.append(_Measured(checkpoint, replace(found, sums={})))
 
-    def skip(self, name: str, error: AttnscopeError) -> None:
-        """Notes that a checkpoint could not be measured."""
+    def skip(self, name: str, error: Exception) -> str:
+        """Notes that a checkpoint could not be measured; returns why."""
         self._error = self._error or error
-        self.skipped.append(_problem(name, one_line(error.message)))
+        reason = one_line(failure(name, error)["error"])
+        self.skipped.append(_problem(name, reason))
+        return reason
 
     def record(self, *, complete: bool = True) -> Timeline:
         """What was measured until now.

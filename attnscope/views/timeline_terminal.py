@@ -65,11 +65,13 @@ def _table(first: str, steps: Sequence[str]) -> Table:
     return table
 
 
-def _measure(timeline: Timeline, row: int, measure: str, shown: Sequence[int], texts: Sequence[str]) -> Table:
+def _measure(timeline: Timeline, row: int, measure: str, shown: Sequence[int], texts: Sequence[str]) -> RenderableType:
     """A measure of the heads in which it changes most, shaded from its least to its largest value."""
     table = _table(measure_title(timeline, measure), texts)
     values, names = timeline.value[row], timeline.head_names
     heads = moving_heads(timeline, measure, _MOST_HEADS)
+    if not heads:
+        return Text(f"{measure_title(timeline, measure)}: undefined for all heads on these texts", style="dim")
     low, high = finite_range(values[:, heads].ravel().tolist())
     low = min(low, 0.0)
     for head in heads:
@@ -79,7 +81,7 @@ def _measure(timeline: Timeline, row: int, measure: str, shown: Sequence[int], t
             share = (value - low) / ((high - low) or 1.0) if math.isfinite(value) else 0.0
             cells.append(Text(number(value), style=shade(share, "#ffffff", "#08519c")))
         table.add_row(Text(printable(names[head]), style="bold"), *cells)
-    if len(heads) < len(names):
-        table.caption = f"the {len(heads)} of {len(names)} heads in which it changes most"
-        table.caption_justify = "left"
-    return table
+    if len(heads) == len(names):
+        return table
+    most = "changes most" if len(texts) > 1 else "is largest"
+    return Group(table, Text(f"the {len(heads)} of {len(names)} heads in which it {most}", style="dim"))
