@@ -231,3 +231,17 @@ def test_a_figure_fits_the_column_of_a_paper(tmp_path: Path) -> None:
     got = found("own")
     for width in ("column", "page"):
         assert len(got.draw(tmp_path / width, ["png"], width=width)) == 3
+
+
+def test_lines_of_the_graph_pass_by_heads_and_nothing_leaves_its_room() -> None:
+    from attnscope.views import circuits_figures as figures
+
+    chain = ((0, 0), (0, 3, 1), (3, 3))
+    rows = {chain[0]: 0, chain[1]: 1, chain[2]: 2, (1, 1): 1, (2, 2): 1}
+    chains = [chain, ((0, 0), (1, 1)), ((0, 0), (2, 2)), ((1, 1), (3, 3))]
+    for room in (1000.0, 120.0):
+        at = figures._positions(rows, chains, (10.0, 10.0 + room), (0.0, 50.0))
+        assert all(10 - 1e-6 <= x <= 10 + room + 1e-6 for x, _ in at.values())
+        assert {node: y for node, (_, y) in at.items()} == {node: 125 - 50 * row for node, row in rows.items()}
+        beside = sorted(at[node][0] for node in rows if rows[node] == 1)
+        assert min(b - a for a, b in zip(beside, beside[1:], strict=False)) >= min(44, room / 4)

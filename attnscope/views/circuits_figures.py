@@ -203,7 +203,8 @@ def _layer_names(
 
 def graph_page(found: Circuits, lettering: Lettering) -> Page:
     """The pairs that compose most above chance, a row for each layer that has one of them; the first below."""
-    links = [link for by in COMPOSITIONS for link in found.strongest(by, _MOST_LINKS) if link.excess > 0]
+    n_links = _MOST_LINKS // 2 if lettering.paper.is_narrow else _MOST_LINKS
+    links = [link for by in COMPOSITIONS for link in found.strongest(by, n_links) if link.excess > 0]
     used = sorted({place for link in links for place in (link.sender, link.receiver)})
     layers = sorted({found.heads[place].layer for place in used})
     paper = lettering.paper
@@ -211,14 +212,16 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
     row = max(58, min(92, 900 // max(1, len(layers))))
     left, right, top = layout.MARGIN_PX + 60, width - layout.MARGIN_PX - 40, _TOP_PX + 6
     footer = wrap_lines(
-        f"the {amount(_MOST_LINKS, 'pair')} each that compose most by queries, keys and values above chance; wider = "
+        f"the {amount(n_links, 'pair')} each that compose most by queries, keys and values above chance; wider = "
         "more above chance; a line goes up from the head that writes to the head that reads",
         width - 2 * layout.MARGIN_PX, lettering,
     )  # fmt: skip
     footer_y = math.ceil(top + max(1, len(layers)) * row + 10)
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title_of(found), "which heads feed which: the strongest pairs")
-    at = _positions(found.heads, used, layers, links, (left, right), (top, row))
+    chains = {pair: _chain(found.heads, layers, *pair) for pair in dict.fromkeys((k.sender, k.receiver) for k in links)}
+    row_of = {node: row for chain in chains.values() for node, row in chain}
+    at = _positions(row_of, [tuple(node for node, _ in chain) for chain in chains.values()], (left, right), (top, row))
     for layer in layers:
         y = top + (len(layers) - 1 - layers.index(layer) + 0.5) * row
         page.write(layout.MARGIN_PX, y, f"L{layer}", 14, ha="left", color=FAINT, va="center_baseline")
@@ -230,11 +233,12 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
     for (sender, receiver), held in pairs.items():
         for place, link in enumerate(held):
             bend = 9.0 * (place - (len(held) - 1) / 2)
-            curve = _curve(at[sender], at[receiver], bend)
+            stops = [at[node] for node, _ in chains[sender, receiver]]
+            curve = [point for ends in zip(stops, stops[1:], strict=False) for point in _curve(*ends, bend)]
             page.lines([curve], color=_COLORS[link.by], width_px=1.2 + 5.0 * link.excess / most, alpha=0.75, zorder=2)
     high, wide = 24, 62
     for place in used:
-        x, y = at[place]
+        x, y = at[place, place]
         page.lines(
             [[(x - wide / 2 + 10, y), (x + wide / 2 - 10, y)]],
             color="#ffffff",
@@ -261,49 +265,62 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
     return page
 
 
+Node = tuple[int, ...]
+"""(head, head), or where a line passes a row of others: (sender, receiver, row)."""
+
+
+def _chain(heads: Sequence[CircuitHead], layers: Sequence[int], sender: int, receiver: int) -> list[tuple[Node, int]]:
+    """The stops of a line, each with its row: its two heads, and a place in each row between, to pass by its heads."""
+    first, last = (layers.index(heads[place].layer) for place in (sender, receiver))
+    between: list[tuple[Node, int]] = [((sender, receiver, row), row) for row in range(first + 1, last)]
+    return [((sender, sender), first), *between, ((receiver, receiver), last)]
+
+
 def _positions(
-    heads: Sequence[CircuitHead],
-    used: Sequence[int],
-    layers: Sequence[int],
-    links: Sequence[Link],
+    row_of: dict[Node, int],
+    chains: Sequence[tuple[Node, ...]],
     ends: tuple[float, float],
     rows: tuple[float, float],
-) -> dict[int, tuple[float, float]]:
-    """Where heads stand: those of a layer side by side, each near those that it is joined with."""
-    (left, right), (top, row) = ends, rows
-    across = dict.fromkeys(used, 0.5)
-    by_layer = {layer: [p for p in used if heads[p].layer == layer] for layer in layers}
-    for layer in layers:  # at first apart, in the order of their numbers
-        for order, place in enumerate(by_layer[layer]):
-            across[place] = (order + 0.5) / len(by_layer[layer])
-    joined: dict[int, list[int]] = {place: [] for place in used}
-    for link in links:
-        joined[link.sender].append(link.receiver)
-        joined[link.receiver].append(link.sender)
-    for _ in range(12):
-        for layer in layers:
-            wanted = {p: float(np.mean([across[q] for q in joined[p]])) for p in by_layer[layer]}
-            for order, place in enumerate(sorted(by_layer[layer], key=lambda p: (wanted[p], p))):
-                share = (order + 0.5) / len(by_layer[layer])
-                across[place] = 0.5 * share + 0.5 * wanted[place]
-            _keep_apart(across, sorted(by_layer[layer], key=lambda p: across[p]), 70 / (right - left))
+) -> dict[Node, tuple[float, float]]:
+    """Where nodes stand: those of a row side by side, each near those that it is joined with; row 0 is the lowest."""
+    (left, right), (top, tall) = ends, rows
+    n_rows = max(row_of.values(), default=0) + 1
+    by_row = [sorted(node for node, row in row_of.items() if row == number) for number in range(n_rows)]
+    across: dict[Node, float] = {}
+    for row in by_row:  # at first apart, in the order of their numbers
+        across |= {node: (order + 0.5) / len(row) for order, node in enumerate(row)}
+    joined: dict[Node, list[Node]] = {node: [] for node in row_of}
+    for chain in chains:
+        for one, other in zip(chain, chain[1:], strict=False):
+            joined[one].append(other)
+            joined[other].append(one)
+    for _ in range(16):
+        for row in by_row:
+            wanted = {node: float(np.mean([across[other] for other in joined[node]])) for node in row}
+            for order, node in enumerate(sorted(row, key=lambda node: (wanted[node], node))):
+                across[node] = 0.5 * (order + 0.5) / len(row) + 0.5 * wanted[node]
+            _keep_apart(across, sorted(row, key=lambda node: (across[node], node)), right - left)
     return {
-        place: (
-            left + across[place] * (right - left),
-            top + (len(layers) - 1 - layers.index(heads[place].layer) + 0.5) * row,
-        )
-        for place in used
+        node: (left + across[node] * (right - left), top + (n_rows - 1 - row + 0.5) * tall)
+        for node, row in row_of.items()
     }
 
 
-def _keep_apart(across: dict[int, float], ordered: Sequence[int], least: float) -> None:
-    """Moves what stands too close in a row, from the left and then back from the right."""
-    for before, after in zip(ordered, ordered[1:], strict=False):
-        across[after] = max(across[after], across[before] + least)
+def _keep_apart(across: dict[Node, float], ordered: Sequence[Node], room: float) -> None:
+    """Moves what stands too close in a row, from the left and then back from the right; closer where all is full."""
+    gaps = [(_width(one) + _width(other)) / 2 / room for one, other in zip(ordered, ordered[1:], strict=False)]
+    gaps = [gap / max(1.0, sum(gaps)) for gap in gaps]
+    for gap, before, after in zip(gaps, ordered, ordered[1:], strict=False):
+        across[after] = max(across[after], across[before] + gap)
     limit = 1.0
-    for place in reversed(ordered):
-        across[place] = min(across[place], limit)
-        limit = across[place] - least
+    for gap, node in zip([*gaps[::-1], 0.0], reversed(ordered), strict=True):
+        across[node] = min(across[node], limit)
+        limit = across[node] - gap
+
+
+def _width(node: Node) -> float:
+    """The room that a head or a passing line takes."""
+    return 68.0 if len(node) == 2 else 22.0
 
 
 def _curve(start: tuple[float, float], end: tuple[float, float], bend: float) -> list[tuple[float, float]]:
