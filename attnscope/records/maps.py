@@ -200,6 +200,26 @@ class Heatmap(MapsRecord[AttentionMap]):
         made = replace(attention, weights=weights.astype(np.float32), keys=keys, part=part)
         return replace(self, maps=(made,), pictures=())
 
+    def squared(self) -> Heatmap:
+        """The same with as many rows as columns, and pictures as one key each: rows that are not kept are empty.
+
+        Raises:
+            AttnscopeError: It is a part that holds some of the keys alone.
+        """
+        record = self.with_pictures_as_one() if self.pictures else self
+        maps = []
+        for attention in record.maps:
+            if attention.part is not None:
+                n, (first, left, _, n_keys) = len(attention.keys), attention.part
+                rows = slice(first, first + len(attention.queries))
+                if left or n != n_keys or attention.keys.labels[rows] != attention.queries.labels:
+                    raise AttnscopeError("a part of a map with some of its keys alone has no page", "leave out --cols")
+                weights = np.zeros((*attention.weights.shape[:2], n, n), np.float32)
+                weights[:, :, rows] = attention.weights
+                attention = replace(attention, weights=weights, queries=attention.keys, part=None)
+            maps.append(attention)
+        return replace(record, maps=tuple(maps))
+
     @property
     def is_of_text(self) -> bool:
         """Whether it is neither of a picture nor of a recording."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -111,6 +111,8 @@ def page_of(
     """
     if not (texts or atlas):
         raise AttnscopeError("a page needs a text")
+    # Its grids, matrices and links have a row for each column.
+    texts = [replace(one, record=one.record.squared()) for one in texts]
     step = FINE_STEP if not texts or require_room(texts) <= FINE_UP_TO else STEP
     blocks: list[str] = list(atlas)
     manifest = {
