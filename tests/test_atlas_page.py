@@ -164,6 +164,16 @@ def test_a_wrong_filter_says_what_is_wrong_and_changes_nothing(opened: OpenedAtl
     opened.page.fill("input.filter", "")
 
 
+def test_the_names_that_a_filter_knows(opened: OpenedAtlas) -> None:
+    opened.go()
+    opened.page.click("[aria-label='What can be filtered by']")
+    assert opened.page.evaluate("document.querySelector('dialog.names').scrollTop") == 0, "it opens at its beginning"
+    names = opened.page.locator("dialog.names dt").all_inner_texts()
+    assert {"layer", "explained", "nats", "map_x", *ATLAS.heads[0].measures} <= set(names)
+    opened.page.keyboard.press("Escape")
+    assert not opened.page.locator("dialog.names").is_visible()
+
+
 def test_a_brush_filters_the_list_and_the_address_holds_it(opened: OpenedAtlas) -> None:
     opened.go(ax="layer", ay="induction")
     box = opened.page.locator(".scatter").bounding_box()

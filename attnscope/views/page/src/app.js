@@ -391,7 +391,7 @@ class App {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.target.closest?.("input:not([type=checkbox]):not([type=range]), select, textarea")) return;
     const does = {
       "[": () => this.step(-1),

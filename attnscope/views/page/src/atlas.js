@@ -76,7 +76,7 @@ export class AtlasView {
         "div",
         { class: "toolbar" },
         this.input,
-        el("button", { type: "button", class: "icon", title: "what can be filtered by", "aria-label": "What can be filtered by", onclick: () => this.names.showModal() }, "\u2026"),
+        el("button", { type: "button", class: "icon", title: "what can be filtered by", "aria-label": "What can be filtered by", onclick: () => this.explain() }, "\u2026"),
         this.wrong,
         this.count,
       ),
@@ -103,7 +103,7 @@ export class AtlasView {
     return el(
       "dialog",
       { class: "help names", "aria-label": "What can be filtered by" },
-      el("h2", {}, "Filter"),
+      el("h2", { tabindex: "-1" }, "Filter"),
       el(
         "p",
         {},
@@ -113,6 +113,13 @@ export class AtlasView {
       el("dl", {}, rows),
       el("form", { method: "dialog" }, el("button", {}, "Close")),
     );
+  }
+
+  /** Shows what can be filtered by, from its beginning: the browser would open it at the button at its end. */
+  explain() {
+    this.names.showModal();
+    this.names.firstElementChild.focus();
+    this.names.scrollTop = 0;
   }
 
   focus() {

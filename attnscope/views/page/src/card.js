@@ -81,7 +81,7 @@ export class Card {
       say(this.profileRead.textContent);
     });
     this.by = "lift";
-    this.order = segmented("Order of tokens", [["lift", "by lift"], ["mass", "by mass"]], (value) => {
+    this.order = segmented("Order of tokens", [["lift", "by lift", "by the lower end of its interval"], ["mass", "by mass"]], (value) => {
       this.by = value;
       this.order.show(value);
       this.showTables();

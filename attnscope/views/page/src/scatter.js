@@ -42,7 +42,7 @@ function drawScatter(pen, { x, y, even: said, colours, colourOf, shown, width, h
   const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
   pen.line(left, low + 0.5, right, low + 0.5, colours.line);
   pen.line(left - 0.5, top, left - 0.5, low, colours.line);
-  for (const [value, said] of ticksOf(at.ends[0], Math.max(3, (right - left) / 90), isCount(x) ? 1 : 0)) {
+  for (const [value, said] of ticksOf(at.ends[0], Math.max(4, (right - left) / 90), isCount(x) ? 1 : 0)) {
     const place = at.x(value);
     pen.line(place, low, place, low + 4, colours.line);
     pen.text(said, place, low + 13, { size: 11, align: "center", colour: colours.faint });
