@@ -204,7 +204,9 @@ def _layer_names(
 def graph_page(found: Circuits, lettering: Lettering) -> Page:
     """The pairs that compose most above chance, a row for each layer that has one of them; the first below."""
     n_links = _MOST_LINKS // 2 if lettering.paper.is_narrow else _MOST_LINKS
-    links = [link for by in COMPOSITIONS for link in found.strongest(by, n_links) if link.excess > 0]
+    ranked = [link for by in COMPOSITIONS for link in found.strongest(by, n_links)]
+    # The glass box's heads write to slots of their own: that they share any direction says it all.
+    links = [link for link in ranked if link.excess > 0] or [link for link in ranked if link.share > 0]
     used = sorted({place for link in links for place in (link.sender, link.receiver)})
     layers = sorted({found.heads[place].layer for place in used})
     paper = lettering.paper
@@ -213,7 +215,7 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
     left, right, top = layout.MARGIN_PX + 60, width - layout.MARGIN_PX - 40, _TOP_PX + 6
     footer = wrap_lines(
         f"the {amount(n_links, 'pair')} each that compose most by queries, keys and values above chance; wider = "
-        "more above chance; a line goes up from the head that writes to the head that reads",
+        "a larger share; a line goes up from the head that writes to the head that reads",
         width - 2 * layout.MARGIN_PX, lettering,
     )  # fmt: skip
     footer_y = math.ceil(top + max(1, len(layers)) * row + 10)
@@ -226,7 +228,7 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
         y = top + (len(layers) - 1 - layers.index(layer) + 0.5) * row
         page.write(layout.MARGIN_PX, y, f"L{layer}", 14, ha="left", color=FAINT, va="center_baseline")
         page.lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
-    most = max((link.excess for link in links), default=1.0)
+    most = max((link.share for link in links), default=1.0)
     pairs: dict[tuple[int, int], list[Link]] = {}
     for link in links:
         pairs.setdefault((link.sender, link.receiver), []).append(link)
@@ -235,7 +237,7 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
             bend = 9.0 * (place - (len(held) - 1) / 2)
             stops = [at[node] for node, _ in chains[sender, receiver]]
             curve = [point for ends in zip(stops, stops[1:], strict=False) for point in _curve(*ends, bend)]
-            page.lines([curve], color=_COLORS[link.by], width_px=1.2 + 5.0 * link.excess / most, alpha=0.75, zorder=2)
+            page.lines([curve], color=_COLORS[link.by], width_px=1.2 + 5.0 * link.share / most, alpha=0.75, zorder=2)
     high, wide = 24, 62
     for place in used:
         x, y = at[place, place]
@@ -313,7 +315,7 @@ def _keep_apart(across: dict[Node, float], ordered: Sequence[Node], room: float)
     for gap, before, after in zip(gaps, ordered, ordered[1:], strict=False):
         across[after] = max(across[after], across[before] + gap)
     limit = 1.0
-    for gap, node in zip([*gaps[::-1], 0.0], reversed(ordered), strict=True):
+    for gap, node in zip([*gaps[::-1], 0.0], reversed(ordered), strict=False):
         across[node] = min(across[node], limit)
         limit = across[node] - gap
 
