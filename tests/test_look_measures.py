@@ -1,24 +1,33 @@
 """What heads do between words and pictures: the measures in closed form, against plain loops, and on a model."""
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import attnscope
 from attnscope.core.look_measures import LOOK_MEASURES, LookFacts, look_sums
+from attnscope.core.running import RunningSums
 from attnscope.errors import AttnscopeError
+from attnscope.records.findings import Estimate, Head
+from attnscope.records.pictures import Picture
+from attnscope.studies.grounding import cover, with_grounding
 from tests.vision_language_helpers import write_family
 
 NAMES = list(LOOK_MEASURES)
+AT = NAMES.index("grounds")
 CELLS = np.arange(3, 18).reshape(3, 5)
 FACTS = LookFacts(23, 19, np.array([True, False, True, True]), CELLS, np.arange(1, 18))
 
 
 def values(weights: np.ndarray) -> dict[str, np.ndarray]:
     found = look_sums(weights, FACTS)
-    return dict(zip(NAMES, found.sums / found.counts, strict=True))
+    assert not found.counts[AT - 1 :].any()  # there is no box
+    return dict(zip(NAMES[: AT - 1], found.sums[: AT - 1] / found.counts[: AT - 1], strict=True))
 
 
 def test_one_patch_uniform_attention_and_two_spots() -> None:
@@ -92,3 +101,79 @@ def test_heads_of_a_model_are_measured_on_what_it_shows(tmp_path: Path) -> None:
     assert back.grid("decoder", "localised").tolist() == found.grid("decoder", "localised").tolist()
     with pytest.raises(AttnscopeError, match="reads no pictures among words"):
         attnscope.picture_heads(attnscope.load("own"), photos, text=asked)
+
+
+def ground(boxes: list[np.ndarray], planted: int, seed: int) -> list[str]:
+    """The heads of 24 that ground words, of which one looks into the true boxes for three fifths of its attention."""
+    drawn = np.random.default_rng(seed)
+    sums = RunningSums((1, 24, len(NAMES)))
+    true = [(np.random.default_rng(n).integers(2), np.random.default_rng(n + 99).integers(3)) for n in range(40)]
+    for (row, column), box in zip(true, boxes, strict=True):
+        weights = drawn.dirichlet(np.full(23, 0.3), (24, 4))
+        weights[planted] *= 0.4
+        weights[planted][:, CELLS[row : row + 2, column : column + 3].ravel()] += 0.1
+        found = look_sums(weights, replace(FACTS, box=box))
+        sums.add(found.sums.T[None, None], found.counts.T[None, None])
+    values = sums.ratio()[0]
+    low, high = (end[0, :, AT] for end in sums.interval())
+    heads = [
+        Head("decoder", 0, n, (), 0.0, {"grounds": Estimate(values[n, AT], low[n], high[n], 0.0, 1)}) for n in range(24)
+    ]
+    return [head.name for head in with_grounding(heads, (0,), sums, AT) if head.roles]
+
+
+def boxes() -> list[np.ndarray]:
+    made = []
+    for n in range(40):
+        row, column = np.random.default_rng(n).integers(2), np.random.default_rng(n + 99).integers(3)
+        box = np.zeros((3, 5))
+        box[row : row + 2, column : column + 3] = 1
+        made.append(box)
+    return made
+
+
+def test_a_planted_grounding_head_is_found_and_none_on_shuffled_boxes() -> None:
+    true = boxes()
+    for seed in range(20):
+        assert ground(true, 7, seed) == ["L0H7"]
+    # Boxes that know nothing of the attention: drawn anew for every picture.
+    for seed in range(20):
+        drawn = np.random.default_rng(1000 + seed)
+        blind = [(drawn.random((3, 5)) < 0.4).astype(float) for _ in true]
+        assert ground(blind, 7, seed) == []
+
+
+def test_boxes_are_laid_over_patches() -> None:
+    picture = Picture(
+        np.zeros((4, 8, 3), np.uint8), (2, 4), "a", (80, 40), CELLS[:2, :4].astype(np.int32), (0, 0, 80, 40)
+    )
+    np.testing.assert_allclose(cover(picture, (10, 0, 40, 20)), [[0.5, 1, 0, 0], [0, 0, 0, 0]])
+    np.testing.assert_allclose(cover(picture, (-5, 10, 200, 30)), np.full((2, 4), 0.5))
+    cut = replace(picture, area=(20, 0, 60, 40))  # the middle alone was seen
+    np.testing.assert_allclose(cover(cut, (0, 0, 30, 40)), [[1, 0, 0, 0]] * 2)
+
+
+def test_phrases_and_boxes_from_json_lines(tmp_path: Path) -> None:
+    model = attnscope.load(write_family(tmp_path / "model", "qwen2_vl"))
+    lines = []
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 255, (80, 130, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        lines.append({"image": f"{number}.png", "phrase": "two cups", "box": [10 * number, 20, 60, 70]})
+    path = tmp_path / "boxes.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    found = attnscope.picture_heads(model, str(path), text="what is near {phrase} ?")
+    total, n = np.zeros((2, 4)), 0
+    for number, line in enumerate(lines):
+        record = attnscope.picture_heatmap(model, str(tmp_path / f"{number}.png"), "what is near two cups ?")
+        labels, picture = record.maps[0].queries.labels, record.pictures[0]
+        words = [labels.index("two"), labels.index("cups")]
+        on = record.weights[:, :, words][..., picture.cells]
+        total += ((on * cover(picture, line["box"])).sum((-2, -1)) / on.sum((-2, -1))).sum(2)
+        n += 2
+    np.testing.assert_allclose(found.grid("decoder", "in_box"), total / n, atol=1e-5)
+    back = attnscope.load_record(found.save(tmp_path / "heads.npz"))
+    assert back.options["roles"]["grounding"]["measure"] == "grounds"
+    path.write_text('{"image": "0.png", "phrase": "x"}', "utf-8")
+    with pytest.raises(AttnscopeError, match="line 1 of .* is no reference"):
+        attnscope.picture_heads(model, str(path), text="what ?")

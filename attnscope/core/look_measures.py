@@ -41,6 +41,11 @@ LOOK_MEASURES: dict[str, Measure] = {
                 "sum of sum p_k over patches at an edge / words", "share", 0, 1, "ours"),
         Measure("largest_patch", "puts much on one patch",
                 "sum of the largest A_qk of a patch / words", "weight", 0, 1, "ours"),
+        Measure("in_box", "looks into the box of what is named",
+                "sum of sum p_k b_k / words, b_k = how much of patch k lies in the box", "share", 0, 1,
+                "after Kang et al. 2025, arXiv 2503.06287"),
+        Measure("grounds", "looks into the box more than its area says",
+                "sum of (sum p_k b_k - mean b_k) / words", "share", -1, 1, "ours"),
     )
 }  # fmt: skip
 """All measures between words and pictures by name; the finest picture is the one of most patches."""
@@ -56,6 +61,8 @@ class LookFacts:
         asks: Which tokens from there on are the words that are asked about, (token - first,), bool.
         cells: Places of the tokens of the finest picture, (row, column).
         patches: Places of the tokens of all pictures, (patch,).
+        box: How much of each patch of the finest picture lies in the box of what the words name, (row, column), 0 to 1;
+            None = there is none.
     """
 
     n_tokens: int
@@ -63,6 +70,7 @@ class LookFacts:
     asks: NDArray[np.bool_]
     cells: NDArray[np.integer]
     patches: NDArray[np.integer]
+    box: Floats | None = None
 
 
 class LookSums:
@@ -109,6 +117,7 @@ def look_sums(weights: Floats, facts: LookFacts) -> HeadSums:
     even = math.sqrt(y.var() + x.var())
     edge = (y == 0) | (y == rows - 1) | (x == 0) | (x == columns - 1)
     placed = facts.cells.ravel()
+    box = np.zeros(rows * columns) if facts.box is None else facts.box.ravel()
     for head, of_head in enumerate(weights[:, facts.asks]):
         share, on = of_head[:, facts.patches].sum(1), of_head[:, placed]
         total = on.sum(1)
@@ -122,6 +131,7 @@ def look_sums(weights: Floats, facts: LookFacts) -> HeadSums:
         found = (
             (share, share), (share[there] * near, near), (entropy, entropy), (spots, spots),
             (p[:, edge].sum(1), entropy), (of_head[:, facts.patches].max(1), share),
+            (p @ box, () if facts.box is None else near), (p @ box - box.mean(), () if facts.box is None else near),
         )  # fmt: skip
         for number, (values, counted) in enumerate(found):
             sums[number, head], counts[number, head] = np.sum(values), len(counted)

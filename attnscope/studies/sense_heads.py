@@ -19,6 +19,16 @@ from attnscope.records.findings import LOOKS, PICTURES, RECORDINGS, Estimate, Fi
 from attnscope.records.storage import finite
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
+from attnscope.studies.grounding import (
+    FEWEST_PICTURES,
+    LEVEL,
+    ROLE,
+    Reference,
+    cover,
+    read_references,
+    tokens_of_phrase,
+    with_grounding,
+)
 from attnscope.studies.heatmap import run_probe
 from attnscope.studies.overflow import broken_rows, require_finite
 from attnscope.studies.provenance import run_of
@@ -61,6 +71,8 @@ def picture_heads(
         model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …; with a text one that reads
             both: LLaVA, Qwen2-VL, SmolVLM …
         images: A file or a pattern, a list of these, or of images of Pillow or arrays (height, width, 3) of uint8.
+            With a text also JSON lines (.jsonl) with `image`, `phrase` and `box`: which heads look from the phrase,
+            which stands for {phrase} in the text, into the box.
         report: Called after each picture.
         text: A question.
         generate: How many tokens of its answer the model writes at most; the words of the answer are measured, and
@@ -105,30 +117,42 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
     """What words of an answer do in the pictures that it is about."""
     from attnscope.core.look_measures import LOOK_MEASURES, LookFacts, LookSums
 
-    given = _list_inputs(images, "picture")
+    references = _references(images)
+    given = [(f"{one.image}: {one.phrase}", one) for one in references] or _list_inputs(images, "picture")
     # What is wrong with the model or the question is wrong with every picture.
     read(model, View((read_photo(_BLANK),), text))
 
     def measure(number: int) -> _Measured:
         name, image = given[number]
+        asked, of = text, image if isinstance(image, Reference) else None
+        if of is not None:
+            name, image = str(of.image), of.image
+            asked = text.replace("{phrase}", of.phrase) if "{phrase}" in text else f"{text} {of.phrase}"
         try:
             photo = read_photo(image)
-            reading = read(model, View((photo,), text, generate))
+            reading = read(model, View((photo,), asked, 0 if of else generate))
         except AttnscopeError as error:
             raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
         first, tokens = reading.after_pictures, reading.tokens
         asks = ~tokens.special[first:]
         written = asks & (np.arange(first, len(tokens)) >= tokens.n_given)
         asks = written if written.any() else asks
+        if of is not None:
+            asks = tokens_of_phrase(tokens, first, of.phrase)
+            if not asks.any():
+                raise _LeftOutError(f"{of.phrase!r} is not found among the tokens of the question")
+        finest = max(reading.pictures, key=lambda picture: math.prod(picture.grid))
+        assert finest.cells is not None
         cells = [picture.cells for picture in reading.pictures if picture.cells is not None]
         patches = np.concatenate([of.ravel() for of in cells])
-        facts = LookFacts(len(tokens), first, asks, max(cells, key=np.size), patches[patches >= 0])
+        box = None if of is None else cover(finest, of.box)
+        facts = LookFacts(len(tokens), first, asks, finest.cells, patches[patches >= 0], box)
         probe = LookSums(facts)
         run_probe(model, reading, probe)
         by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
         require_finite(by_kind, model.info, photo.source)
         pixels = np.asarray(photo.image)
-        head = f"picture {pixels.shape}\n{text}\n"
+        head = f"picture {pixels.shape}\n{asked}\n{'' if of is None else of.box}\n"
         return _Measured(probe, int(asks.sum()), reading.notes, head, pixels.tobytes())
 
     sense = _Sense(
@@ -136,6 +160,13 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
         "give photos, such as --image 'photos/*.jpg'",
     )  # fmt: skip
     return _study(model, given, measure, sense, report)
+
+
+def _references(images: Any) -> list[Reference]:
+    """Photos with phrases and boxes, where JSON lines are given."""
+    files = [one for one in (images if isinstance(images, list) else [images]) if isinstance(one, str | Path)]
+    named = [Path(one) for one in files if str(one).endswith(".jsonl")]
+    return [reference for path in named for reference in read_references(path)]
 
 
 def sound_heads(
@@ -309,9 +340,11 @@ def _study(
     if done.n == 1:
         notes.append(f"of one {sense.noun} there are no intervals")
     of = sense.kind, sense.catalogue, done.measures, done.uniform, done.layers
-    return Findings(
-        run_of(model.info, notes), corpus, _describe(sense.catalogue), _heads_of(*of, sense.resting), _sums_of(*of)
-    )
+    heads, options = _heads_of(*of, sense.resting), _describe(sense.catalogue)
+    if any("grounds" in head.measures for head in heads):
+        heads = with_grounding(heads, done.layers, done.measures, list(sense.catalogue).index("grounds"))
+        options |= {"roles": {"grounding": ROLE}, "level": LEVEL, "fewest_texts": FEWEST_PICTURES}
+    return Findings(run_of(model.info, notes), corpus, options, heads, _sums_of(*of))
 
 
 def _measure_picture(model: Model, reading: Reading) -> PictureSums:

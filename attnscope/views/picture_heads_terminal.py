@@ -34,6 +34,10 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
         parts += [*_map(findings, leading, console.width), Text(), _extremes(findings, console.width)]
     said = ["uniform: the value of a head that attends to all keys alike", heads_summary.corpus_line(findings)]
     said += heads_summary.corpus_notes(findings)
+    grounding = [(head.name, role) for head in findings.heads for role in head.roles if role.name == "grounding"]
+    if "grounding" in findings.options.get("roles", {}):
+        named = ", ".join(f"{name} ({role.value:.2f}, q {role.q:.2g})" for name, role in grounding)
+        said.append(f"heads that look into the box by {0.1:g} more than its area: {named or 'none'}")
     return Group(*parts, *dim_lines(said))
 
 
