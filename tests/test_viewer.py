@@ -148,6 +148,17 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_comparison_of_texts_is_the_two_texts(viewer: OpenedViewer, tmp_path: Path) -> None:
+    asked = ["compare", "-m", "own", "Time flies.", "--with", "Time crawls.", "-f", "npz", "-o", str(tmp_path), "-q"]
+    app(asked, standalone_mode=False)
+    viewer.open(tmp_path / "compare.npz")
+    viewer.settle("grid")
+    held = np.load(tmp_path / "compare.npz")
+    for number, name in enumerate(("weights", "other_weights")):
+        viewer.show(v="matrix", t=number, h="1.2")
+        np.testing.assert_allclose(viewer.matrix(), held[name][9], atol=5.1e-5)
+
+
 @pytest.mark.parametrize("ending", ["npz", "json"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_records_about_heads_are_tables_of_heads(viewer: OpenedViewer, records: Path, name: str, ending: str) -> None:
@@ -224,6 +235,7 @@ def damaged(content: bytes, how: str) -> bytes:
         ("another json", "names no schema"),
         ("another kind", "attnscope.trace/1, which this page does not show"),
         ("no heads", "holds no heads"),
+        ("heads of nothing", "no layer and number"),
     ],
 )
 def test_damage_is_said_in_a_line_and_loses_nothing(viewer: OpenedViewer, tmp_path: Path, how: str, says: str) -> None:

@@ -278,5 +278,7 @@ export async function readRecord(name, bytes) {
   if (!reader) throw new Unreadable(`it is of kind ${content.told.schema}, which this page does not show; \`attnscope show\` does`);
   const [told, detail] = await reader(content);
   if (!told.heads?.length) throw new Unreadable("it holds no heads");
+  if (!told.heads.every(({ layer, head }) => Number.isInteger(layer) && Number.isInteger(head)))
+    throw new Unreadable("one of its heads has no layer and number");
   return { ...nothing, told, detail, roles: rolesOfHeads(told) };
 }
