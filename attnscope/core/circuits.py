@@ -22,13 +22,13 @@ def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*hea
 
 
 def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"]:
-    """L of rows = L Q with orthonormal rows of Q: all of a factor but which directions of the stream it reads."""
+    """L of rows = L Q with orthonormal rows of Q: all of a factor but the directions that it reads, in its unit."""
     factor: Tensor = torch.linalg.qr(rows.double().mT, mode="r").R.mT
     return factor
 
 
 def random_rows(n: int, k: int, d: int, seed: int) -> Float[Tensor, "n k d"]:
-    """K orthonormal rows in d dimensions, n times, each equally likely (Haar)."""
+    """K orthonormal rows in d dimensions, n times, each equally likely (Haar); numbers from -1 to 1."""
     drawn = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q, r = torch.linalg.qr(drawn)
     rows: Tensor = (q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None]).mT
@@ -63,7 +63,7 @@ def eigenvalue_scores(
 def singular_directions(
     left: Float[Tensor, "d k"], right: Float[Tensor, "k d"], n: int
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
-    """The first singular directions of left @ right: what it gives, what it reads, and their shares of its norm².
+    """The first singular directions of left @ right: what it gives, what it reads, their shares of its norm², 0 to 1.
 
     By the QR factors of both: the decomposition is one of k x k.
     """
@@ -80,7 +80,7 @@ def sender(writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
 
 
 def receiver(left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k d"]:
-    """As `sender` of left @ reads, whose left factor is reduced: k rows that read the stream."""
+    """As `sender` of left @ reads, whose left factor is reduced: k rows that read the stream, in the unit of reads."""
     return inner_factors(left.mT).mT @ reads.double()
 
 

@@ -91,7 +91,14 @@ class LookSums:
         self.uniform = look_sums((seen / seen.sum(1, keepdims=True))[None], facts)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and measures it."""
+        """Computes an attention, and measures it; ours.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype and unit of the values.
+
+        Raises:
+            ValueError: It is of several prompts, or of another length than the facts.
+        """
         n = self._facts.n_tokens
         if call.query.shape[0] != 1 or call.query.shape[2] != n or call.key.shape[2] != n:
             raise ValueError(f"layer {call.layer} has {tuple(call.query.shape)} queries, the facts are of {n} tokens")

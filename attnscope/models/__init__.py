@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import (
@@ -86,7 +86,7 @@ def load(
                 return wrap_decoder(spec)
         from attnscope.models.hf.model import wrap
 
-        return wrap(spec, tokenizer, check=check)
+        return wrap(cast("PreTrainedModel", spec), tokenizer, check=check)
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
     if device_map is not None:

@@ -60,7 +60,7 @@ def with_effects(
     ]
     ablation = ablations[0]
     effects = {(head.kind, head.layer, head.head): head.effects for one in ablations for head in one.heads}
-    notes = [note for one in ablations for note in one.run["notes"] if note not in found.run["notes"]]
+    notes: list[str] = [note for one in ablations for note in one.run["notes"] if note not in found.run["notes"]]
     complete = all(one.corpus["complete"] for one in ablations)
     quantity = "kl" if ablation.whole else "l2"
     causal = {

@@ -14,6 +14,7 @@ from attnscope.errors import amount
 from attnscope.records.ablation import Ablation
 from attnscope.records.findings import LOOKS, PICTURES, RECORDINGS, Findings, Head, Role
 from attnscope.records.relations import Relations
+from attnscope.records.timeline import Timeline
 
 UNCLASSIFIED = "·"
 UNDEFINED = "–"
@@ -223,7 +224,7 @@ def title_of(findings: Findings, measure: str) -> str:
     return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
 
 
-def corpus_line(record: Ablation | Findings | Relations, *, predictions: bool = False) -> str:
+def corpus_line(record: Ablation | Findings | Relations | Timeline, *, predictions: bool = False) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
     corpus = record.corpus
     counted = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
