@@ -76,9 +76,8 @@ class PlainEncoder:
             "load the model with another engine (--engine auto), or leave maps unpooled (--pooled 0)",
         )
 
-    run = outputs = rerun = modules = blocks = static_embeddings = output_projections = unembedding = untrained = (
-        _refuse
-    )
+    run = outputs = rerun = modules = blocks = static_embeddings = _refuse
+    output_projections = unembedding = untrained = _refuse
 
     def _embed(self, tokens: Tokens) -> Array:
         w, encoder = self._weights, self._encoder
