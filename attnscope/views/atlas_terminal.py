@@ -69,11 +69,11 @@ def table(atlas: Atlas, heads: list[Head], console: Console) -> RenderableType:
     shown = plain_table(space=2)
     shown.add_column("head", no_wrap=True)
     shown.add_column("offset", justify="right", no_wrap=True)
-    for title in ("what it does", "tokens that ask", "tokens that get", *(["best example"] * wide)):
+    for title in ("what it does", "pairs", "tokens that get", *(["best example"] * wide)):
         shown.add_column(title, overflow="fold")
     for head in heads:
         at = number[head.kind, head.layer, head.head]
-        cells = [_words(head, findings), _tokens(atlas, at, "asks"), _tokens(atlas, at, "gets")]
+        cells = [_words(head, findings), _tokens(atlas, at, "pairs", ", "), _tokens(atlas, at, "gets")]
         if wide:
             cells.append(_excerpt(best[at]) if at in best else "")
         shown.add_row(Text(full_name(head, findings), style="bold"), _offset(atlas, at), *map(Text, cells))
@@ -90,9 +90,9 @@ def _words(head: Head, findings: Findings) -> str:
     return ", ".join(label(role.name) for role in head.roles) or "unclassified"
 
 
-def _tokens(atlas: Atlas, at: int, side: Side) -> str:
+def _tokens(atlas: Atlas, at: int, side: Side, between: str = " ") -> str:
     rows = [row for row in atlas.tables[at] if row.side == side][:_TOKENS]
-    return " ".join(cut(printable(row.tokens[0]), 12) for row in rows)
+    return between.join("→".join(cut(printable(token), 12) for token in row.tokens) for row in rows)
 
 
 def _offset(atlas: Atlas, at: int) -> Text:
@@ -119,7 +119,7 @@ def _excerpt(facts: ExampleFacts) -> str:
 def _notes(atlas: Atlas, console: Console) -> list[str]:
     told = [
         "offset: of the key from the query, where attention is furthest above an even spread, and its share there; "
-        "tokens: those that ask, and get, most above it.",
+        "pairs (query→key) and tokens: those that get most above it.",
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
     if console.width < _WIDE and atlas.facts:
