@@ -137,6 +137,7 @@ def test_a_runner_up_is_as_good_where_texts_do_not_tell_them_apart() -> None:
         assert found.first.terms == found.terms[:1]
         assert not explains_more(scored, head, found.runner_up, found.first)
     assert not explains_more(scored, 0, alike.first, alike.runner_up)
+    assert explains_more(rows.of_texts([12]), 0, alike.first, alike.runner_up)  # one text tells nothing apart
     assert explains_more(scored, 1, apart.first, apart.runner_up)
 
 

@@ -41,13 +41,40 @@ def test_lifts_are_ratios_of_sums_over_texts_with_their_intervals() -> None:
             s, u = masses[:, number, head], even[:, number]
             ratio = s.sum() / u.sum()
             variance = n_texts / (n_texts - 1) * ((s - ratio * u) ** 2).sum() / u.sum() ** 2
-            half = student.ppf(0.975, n_texts - 1) * math.sqrt(variance)
+            effective, n_queries = u.sum() ** 2 / (u**2).sum(), n_texts * (3, 9)[number]
+            half = student.ppf(0.975, effective - 1) * math.sqrt(variance)
+            mass = s.sum() / n_queries
+            unseen = 0.025 ** (0.3 / effective + 0.7 / n_queries)
+            low = max(0.0, min(ratio - half, ratio * unseen))
+            high = max(ratio + half, (1 - (1 - min(mass, 1)) * unseen) * n_queries / u.sum())
             got = (found.lift[item, 1 + head], found.low[item, 1 + head], found.high[item, 1 + head])
-            assert got == pytest.approx((ratio, max(0.0, ratio - half), ratio + half))
-            assert found.mass[item, 1 + head] == pytest.approx(s.sum() / (n_texts * (3, 9)[number]))
+            assert got == pytest.approx((ratio, low, high))
+            assert found.mass[item, 1 + head] == pytest.approx(mass)
     assert found.n_texts[:, 1].tolist() == [1, 0, n_texts, 0, n_texts] and not found.n_texts[:, 0].any()
     assert found.lift[0, 1] == 2 and np.isnan(found.low[0, 1])
     assert np.isnan(found.lift[3]).all()  # uniform attention has nothing there
+
+
+@pytest.mark.parametrize(("p", "n_texts", "least"), [(0.9, 5, 0.9), (0.9, 20, 0.9), (0.5, 3, 0.85), (0.5, 20, 0.93)])
+def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float) -> None:
+    chance = np.random.default_rng(int(100 * p) + n_texts)
+    n = 2000
+    sums = ItemSums(n, [1])
+    for _ in range(n_texts):
+        hits = (chance.random((n, 1)) < p).astype(float)
+        sums.add(0, np.arange(n), hits, np.full(n, 0.1), np.ones(n))
+    found = sums.lifts()
+    held = (found.low[:, 0] <= p / 0.1) & (p / 0.1 <= found.high[:, 0])
+    assert held.mean() >= least
+    assert (found.high > found.low).all()  # texts that were all alike make nobody sure
+
+
+def test_a_text_that_has_nearly_all_of_an_item_gives_no_interval() -> None:
+    sums = ItemSums(1, [1])
+    for even, mass in ((50.0, 400.0), (0.1, 1.0), (0.1, 1.0)):
+        sums.add(0, np.array([0]), np.array([[mass]]), np.array([even]), np.array([500.0]))
+    found = sums.lifts()
+    assert np.isnan(found.low[0, 0]) and np.isnan(found.high[0, 0]) and found.lift[0, 0] > 7
 
 
 def test_rows_are_kept_up_to_a_share_and_a_number_of_keys() -> None:

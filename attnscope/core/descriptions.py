@@ -456,13 +456,16 @@ def row_losses(part: Part, head: int, found: Description) -> Floats:
 
 
 def explains_more(part: Part, head: int, one: Description, other: Description) -> bool:
-    """Whether a description explains more of a head than another does: beyond the paired 95% interval over texts."""
+    """Whether a description explains more of a head than another does: beyond the paired 95% interval over texts.
+
+    Also where they cannot be told apart because there are not two texts.
+    """
     texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
     more = np.bincount(which, row_losses(part, head, other) - row_losses(part, head, one), len(texts)) / counts
     sums = RunningSums(())
     for of_text in more:
         sums.add(of_text, 1.0)
-    return bool(sums.interval()[0] > 0)
+    return not sums.interval()[0] <= 0  # one text alone tells nothing apart: there is no interval, and no tie
 
 
 def masses(part: Part, found: Description, feature: int) -> Floats:

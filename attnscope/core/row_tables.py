@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
+from attnscope.core.running import DEPENDENCE
+
 Floats = NDArray[np.float64]
+
+LEAST_EFFECTIVE = 1.1
+"""Effective number of texts below which a lift has no interval."""
 
 
 def offset_masses(
@@ -78,7 +83,8 @@ class Lifts(NamedTuple):
     Attributes:
         mass: (item, head): mean weight of a query that could see the item.
         lift: (item, head): the same over that of uniform attention; NaN where that is 0.
-        low: Lower end of the 95% interval of the lift, over texts; NaN where fewer than two have the item.
+        low: Lower end of the 95% interval of the lift, over texts; NaN where fewer than two have the item, or one has
+            nearly all of it.
         high: Upper end.
         counts: (item, layer): queries that could see it.
         n_texts: (item, layer): texts that have it.
@@ -100,7 +106,10 @@ class ItemSums:
 
         T / (T - 1) · Σ_t (s_t - R u_t)² / (Σ_t u_t)²,
 
-    and the interval R ± t · its root, t of T - 1 degrees of freedom (Cochran 1977, Sampling Techniques, section 6.4).
+    and the interval R ± t · its root (Cochran 1977, Sampling Techniques, section 6.4), t of m - 1 degrees of freedom
+    for the effective number of texts m = (Σ_t u_t)² / Σ_t u_t²: a text that has most of an item is most of what is
+    known of it. Texts that were all alike do not tell what was never seen: the low end is at most R · α^(1/N), and the
+    high end at least what a mass of 1 - (1 - mass) · α^(1/N) comes to, α = 0.025, as in `RunningSums.share_interval`.
 
     Args:
         n_items: How many items.
@@ -138,9 +147,15 @@ class ItemSums:
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = sums / wide[0]
             rest = np.maximum(squares - 2 * ratio * products + ratio**2 * wide[1], 0.0)
+            effective = wide[0] ** 2 / wide[1]
             error = np.sqrt(rest * wide[3] / (wide[3] - 1)) / wide[0]
-            error = np.where(wide[3] > 1, stdtrit(np.maximum(wide[3] - 1, 1), 0.975) * error, np.nan)
-            return Lifts(sums / wide[2], ratio, np.maximum(ratio - error, 0.0), ratio + error, count, texts)
+            known = (wide[3] > 1) & (effective >= LEAST_EFFECTIVE)
+            error = np.where(known, stdtrit(np.maximum(effective - 1, LEAST_EFFECTIVE - 1), 0.975) * error, np.nan)
+            mass = sums / wide[2]
+            unseen = 0.025 ** (DEPENDENCE / effective + (1 - DEPENDENCE) / wide[2])
+            low = np.clip(np.minimum(ratio - error, ratio * unseen), 0.0, None)
+            high = np.maximum(ratio + error, (1 - (1 - np.minimum(mass, 1)) * unseen) * wide[2] / wide[0])
+            return Lifts(mass, ratio, low, np.where(known, high, np.nan), count, texts)
 
 
 class KeptRows(NamedTuple):

@@ -75,7 +75,8 @@ class CircuitHead:
         layer: Its layer.
         head: Its number.
         copying: Whether it raises the token that it attends to: eigenvalues of W_U W_O W_V W_E.
-        matching: Whether a query looks for its own token, apart from positions: eigenvalues of W_E' W_Q' W_K W_E.
+        matching: Whether a query looks for its own token, apart from positions: eigenvalues of W_E' W_Q' W_K W_E, each
+            query's scores less their mean.
         same_nats: By how much a token's score for itself is above that for others, mean over tokens, at one place.
         previous: The share of attention that the previous token gets where positions alone speak; NaN = not known.
         same: The same of the token itself.

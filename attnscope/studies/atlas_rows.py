@@ -121,11 +121,11 @@ def units_of(
         return known.setdefault((text.index, number), Unit(text, parts(text)[number]))
 
     left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // SHARE))
-    for number in scores.sample:
+    for place, number in enumerate(scores.sample):
         one = scores.texts[number]
+        if one.n_tokens > left and place > 1:  # two are needed to tell how sure anything is
+            continue  # one that is too long for what is left, or for all of it: the others speak for the corpus
         left -= one.n_tokens
-        if left < 0 and number > 1:  # two are needed to tell how sure anything is
-            break
         unit(one.text, one.number).sampled = True
     picked: tuple[tuple[Why, NDArray[np.int64]], ...] = (("top", scores.best()), ("decile", scores.deciles()[1]))
     for why, chosen in picked:

@@ -96,7 +96,7 @@ class KindTables:
 
         self.n_heads = list(n_heads)
         total = sum(self.n_heads)
-        least = max(1, min(LEAST_TEXTS, len(texts)))
+        self._least = least = max(1, min(LEAST_TEXTS, len(texts)))
         self._labels: dict[int, str] = {}
         for text in texts:
             for ids, labels in ((text.queries, text.labels), (text.keys, text.key_labels)):
@@ -231,7 +231,7 @@ class KindTables:
             tuple(
                 self._row(side, tokens[side][item], of, item, head, int(layer))
                 for side, of in lifts.items()
-                for item in chosen(of, head, int(layer), above_even=side != "asks")
+                for item in chosen(of, head, int(layer), above_even=side != "asks", least=self._least)
             )
             for head, layer in enumerate(layers)
         ]
@@ -244,7 +244,7 @@ class KindTables:
         )  # fmt: skip
 
 
-def chosen(of: Lifts, head: int, layer: int, *, above_even: bool) -> list[int]:
+def chosen(of: Lifts, head: int, layer: int, *, above_even: bool, least: int) -> list[int]:
     """The items that are listed of a head: those whose lift is surely largest, and those that get most.
 
     By the lower end of the lift, rare ones are not crowded out by common ones, nor common ones by those that were seen
@@ -255,9 +255,10 @@ def chosen(of: Lifts, head: int, layer: int, *, above_even: bool) -> list[int]:
         head: The head.
         layer: Its layer.
         above_even: Whether those alone that are known to lie above uniform attention.
+        least: In so many texts at least a query could see them.
     """
-    low = np.where(np.isnan(of.low[:, head]), of.lift[:, head], of.low[:, head])
-    told = np.isfinite(low) & (of.n_texts[:, layer] > 0)
+    low = np.where(np.isnan(of.low[:, head]), 0.0, of.low[:, head])
+    told = np.isfinite(of.lift[:, head]) & (of.n_texts[:, layer] >= least)
     if above_even:
         told &= low > 1
     there = np.flatnonzero(told)

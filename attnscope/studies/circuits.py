@@ -275,8 +275,10 @@ class _Weights:
         """E U over the vocabulary, (d_model, d_model), of what is read and what is written."""
         if which not in self._cores:
             assert self.ends is not None
-            other = self.ends.written if which == "copying" else self.ends.read
-            core = (self.ends.read.T @ other.to(self.ends.read)).double()
+            read = self.ends.read
+            # Softmax does not see what a query's scores have in common over the vocabulary, nor is it a match.
+            other = self.ends.written.to(read) if which == "copying" else read - read.mean(0, keepdim=True)
+            core = (read.T @ other).double()
             if self.centres:
                 core = core - core.mean(0, keepdim=True)
                 core = core - core.mean(1, keepdim=True)

@@ -54,6 +54,9 @@ MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
 FEWEST_TEXTS = 2
 """Below so many texts (chunks of long ones) nothing can be scored on others."""
 
+NEARLY = 0.05
+"""By how much less of the nats another first term may explain, alone, that is named beside the first."""
+
 FAILURES = 3
 """Tokens that are kept of those that a description fails on."""
 
@@ -478,16 +481,22 @@ def _head(group: Group, sample: Sequence[Unit], scored: Part, number: int, found
 
 def _or(group: Group, scored: Part, number: int, found: Any) -> str:
     """What another feature is called that might as well be the first term; "" = none, or one that is a term anyway."""
-    from attnscope.core.descriptions import explains_more
+    from attnscope.core.descriptions import explains_more, score
 
     if found.runner_up is None:
+        return ""
+    gap = score(scored, number, found.first)[0].explained - score(scored, number, found.runner_up)[0].explained
+    if not gap <= NEARLY:
         return ""
     features, (other,) = group.features, found.runner_up.terms
     told = {features[f].shown_by[0] or features[f].name for f in found.terms}
     named = {features[other].name, features[other].base, features[other].shown_by[0]} - {""}
     if named & {*told, *(features[f].name for f in found.terms)}:
         return ""
-    return "" if explains_more(scored, number, found.first, found.runner_up) else features[other].words
+    if explains_more(scored, number, found.first, found.runner_up):
+        return ""
+    avoided = found.runner_up.weights[0] < 0
+    return f"not {features[other].words}" if avoided else features[other].words
 
 
 def _term(group: Group, scored: Part, number: int, found: Any, place: int) -> Term:

@@ -66,6 +66,16 @@ BASES: dict[str, tuple[str, ...]] = {
         "--file INPUTS/texts.csv -m own", "--file INPUTS/texts.txt.gz -m INPUTS/tiny --json",
     ),
     "merge": ("INPUTS/heads.npz -f csv -o OUT",),
+    "atlas": (
+        "--file INPUTS/cat.txt -m own -f npz,csv,html -o OUT",
+        "--file INPUTS/texts.jsonl -m INPUTS/tiny --examples 2 --sample 4 -f json -o OUT",
+    ),
+    "timeline": (
+        "INPUTS/tiny INPUTS/tiny --file INPUTS/cat.txt -f npz,csv -o OUT",
+        "INPUTS/tiny --file INPUTS/texts.jsonl --no-loss --json",
+    ),
+    "circuits": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
+    "viewer": ("-o OUT",),
     "rollout": ("TEXT -m own -f npz,json -o OUT", "TEXT -m INPUTS/tiny"),
     "compare": (
         "--file INPUTS/cat.txt -m own -f npz -o OUT", "TEXT --with TEXT -m own -f npz -o OUT",
@@ -78,6 +88,7 @@ BASES: dict[str, tuple[str, ...]] = {
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
             "rollout.npz", "weights.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "weights.json",
+            "atlas.npz", "circuits.npz", "timeline.npz",
         )
     ),
     "trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --token cat"),
@@ -150,7 +161,7 @@ class Generator:
 
     def base(self, name: str, number: int) -> Case:
         """One of the command lines that work."""
-        out = self._home / ("out.html" if name == "page" else "out")
+        out = self._home / ("out.html" if name in ("page", "viewer") else "out")
         words = [word.replace("INPUTS", str(self.inputs)) for word in shlex.split(BASES[name][number])]
         known = {"OUT": str(out), "TEXT": "the cat and the dog"}
         return Case((name, *(known.get(word, word) for word in words)), out)
