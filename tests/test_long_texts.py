@@ -368,7 +368,8 @@ def test_what_heads_add_to_a_process_grows_with_the_length_at_most(
     monkeypatch.setenv(VARIABLE, backend)
 
     def adds(n: int) -> int:
-        return int(python("-c", ADDS, tmp_path / "text.jsonl", n, check=True).stdout)
+        # The least of two: what else happens to a process can only add.
+        return min(int(python("-c", ADDS, tmp_path / "text.jsonl", n, check=True).stdout) for _ in range(2))
 
     # Most of it is two buffers and what a tile needs for a moment, which do not grow. One map would take 1 GiB.
     assert adds(16384) < 1.6 * adds(4096)

@@ -116,11 +116,13 @@ class Timeline(Record):
         return np.stack([part[row, :, places[0]] for part in (self.value, self.low, self.high)], 1)
 
     def since(self, role: str) -> dict[str, int]:
-        """Of each head that has a role at the last step, by name: from which step on it has had it.
+        """Of each head that has a role at the last step, by name: from which step on it has had it; none = {}.
 
         Raises:
-            AttnscopeError: No head ever had such a role.
+            AttnscopeError: There is no such role.
         """
+        if role not in self.roles and role in self.options.get("roles", {}):
+            return {}
         held = self.has_role[self._row(self.roles, role, "role")] > NO_ROLE
         first = len(held) - np.argmin(np.concatenate([held[::-1], np.zeros((1, held.shape[1]), bool)]), 0)
         return {

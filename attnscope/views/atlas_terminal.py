@@ -21,6 +21,9 @@ _MOST_SHOWN = 160
 _WIDE = 110
 """Columns from which there is room for the best example."""
 
+_STANDS_OUT = 0.05
+"""Share of attention beyond uniform attention's at an offset, from which on the offset is named."""
+
 _TOKENS = 3
 _AROUND = 4
 
@@ -102,6 +105,8 @@ def _offset(atlas: Atlas, at: int) -> Text:
     if not np.isfinite(above).any():
         return Text("")
     best = int(np.nanargmax(above))
+    if above[best] < _STANDS_OUT:
+        return Text("–", style="dim")
     offset = best - FURTHEST
     return Text(f"{offset:+d} " if offset else "0 ").append(f"{100 * profile[best]:.0f}%", style="cyan")
 
@@ -118,10 +123,11 @@ def _excerpt(facts: ExampleFacts) -> str:
 
 def _notes(atlas: Atlas, console: Console) -> list[str]:
     told = [
-        "offset: of the key from the query, where attention is furthest above an even spread, and its share there; "
+        "offset: of the key from the query, where attention is furthest above an even spread (by 5 points or more), "
+        "and its share there; "
         "pairs (query→key) and tokens: those that get most above it.",
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
     if console.width < _WIDE and atlas.facts:
         told.append(f"not shown in {console.width} columns: best example")
-    return [*told, f"{len(atlas.facts):,} examples are in the page (-f html)"] if atlas.facts else told
+    return [*told, f"{len(atlas.facts):,} examples are in the page (-o atlas.html)"] if atlas.facts else told

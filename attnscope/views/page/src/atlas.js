@@ -219,8 +219,10 @@ export class AtlasView {
     const { heads } = catalogs.shown;
     const counts = new Map();
     for (const { roles } of heads) {
-      const name = roles[0]?.name || "unclassified";
-      counts.set(name, (counts.get(name) || 0) + 1);
+      // As the filter of the chip finds them: a head with two roles counts for both, and has the colour of the first.
+      for (const name of roles.length ? roles.map((role) => role.name) : ["unclassified"]) {
+        counts.set(name, (counts.get(name) || 0) + 1);
+      }
     }
     const names = [...Object.keys(manifest.roles?.marks || {}), "unclassified"].filter((name) => counts.has(name));
     const focused = document.activeElement?.dataset?.role;

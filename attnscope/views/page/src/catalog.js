@@ -49,7 +49,8 @@ function briefOf({ terms, nats, explained }) {
   const whole = terms.filter((term) => !term.part_of || !terms.some(({ feature }) => feature === term.part_of));
   const said = whole.map((term) => {
     const avoided = term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));
-    return `${avoided ? "not " : ""}${term.words}${Number.isFinite(term.share) ? ` ${percent(term.share)}` : ""}`;
+    // The share of what a head avoids is that of the keys themselves: beside "not" it would be read the wrong way round.
+    return avoided ? `not ${term.words}` : `${term.words}${Number.isFinite(term.share) ? ` ${percent(term.share)}` : ""}`;
   });
   return said.length ? said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed") : "undescribed";
 }

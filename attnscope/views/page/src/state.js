@@ -165,13 +165,14 @@ export function addressOf(s = state) {
 
 function writeAddress(how, address = addressOf()) {
   clearTimeout(schedule.later);
-  written = address;
-  if (written === (location.hash || "#")) return;
+  if (location.hash !== written) return; // another one was set, and is about to be read
+  if (address === (location.hash || "#")) return;
   try {
-    history[how](null, "", written);
+    history[how](null, "", address);
   } catch {
     // Within a sandboxed frame of a notebook the address is not ours to set.
   }
+  written = location.hash;
 }
 
 function readAddress(text) {
@@ -184,6 +185,7 @@ function readAddress(text) {
 
 /** Reads the address, or what the page was made to show at first. */
 export async function begin(withAddress = true) {
+  written = location.hash;
   const address = withAddress && location.hash.length > 1 ? location.hash.slice(1) : "";
   readAddress(address || new URLSearchParams(manifest.start).toString());
   await atlasHooks.prepare();
