@@ -108,8 +108,9 @@ class ItemSums:
 
     and the interval R ± t · its root (Cochran 1977, Sampling Techniques, section 6.4), t of m - 1 degrees of freedom
     for the effective number of texts m = (Σ_t u_t)² / Σ_t u_t²: a text that has most of an item is most of what is
-    known of it. Texts that were all alike do not tell what was never seen: the low end is at most R · α^(1/N), and the
-    high end at least what a mass of 1 - (1 - mass) · α^(1/N) comes to, α = 0.025, as in `RunningSums.share_interval`.
+    known of it. Texts that were alike do not tell what was never seen: the low end is at most R · α^(1/N), and where
+    all were alike the high end is what a mass of 1 - (1 - mass) · α^(1/N) comes to, α = 0.025, N as in
+    `RunningSums.share_interval`.
 
     Args:
         n_items: How many items.
@@ -154,7 +155,9 @@ class ItemSums:
             mass = sums / wide[2]
             unseen = 0.025 ** (DEPENDENCE / effective + (1 - DEPENDENCE) / wide[2])
             low = np.clip(np.minimum(ratio - error, ratio * unseen), 0.0, None)
-            high = np.maximum(ratio + error, (1 - (1 - np.minimum(mass, 1)) * unseen) * wide[2] / wide[0])
+            alike = rest <= 1e-12 * squares
+            most = (1 - (1 - np.minimum(mass, 1)) * unseen) * wide[2] / wide[0]
+            high = np.where(alike, np.maximum(ratio, most), ratio + error)
             return Lifts(mass, ratio, low, np.where(known, high, np.nan), count, texts)
 
 
