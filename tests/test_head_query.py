@@ -36,6 +36,9 @@ def test_numbers_are_compared(found: Findings) -> None:
     every = [head.name for head in found.heads]
     assert names(found, "layer >= 0") == every
     assert names(found, "layer == 0") == [head.name for head in found.heads if head.layer == 0]
+    assert names(found, "layer < 1 & head > 0 || layer > 1000") == names(
+        found, "layer < 1 and head > 0 or layer > 1000"
+    )
     assert names(found, "not layer == 0") == [head.name for head in found.heads if head.layer]
     assert names(found, "0 <= head < 1 and layer < 1 or layer > 1000") == [
         head.name for head in found.heads if not head.head and not head.layer

@@ -96,6 +96,8 @@ def test_times_are_kept_and_drawn(planted: attnscope.Heatmap, tmp_path: Path) ->
 def test_what_has_no_times_is_refused(whisper: Any, planted: attnscope.Heatmap) -> None:
     with pytest.raises(AttnscopeError, match="names no heads that follow speech"):
         attnscope.sound_heatmap(whisper, (speech(0.5), 16000), TEXT, times=True)
+    with pytest.raises(AttnscopeError, match="takes texts, not recordings"):
+        attnscope.sound_heatmap(attnscope.load("own"), (speech(0.5), 16000), TEXT, times=True)
     with pytest.raises(AttnscopeError, match="the record holds no L7H0"):
         time_words(planted, [(7, 0)])
     with pytest.raises(AttnscopeError, match="word times need a recording"):

@@ -9,6 +9,7 @@ import ast
 import difflib
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from attnscope.records.findings import Findings, Head
 SORTS = ("layer", "explained", "entropy")
 """Orders: as in the model, the best described first, or the sharpest first."""
 
-_HINT = "such as 'induction > 0.4 and layer > 3'"
+_HINT = "such as 'induction > 0.4 and layer > 3'; names have no blanks: previous_token, is_induction, unclassified"
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Eq: operator.eq,
@@ -35,6 +36,7 @@ class HeadQuery:
     Names are a head's `layer` and `head`; its measures; of its description `explained` (a share), `nats` (from
     uniform) and `terms` (how many); and its roles, which are 1 or 0 (a role that is called as a measure is one with
     `is_` before it: `is_induction`; `unclassified` has none). What is not known of a head (NaN) fulfils no comparison.
+    `&` and `|` are `and` and `or`, as on the page of an atlas.
 
     Args:
         text: The condition.
@@ -46,7 +48,7 @@ class HeadQuery:
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            tree = ast.parse(text.strip(), mode="eval")
+            tree = ast.parse(re.sub("&+", " and ", re.sub(r"\|+", " or ", text)).strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise UsageError(f"the condition {text!r} cannot be read", _HINT) from None
         self._body = tree.body

@@ -59,7 +59,7 @@ def heads_to_follow(model: Model, picked: Sequence[tuple[int, int]] | None) -> t
         AttnscopeError: There are none.
     """
     named = () if model.writer is None else model.writer.alignment_heads
-    if picked or named:
+    if picked or named or model.ears is None:  # what hears nothing is refused as it is given the recording
         return tuple(picked or named)
     raise AttnscopeError(
         f"{model.info.name} names no heads that follow speech (alignment_heads of its generation_config.json)",
