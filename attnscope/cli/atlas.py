@@ -1,6 +1,5 @@
 """`attnscope atlas`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,24 +25,7 @@ def atlas(
     ] = "content_nats",
     examples: Annotated[int, typer.Option(min=0, max=100, help="How many of the best texts of each head.")] = 10,
     sample: Annotated[int, typer.Option(min=1, max=8192, help="How many texts are drawn for deciles.")] = 512,
-    thresholds: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--threshold",
-            help="Threshold that a role must reach, such as induction=0.3.",
-            autocompletion=options.complete_roles,
-        ),
-    ] = None,
-    measures: Annotated[
-        str | None,
-        typer.Option(
-            help="Also print these measures, such as entropy_nats,positional.",
-            autocompletion=options.complete_measures,
-        ),
-    ] = None,
-    chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
-    stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None,
-    frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None,
+    measuring: groups.Measuring,
     causal: Annotated[bool, "Take each head that has a role out, and say what changes."] = False,
     describing: groups.Describing,
     listing: groups.Listing,
@@ -65,10 +47,9 @@ def atlas(
     from attnscope.studies.heads_order import StudyOrder
 
     load = loading.options()
-    output = where.plan("atlas", printing, measures=measures, **listing.shown())
+    output = where.plan("atlas", printing, measures=measuring.measures, **listing.shown())
     study_of_heads = StudyOrder(
-        texts=texts.wanted(), probe=None, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
-        stride=stride, frequencies=frequencies, control=None, shard="1/1", causal=causal,
+        texts=texts.wanted(), probe=None, **measuring.order(), control=None, shard="1/1", causal=causal,
         describe=describing.options(), where=listing.only,
     )  # fmt: skip
     order = AtlasOrder(study_of_heads, rank, examples, sample)

@@ -376,6 +376,34 @@ class Listing:
 
 
 @dataclass(frozen=True)
+class Measuring:
+    """How heads are measured and judged."""
+
+    thresholds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--threshold",
+            help="Threshold that a role must reach, such as induction=0.3.",
+            autocompletion=options.complete_roles,
+        ),
+    ] = None
+    measures: Annotated[
+        str | None,
+        typer.Option(
+            help="Also print these measures, such as entropy_nats,positional.",
+            autocompletion=options.complete_measures,
+        ),
+    ] = None
+    chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None
+    stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None
+    frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None
+
+    def order(self) -> dict[str, Any]:
+        """What a `studies.heads_order.StudyOrder` is told of it."""
+        return {**vars(self), "thresholds": tuple(self.thresholds or ())}
+
+
+@dataclass(frozen=True)
 class Describing:
     """How heads are described."""
 

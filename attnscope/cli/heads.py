@@ -26,24 +26,7 @@ def heads(
     ] = None,
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
     model: groups.Model = "minilm",
-    thresholds: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--threshold",
-            help="Threshold that a role must reach, such as induction=0.3.",
-            autocompletion=options.complete_roles,
-        ),
-    ] = None,
-    measures: Annotated[
-        str | None,
-        typer.Option(
-            help="Also print these measures, such as entropy_nats,positional.",
-            autocompletion=options.complete_measures,
-        ),
-    ] = None,
-    chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None,
-    stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None,
-    frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None,
+    measuring: groups.Measuring,
     relations: Annotated[
         Path | None,
         "Annotated texts, or relations.npz: what heads link there joins the roles.",
@@ -81,20 +64,18 @@ def heads(
     if image or audio:
         options.refuse_beside(
             "--image" if image else "--audio", replace(texts, text=None), running,
-            audio=image and audio, probe=probe, threshold=thresholds, chunk=chunk, stride=stride,
-            frequencies=frequencies, relations=relations, control=control, causal=causal, writes=writes,
-            shard=shard != "1/1", feature=describing.feature,
+            audio=image and audio, probe=probe, threshold=measuring.thresholds, chunk=measuring.chunk,
+            stride=measuring.stride, frequencies=measuring.frequencies, relations=relations, control=control,
+            causal=causal, writes=writes, shard=shard != "1/1", feature=describing.feature,
         )  # fmt: skip
-    output = where.plan("heads", printing, measures=measures, **listing.shown(), **drawing.options())
+    output = where.plan("heads", printing, measures=measuring.measures, **listing.shown(), **drawing.options())
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text, listing.only)
         with options.progress(printing.quiet, *senses.counted) as report:
-            return output.deliver(study_senses(model, senses, measures, load, report))
+            return output.deliver(study_senses(model, senses, measuring.measures, load, report))
     order = StudyOrder(
-        texts=texts.wanted(), probe=probe, thresholds=tuple(thresholds or ()), measures=measures, chunk=chunk,
-        stride=stride, frequencies=frequencies, control=control, shard=shard, relations=relations, causal=causal,
-        writes=writes,
-        describe=describing.options(), where=listing.only,
+        texts=texts.wanted(), probe=probe, **measuring.order(), control=control, shard=shard, relations=relations,
+        causal=causal, writes=writes, describe=describing.options(), where=listing.only,
     )  # fmt: skip
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
