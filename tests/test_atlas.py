@@ -276,6 +276,19 @@ def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     assert found.corpus["n_chunked"] == 1
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_text_that_is_too_long_to_be_read_is_passed_over(
+    own: Model, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the lot puts it, first too."""
+    monkeypatch.setattr("attnscope.studies.atlas_rows.FEWEST_TOKENS", 40)
+    monkeypatch.setattr("attnscope.studies.atlas_rows.SHARE", 1000)
+    texts = [f"the cat sat {letter}" for letter in "abcdefgh"]
+    options = AtlasOptions(HeadsOptions(), seed=seed)
+    assert atlas(own, [*texts, "the dog and " * 16], options).corpus["n_sampled"] >= 4
+    assert atlas(own, ["the dog and " * 16, "the cat and " * 16, "a dog and " * 16], options).corpus["n_sampled"] == 2
+
+
 def test_failures_of_descriptions_are_examples(own: Model) -> None:
     found = atlas(own, SENTENCES, replace(FEW, heads=HeadsOptions(describe=DescribeOptions(queries=200))))
     assert found.descriptions is not None

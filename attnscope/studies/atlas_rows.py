@@ -121,12 +121,14 @@ def units_of(
         return known.setdefault((text.index, number), Unit(text, parts(text)[number]))
 
     left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // SHARE))
-    for place, number in enumerate(scores.sample):
-        one = scores.texts[number]
-        if one.n_tokens > left and place > 1:  # two are needed to tell how sure anything is
-            continue  # one that is too long for what is left, or for all of it: the others speak for the corpus
-        left -= one.n_tokens
-        unit(one.text, one.number).sampled = True
+    fitting = []  # a text that is too long for what is left is passed over: the others speak for the corpus
+    for number in scores.sample:
+        if scores.texts[number].n_tokens <= left:
+            fitting.append(number)
+            left -= scores.texts[number].n_tokens
+    # Two are needed to tell how sure anything is, however long they are.
+    for number in fitting if len(fitting) > 1 else scores.sample[:2]:
+        unit(scores.texts[number].text, scores.texts[number].number).sampled = True
     picked: tuple[tuple[Why, NDArray[np.int64]], ...] = (("top", scores.best()), ("decile", scores.deciles()[1]))
     for why, chosen in picked:
         for head, of_head in enumerate(chosen):
