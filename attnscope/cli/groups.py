@@ -375,18 +375,22 @@ class Listing:
         return {"where": self.only, "sort": self.sort}
 
 
+Thresholds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--threshold",
+        help="Threshold that a role must reach, such as induction=0.3.",
+        autocompletion=options.complete_roles,
+    ),
+]
+"""What roles must reach."""
+
+
 @dataclass(frozen=True)
 class Measuring:
     """How heads are measured and judged."""
 
-    thresholds: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--threshold",
-            help="Threshold that a role must reach, such as induction=0.3.",
-            autocompletion=options.complete_roles,
-        ),
-    ] = None
+    thresholds: Thresholds = None
     measures: Annotated[
         str | None,
         typer.Option(

@@ -25,14 +25,7 @@ def timeline(
             autocompletion=options.complete_measures,
         ),
     ] = None,
-    thresholds: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--threshold",
-            help="Threshold that a role must reach, such as induction=0.3.",
-            autocompletion=options.complete_roles,
-        ),
-    ] = None,
+    thresholds: groups.Thresholds = None,
     no_loss: Annotated[bool, "Leave out the loss of each checkpoint on the texts."] = False,
     where: groups.Where,
     drawing: groups.Drawing,
