@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
 from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
+from attnscope.records.storage import PAGE_MARK, require_replaceable
 from attnscope.unfinished import fail_if_not_whole, settle
 
 if TYPE_CHECKING:
@@ -206,8 +207,11 @@ def plan(
 def _named_by(out: Path, kind: Kind) -> str:
     """The format of a file that is named instead of a folder; empty = it is a folder."""
     ending = out.suffix.removeprefix(".")
-    is_file = kind.pages and not kind.figures and ending in kind.formats and not out.is_dir()
-    return ending if is_file else ""
+    if not kind.pages or kind.figures or ending not in kind.formats or out.is_dir():
+        return ""
+    if ending in kind.pages:
+        require_replaceable(out, holds=PAGE_MARK)
+    return ending
 
 
 def show(

@@ -263,6 +263,16 @@ def test_much_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) ->
     show_damaged(made, name, range(25, 350), run)
 
 
+def test_numbers_too_large_for_float32_are_refused_without_a_warning(run: Run, tmp_path: Path) -> None:
+    simple(3).save(tmp_path / "weights.json")
+    document = json.loads((tmp_path / "weights.json").read_text("utf-8"))
+    document["weights"][0][0][0][0] = 1e300
+    (tmp_path / "weights.json").write_text(json.dumps(document), "utf-8")
+    status, _, err = run("show", "weights.json")
+    assert (status, "not between 0 and 1" in err) == (1, True)
+    assert err.startswith("error: ")
+
+
 def test_weights_that_are_doubled_are_refused(run: Run, tmp_path: Path) -> None:
     path = simple(5).save(tmp_path / "weights.npz")
     held = members(path)

@@ -12,6 +12,7 @@ import pytest
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.views.page import PageText, document, page_of
+from tests.atlas_helpers import small_atlas
 from tests.conftest import Run, write_tiny
 from tests.findings_helpers import fake_findings
 from tests.processes import python
@@ -114,6 +115,31 @@ def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
     assert (status, out) == (1, "")
     assert "of another model" in err
     assert not Path("q.html").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("page", "--record", "weights.npz"),
+        ("viewer",),
+        ("show", "atlas.npz"),
+        ("atlas", "a cat", "-m", "own"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_file_that_is_no_page_is_not_replaced(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    simple(5).save(tmp_path / "weights.npz")
+    small_atlas().save(tmp_path / "atlas.npz")
+    notes = tmp_path / "notes.html"
+    notes.write_text("<p>a year of work</p>", "utf-8")
+    status, _, err = run(*arguments, "-o", "notes.html")
+    assert (status, notes.read_text("utf-8")) == (1, "<p>a year of work</p>")
+    assert "cannot replace notes.html: it is no page of attnscope" in err
+    notes.write_bytes(b"")
+    for _ in range(2):  # an empty file is no loss, nor is a page of ours
+        assert run(*arguments, "-o", "notes.html")[0] == 0
+        assert notes.stat().st_size > 10_000
+        notes.write_bytes(notes.read_bytes() + b"older")
 
 
 @pytest.mark.parametrize(

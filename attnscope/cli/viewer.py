@@ -12,12 +12,13 @@ def viewer(*, where: groups.Where, printing: groups.Printing) -> None:
     - `attnscope viewer -o viewer.html`
     """
     from attnscope.output import HOME, print_document
-    from attnscope.records.storage import is_stream, write_stream
+    from attnscope.records.storage import PAGE_MARK, is_stream, require_replaceable, write_stream
     from attnscope.views.page import PAGE_SCHEMA, empty_page
 
     page, path = empty_page(), where.out or HOME / "viewer.html"
     if is_stream(path):
         write_stream(path, page.html.encode())
     else:
+        require_replaceable(path, holds=PAGE_MARK)
         page.save(path)
         print_document(lambda: {"schema": PAGE_SCHEMA, "bytes": len(page.html)}, [path], printing.json)

@@ -205,21 +205,34 @@ def supports(config: Config) -> str | None:
         return "it attends to another text (add_cross_attention)"
     if config.get("position_embedding_type") not in (None, "absolute"):
         return f"its positions are {config['position_embedding_type']}, not absolute"
-    if any(str(name).startswith("AutoModel") for name in config.get("auto_map") or ()):
+    own_code = config.get("auto_map")
+    if own_code and (not isinstance(own_code, dict) or any(str(name).startswith("AutoModel") for name in own_code)):
         return "it brings its own code (auto_map)"
     if config.get("pruned_heads"):
         return "some of its heads are pruned"
     if config.get("quantization_config"):
         return "its weights are quantised"
     encoder = Encoder.of(config)
+    for name, value in vars(encoder).items():
+        if not _fits(name, value):
+            return f"its {encoder.layout.settings.get(name, name)} is {value!r}"
     if encoder.hidden_act not in ACTIVATIONS:
         return f"its activation {encoder.hidden_act!r} is not one of {', '.join(sorted(ACTIVATIONS))}"
-    for name, value in vars(encoder).items():
-        if name in _SIZES and (not isinstance(value, int) or value < 1):
-            return f"its {encoder.layout.settings.get(name, name)} is {value!r}"
     if encoder.hidden_size % encoder.num_attention_heads:
         return f"its width {encoder.hidden_size} is not divisible by its {encoder.num_attention_heads} heads"
     return None
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a setting is of the kind that the native engine takes it for: a config.json may hold anything."""
+    if name in _SIZES:
+        return type(value) is int and value > 0
+    default = _BERT_DEFAULTS.get(name)
+    if name == "pad_token_id":
+        return type(value) is int and value >= 0
+    if isinstance(default, float):
+        return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]  # a number
+    return default is None or isinstance(value, type(default))
 
 
 def native_info(

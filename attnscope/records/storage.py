@@ -82,8 +82,16 @@ def write_stream(path: Path, content: bytes) -> None:
         raise AttnscopeError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def require_replaceable(path: Path) -> None:
+PAGE_MARK = b'<meta name="generator" content="attnscope '
+"""By what a page of ours is known, within its first kilobytes."""
+
+
+def require_replaceable(path: Path, holds: bytes = b"") -> None:
     """Refuses to replace what is no regular file: a link leads elsewhere, and a device would be lost.
+
+    Args:
+        path: The file to be written.
+        holds: What an earlier file of that name must begin with, or nearly so, to be replaced; empty files are no loss.
 
     Raises:
         AttnscopeError: Something else has that name.
@@ -96,6 +104,14 @@ def require_replaceable(path: Path) -> None:
     if not stat.S_ISREG(mode):
         what = kinds.get(stat.S_IFMT(mode), "a device")
         raise AttnscopeError(f"cannot write {path}: it is {what}, not a file", "choose another name with --out")
+    if holds:
+        with contextlib.suppress(OSError), path.open("rb") as file:  # what cannot be read is not known to be ours
+            begins = file.read(4096)
+            if not begins or holds in begins:
+                return
+        raise AttnscopeError(
+            f"cannot replace {path}: it is no page of attnscope", "choose another name with --out, or remove that file"
+        )
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:

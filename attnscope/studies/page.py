@@ -20,7 +20,7 @@ from attnscope.records.atlas import Atlas
 from attnscope.records.elsewhere import load_arrays
 from attnscope.records.findings import Findings
 from attnscope.records.reading import schema_of
-from attnscope.records.storage import is_stream, require_replaceable, write_stream, write_whole
+from attnscope.records.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.studies.choice import Choice
 from attnscope.studies.heatmap import fill_maps, outline, run_model
 from attnscope.studies.inputs import LoadOptions
@@ -87,7 +87,7 @@ class PageWanted:
         if self.out is not None and self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
         if self.out is not None and not is_stream(self.out):
-            require_replaceable(self.out)
+            require_replaceable(self.out, holds=PAGE_MARK)
 
     def prompts(self) -> Iterator[tuple[Prompt, float | None]]:
         """The texts as the model is to read them, each with the share of files that is read by then.

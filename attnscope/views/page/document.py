@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.findings import Findings
-from attnscope.records.storage import finite, plain
+from attnscope.records.storage import PAGE_MARK, finite, plain
 from attnscope.version import VERSION
 from attnscope.views.heads_summary import MARKS, MORE_COLORS, label, marks_of, printable
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, STEP, most_pieces, pack
@@ -300,7 +300,7 @@ def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[st
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
         '<meta name="referrer" content="no-referrer">\n',
-        f'<meta name="generator" content="attnscope {VERSION}">\n<title>attnscope</title>\n',
+        f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>\n',
         f"<style>{look}</style>\n</head>\n<body>\n",
         "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
         f'<script type="application/json" id="manifest">{data}</script>\n',
