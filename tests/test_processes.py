@@ -1,12 +1,14 @@
 """That the tests mean the same however they are started, and wherever they run."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from attnscope.views.process import start_python
 from tests import variants
 from tests.processes import python, started
 
@@ -46,3 +48,11 @@ def test_numbers_hold_on_other_processors_and_threads() -> None:
     """See tests.variants."""
     done = python("-m", "tests.variants", timeout=len(variants.variants()) * variants.LIMIT_S)
     assert done.returncode == 0, done.stdout
+
+
+def test_an_interrupt_as_a_process_starts_does_not_reach_it() -> None:
+    """The process ignores it by its first line; before that line, whoever starts it holds it back."""
+    child = start_python("attnscope.views.process", stderr=subprocess.PIPE)
+    os.kill(child.pid, signal.SIGINT)  # long before an interpreter runs its first line
+    _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (0, b"")

@@ -106,8 +106,8 @@ def convert(value: Any, hint: Any) -> Any:
     if hint is float:
         return math.nan if value is None else float(value) if isinstance(value, int) else value
     if origin is np.ndarray:
-        # JSON's null becomes NaN, and every float32 survives the way through float64. What is too large becomes infinite,
-        # which whoever checks the values refuses.
+        # JSON's null becomes NaN, and every float32 survives the way through float64. What is too large becomes
+        # infinite, which whoever checks the values refuses.
         with np.errstate(over="ignore"):
             return np.array(value, typing.get_args(inner[1])[0]) if inner[1] is not Any else np.asarray(value)
     if origin is tuple and isinstance(value, list | tuple):

@@ -8,7 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -53,7 +53,24 @@ def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
     environment = os.environ | how.pop("env", {}) | {"MPLBACKEND": "agg"}
     # -P: a numpy.py that lies where the user stands must not be imported.
     command = [sys.executable, "-P", "-c", code]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **how)
+    with _without_interrupts():
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **how)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Holds Ctrl-C back from this thread, and so from a process that it starts, which inherits this.
+
+    Such a process ignores Ctrl-C in its first line; one that came before that line would end it with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what came meanwhile comes now
 
 
 class DrawingProcess:
