@@ -97,5 +97,7 @@ def require_whole(home: Path, parts: bool) -> None:
             attnscope.load_record(path)
         elif path.suffix == ".json":
             json.loads(path.read_text("utf-8"))
+        elif path.suffix == ".jsonl":  # of a batch that was stopped before its first text: no line
+            assert all(json.loads(line) for line in path.read_text("utf-8").splitlines())
         else:
             assert path.stat().st_size, path
