@@ -6,6 +6,7 @@ and C extensions turn an interruption into other errors.
 
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ _AGAIN_S = 0.05
 """Seconds after which an interruption that fell into an import is tried again."""
 
 
-def raise_outside_imports(number: int, frame: FrameType | None) -> None:
+def raise_outside_imports(_: int, frame: FrameType | None) -> None:
     """Handles SIGINT as Python does, but after the import that is under way.
 
     Raises:
@@ -41,9 +42,21 @@ def raise_outside_imports(number: int, frame: FrameType | None) -> None:
     """
     if not _is_importing(frame):
         raise KeyboardInterrupt
-    again = threading.Timer(_AGAIN_S, _thread.interrupt_main, (number,))
+    _interrupt_again()
+
+
+def _interrupt_again() -> None:
+    again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
     again.daemon = True
     again.start()
+
+
+def _raise_what_was_swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Handles what Python cannot raise: tries an interruption again that fell into a destructor or a callback."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _interrupt_again()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -58,9 +71,10 @@ _OURS: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)
 
 
 def wait_for_imports() -> None:
-    """Has Ctrl-C wait for imports from now on, unless someone else ignores or handles it."""
+    """Has Ctrl-C wait for imports from now on, and never be swallowed, unless someone else ignores or handles it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, raise_outside_imports)
+        sys.unraisablehook = _raise_what_was_swallowed
 
 
 def die_at_once() -> None:

@@ -19,9 +19,10 @@ from attnscope.studies.heads import heads
 
 @pytest.fixture
 def handler() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT)
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     yield
     signal.signal(signal.SIGINT, before)
+    sys.unraisablehook = hook
 
 
 @pytest.fixture
@@ -53,6 +54,22 @@ def test_elsewhere_ctrl_c_is_felt_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
         reached.append(1)
     assert reached
+
+
+class Dying:
+    """Ctrl-C comes while Python removes it: what a destructor raises, Python swallows."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("handler")
+def test_ctrl_c_that_python_swallows_is_felt_after_all(capsys: pytest.CaptureFixture[str]) -> None:
+    wait_for_imports()
+    with pytest.raises(KeyboardInterrupt):
+        Dying()
+        time.sleep(30)  # it comes at once, so this is not waited for
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("handler")
