@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from attnscope.studies.timeline import TimelineOptions, timeline
     from attnscope.studies.trace import trace, trace_example
     from attnscope.studies.workers import Workers
+    from attnscope.views.notebook import widget
     from attnscope.views.page import Page
 
     load_ablation = Ablation.load
@@ -151,6 +152,7 @@ _PUBLIC = {
     "timeline": "attnscope.studies.timeline:timeline",
     "trace": "attnscope.studies.trace:trace",
     "trace_example": "attnscope.studies.trace:trace_example",
+    "widget": "attnscope.views.notebook:widget",
 }
 
 __all__ = [
@@ -230,6 +232,7 @@ __all__ = [
     "timeline",
     "trace",
     "trace_example",
+    "widget",
 ]
 
 

@@ -19,6 +19,9 @@ SIZES = ("width", "dpi", "font_size", "title", "font")
 NOTEBOOK = "attnscope.views.notebook:to_html"
 """What shows a record of any kind in a notebook."""
 
+LIVE = "attnscope.views.notebook:to_live"
+"""What shows it there by its page, where one can be."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -120,23 +123,28 @@ KINDS = {
         Kind(
             "attnscope.pooled", "record of pooled attention", "pooled:PooledHeatmap", "heatmap", "pooled",
             ("npz", "json"), ("png",), "terminal:show", "figures:draw", "figures:glance",
-            options=("pick", "scale", "cmap"), lossless=("npz", "json"), files=(("json", "record.json"),),
+            page="page:page_of_saved", options=("pick", "scale", "cmap"), lossless=("npz", "json"),
+            files=(("json", "record.json"),),
         ),
         Kind(
             "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:draw", options=("measures", "where", "sort"),
+            ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:draw",
+            page="page:page_of_saved", options=("measures", "where", "sort"),
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
             ("npz", *_TABLE), ("npz", "csv", "png"), "compare_terminal:show", "compare_figures:draw",
+            page="page:page_of_saved",
         ),
         Kind(
             "attnscope.relations", "record of relations", "relations:Relations", "relations", "relations",
             ("npz", *_TABLE), ("npz", "csv", "png"), "relations_terminal:show", "relations_figures:draw",
+            page="page:page_of_saved",
         ),
         Kind(
             "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
             ("npz", "csv", "png"), "ablation_terminal:show", "ablation_figures:draw",
+            page="page:page_of_saved",
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records import codec
-from attnscope.records.kinds import NOTEBOOK, Kind, kind_of_schema, load_named
+from attnscope.records.kinds import LIVE, NOTEBOOK, Kind, kind_of_schema, load_named
 from attnscope.records.parquet import parquet
 from attnscope.records.reading import read_record, reading, require_run, require_types
 from attnscope.records.storage import csv_text, finite, plain, write_whole
@@ -216,6 +216,11 @@ class Record:
             if (held := getattr(self, name, ()))
         ]
         return f"{type(self).__name__}({', '.join([*told, *extent])})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        # What is shown beside, the picture or the table, stays in the file: it is what exports and other viewers show.
+        bundle: dict[str, Any] = load_named(LIVE)(self)
+        return bundle
 
     def _repr_html_(self) -> str:
         html: str = load_named(NOTEBOOK)(self)

@@ -1,5 +1,23 @@
 """Records as one HTML file: every head to look at, compare and save, without a server or a network."""
 
-from attnscope.views.page.document import PAGE_SCHEMA, Page, PageText, empty_page, page_of, page_of_record, require_room
+from attnscope.views.page.document import (
+    PAGE_SCHEMA,
+    Page,
+    PageText,
+    empty_page,
+    page_of,
+    page_of_record,
+    page_of_saved,
+    require_room,
+)
 
-__all__ = ["PAGE_SCHEMA", "Page", "PageText", "empty_page", "page_of", "page_of_record", "require_room"]
+__all__ = [
+    "PAGE_SCHEMA",
+    "Page",
+    "PageText",
+    "empty_page",
+    "page_of",
+    "page_of_record",
+    "page_of_saved",
+    "require_room",
+]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.findings import Findings
+from attnscope.records.record import Record
 from attnscope.records.storage import PAGE_MARK, finite, plain
 from attnscope.version import VERSION
 from attnscope.views.heads_summary import MARKS, MORE_COLORS, label, marks_of, printable
@@ -31,7 +33,7 @@ MOST_WEIGHTS = 1 << 27
 
 MODULES = (
     "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "matrix", "links", "text", "compare",
-    "attention", "headcount", "save",
+    "attention", "headcount", "save", "host",
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
 
@@ -130,8 +132,30 @@ def page_of(
     return Page(_html(manifest, blocks, ("atlas",) if atlas else ()))
 
 
-def empty_page() -> Page:
-    """The viewer: the same page without data, which shows any record that is dropped on it."""
+def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:
+    """The viewer with a record in it, as it is saved: what is dropped on it later takes its place.
+
+    Args:
+        record: What it shows: of one of the kinds that the viewer reads.
+        findings: Not used: names of roles come with the record.
+
+    Raises:
+        AttnscopeError: It holds nothing to show.
+    """
+    if record.is_empty:
+        raise AttnscopeError("there is nothing to show")
+    packed = zlib.compress(record.to_npz())
+    name = record.record_kind().file("npz")
+    return empty_page([base64.b64encode(packed).decode("ascii")], {"name": name, "block": 0})
+
+
+def empty_page(blocks: Sequence[str] = (), record: Mapping[str, Any] | None = None) -> Page:
+    """The viewer: the same page without data, which shows any record that is dropped on it.
+
+    Args:
+        blocks: What it holds beside.
+        record: Which of the blocks is a record that it opens with, by `name` and `block`.
+    """
     manifest = {
         "schema": PAGE_SCHEMA,
         "version": VERSION,
@@ -144,9 +168,10 @@ def empty_page() -> Page:
         "viewer": {
             "marks": {name: [mark.glyph, mark.color] for name, mark in MARKS.items()},
             "colors": list(MORE_COLORS),
+            "record": record,
         },
     }
-    return Page(_html(manifest, [], ("atlas", "viewer")))
+    return Page(_html(manifest, blocks, ("atlas", "viewer")))
 
 
 def require_room(texts: Sequence[PageText]) -> int:

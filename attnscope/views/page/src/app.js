@@ -6,6 +6,7 @@ import { el, fill, say, segmented, select, tick } from "./dom.js";
 import { GridView } from "./grid.js";
 import { HeadCountView } from "./headcount.js";
 import { HeadGrid } from "./heads.js";
+import { Host } from "./host.js";
 import { LinksView } from "./links.js";
 import { MatrixView } from "./matrix.js";
 import { save } from "./save.js";
@@ -423,8 +424,13 @@ if (globalThis.DecompressionStream) {
     complain(`This page could not show its data: ${reason?.message || reason}. Is the file whole?`),
   );
   followAddress();
+  const host = new Host();
   let app = null;
-  const start = (viewer) => (app ? app.restart() : (app = new App(viewer)));
+  const start = (viewer) => {
+    if (app) app.restart();
+    else app = new App(viewer);
+    host.answer(app);
+  };
   if (brought.viewer) new brought.viewer.made(start);
   else begin().then(() => start());
 } else complain("This page needs a browser of 2023 or later: one that has DecompressionStream.");

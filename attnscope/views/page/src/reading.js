@@ -107,6 +107,30 @@ async function textOfHeatmap(name, { told, array }) {
   return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run, changes: told.changes || [], maps, within: 0.0001 };
 }
 
+/** The tokens along one side of a pooled map: so many of them are a cell. */
+function cellsOfTokens(tokens, size) {
+  const labels = [];
+  for (let first = 0; first < tokens.labels.length; first += size) {
+    const some = tokens.labels.slice(first, first + size);
+    labels.push(size === 1 ? some[0] : `${first} ${some.slice(0, 6).join(" ").slice(0, 28)}${some.length > 1 ? "\u2026" : ""}`);
+  }
+  return tokensOfRecord({ labels });
+}
+
+/** A pooled record: as a text whose tokens are the cells. */
+async function textOfPooled(name, { told, array }) {
+  const maps = [];
+  for (const [number, map] of need(told.maps, "the description of its maps").entries()) {
+    const cells = need(await array(`${number ? `${map.kind}_` : ""}cells`), "the array cells");
+    const keys = map.kind === "cross" || map.key_cell !== map.query_cell ? cellsOfTokens(map.keys || map.queries, map.key_cell) : null;
+    maps.push(mapOfBlock(map.kind, map.layers, map.heads, told.picked, cellsOfTokens(map.queries, map.query_cell), keys, cells));
+  }
+  const [{ query_cell, key_cell }] = told.maps;
+  const what = told.pool === "max" ? "the largest weight in it" : "the share that a query of its row gives to its keys, on average";
+  const note = `a cell is ${query_cell} \u00d7 ${key_cell} tokens, and shows ${what}`;
+  return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run: { ...told, notes: [...(told.notes || []), note] }, changes: [], maps, within: 0.0001 };
+}
+
 async function textOfArrays(name, { array }) {
   const weights = need(await array("weights"), "the array weights");
   const tokens = need(await array("tokens"), "the array tokens");
@@ -120,6 +144,14 @@ async function textOfArrays(name, { array }) {
     kind, await numbers("layers", weights.shape[0]), await numbers("heads", weights.shape[1]), null, axis(Array.from(tokens.data)), keys && axis(Array.from(keys.data)), weights,
   );
   return { text: "", title: name, run: { model: (await array("model"))?.data[0] || "" }, changes: [], maps: [map], within: 0.0001 };
+}
+
+/** The heads that were picked, on their text. */
+async function textOfPicked({ told, array }) {
+  const pairs = told.heads.map((name) => placeOfName(name).slice(2).map(Number));
+  const weights = need(await array("weights"), "the array weights");
+  const map = mapOfArray(told.kind, pairs, (pair) => pairs.indexOf(pair), tokensOfRecord(told.tokens), null, weights);
+  return { text: told.tokens.text, title: told.tokens.text, run: told.run, changes: told.changes || [], maps: [map], within: 0.0001 };
 }
 
 /** The two texts of a comparison, to be compared in the view for it. */
@@ -265,8 +297,10 @@ export async function readRecord(name, bytes) {
   const kind = content.told.schema.split("/")[0];
   const nothing = { texts: [], roles: null, told: null, detail: null };
   if (kind === "attnscope.heatmap") return { ...nothing, texts: [await textOfHeatmap(name, content)] };
+  if (kind === "attnscope.pooled") return { ...nothing, texts: [await textOfPooled(name, content)] };
   if (kind === "arrays") return { ...nothing, texts: [await textOfArrays(name, content)] };
   if (kind === "attnscope.compare" && content.told.shape === "texts") return { ...nothing, texts: await textsOfComparison(content) };
+  if (kind === "attnscope.compare" && content.told.shape === "pick") return { ...nothing, texts: [await textOfPicked(content)] };
   const plain = async (told) => [told, null];
   const reader = {
     "attnscope.heads": ({ told }) => plain(told),

@@ -64,7 +64,7 @@ export function ofExample(s = state) {
 }
 
 /** What an atlas does with an address before it is shown: brings its names in order, and unpacks the example. */
-export const atlasHooks = { mend() {}, async prepare() {}, async example() {}, about() {} };
+export const atlasHooks = { mend() {}, async prepare() {}, async example() {}, about() {}, head() {} };
 
 export const state = { ...DEFAULTS };
 

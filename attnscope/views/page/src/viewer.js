@@ -2,19 +2,20 @@
 import { Unreadable } from "./archive.js";
 import { showCatalog, forgetCatalog } from "./catalog.js";
 import { schemeOf } from "./colour.js";
-import { forget, manifest } from "./data.js";
+import { forget, manifest, unpackBlock } from "./data.js";
 import { el, fill } from "./dom.js";
 import { readRecord } from "./reading.js";
 import { begin, brought, state } from "./state.js";
 
-const SHOWN = "heatmap, heads, atlas, compare, relations, ablate";
+const SHOWN = "heatmap, pooled, heads, atlas, compare, relations, ablate";
+const bytesOfFile = async (file) => new Uint8Array(await file.arrayBuffer());
 
 class Viewer {
   /** @param start makes the app, or makes it anew, once there is something to show */
   constructor(start) {
     this.start = start;
     this.wrong = el("p", { class: "wrong", role: "alert" });
-    this.input = el("input", { type: "file", accept: ".npz,.json", class: "unseen", id: "file", tabindex: "-1", "aria-label": "A saved record", onchange: () => this.input.files[0] && this.open(this.input.files[0]) });
+    this.input = el("input", { type: "file", accept: ".npz,.json", class: "unseen", id: "file", tabindex: "-1", "aria-label": "A saved record", onchange: () => this.input.files[0] && this.open(this.input.files[0].name, bytesOfFile(this.input.files[0])) });
     const choose = el("button", { type: "button", class: "choose", onclick: () => this.input.click() }, "choose a file");
     this.welcome = el(
       "main",
@@ -34,8 +35,14 @@ class Viewer {
     addEventListener("drop", (event) => {
       event.preventDefault();
       document.body.classList.remove("dropping");
-      if (event.dataTransfer.files[0]) this.open(event.dataTransfer.files[0]);
+      const [file] = event.dataTransfer.files;
+      if (file) this.open(file.name, bytesOfFile(file));
     });
+    const { record } = manifest.viewer;
+    if (record) {
+      this.welcome.hidden = true;
+      this.open(record.name, unpackBlock(record.block)).then(() => (this.welcome.hidden = false));
+    }
   }
 
   /** What stands beside the buttons of the app. */
@@ -43,9 +50,10 @@ class Viewer {
     return el("button", { type: "button", class: "open", title: "open another record", onclick: () => this.input.click() }, "Open");
   }
 
-  async open(file) {
+  /** Shows a record, of which `bytes` is a promise. */
+  async open(name, bytes) {
     try {
-      const { texts, roles, told, detail } = await readRecord(file.name, new Uint8Array(await file.arrayBuffer()));
+      const { texts, roles, told, detail } = await readRecord(name, await bytes);
       forget();
       forgetCatalog();
       const first = !manifest.opened;
@@ -57,7 +65,7 @@ class Viewer {
       this.start(this);
     } catch (error) {
       // What is wrong with the file is said; an error of this page itself is one, too.
-      this.tell(`${file.name} cannot be shown: ${error instanceof Unreadable ? error.message : `its parts do not fit each other (${error.message})`}.`);
+      this.tell(`${name} cannot be shown: ${error instanceof Unreadable ? error.message : `its parts do not fit each other (${error.message})`}.`);
     } finally {
       this.input.value = "";
     }
