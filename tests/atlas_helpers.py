@@ -1,5 +1,7 @@
 """An atlas made up from a seed: measures and roles as `fake_findings` has them, and examples with their attention."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts, TokenRow
@@ -9,6 +11,19 @@ WORDS = (
     "the", "old", "cat", "did", "not", "cross", "wide", "street", "because", "it", "was", "too", "tired", "to", "walk",
     "any", "further", "that", "day",
 )  # fmt: skip
+
+
+def written(labels: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Labels as the text that they could be of, and where each stands in it: capitals and commas that labels lack."""
+    text, offsets = "", []
+    for label in labels:
+        if label not in ("[CLS]", "[SEP]"):
+            text += (", " if len(offsets) % 7 == 5 else " ") if text else ""
+            offsets.append((len(text), len(text) + len(label)))
+            text += label.title() if len(offsets) % 4 == 2 else label
+        else:
+            offsets.append((len(text), len(text)))
+    return text, tuple(offsets)
 
 
 def small_atlas(
@@ -23,10 +38,23 @@ def small_atlas(
         wanted = [("top", rank) for rank in range(n_top)] + [("decile", rank) for rank in range(10)]
         for why, rank in wanted:
             labels = ("[CLS]", *chance.choice(WORDS, n_tokens - 2), "[SEP]")
+            excerpt, offsets = written(labels)
             weights = chance.dirichlet(np.full(n_tokens, 0.1), n_tokens)
             score = float(chance.random())
             facts.append(
-                ExampleFacts(number, why, rank, score, int(chance.integers(999)), "made.txt:1", n_tokens, labels, 3)
+                ExampleFacts(
+                    number,
+                    why,
+                    rank,
+                    score,
+                    int(chance.integers(999)),
+                    "made.txt:1",
+                    n_tokens,
+                    labels,
+                    3,
+                    excerpt,
+                    offsets,
+                )
             )
             places.append(np.arange(n_tokens))
             special.append(np.isin(labels, ["[CLS]", "[SEP]"]))

@@ -5,8 +5,9 @@ import io
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -48,6 +49,15 @@ class Opened:
         page.set_default_timeout(20000)
         page.goto(file.as_uri())
         self.requests.clear()
+
+    def watched(self) -> Iterator[Self]:
+        """The page for one test; whatever it does, the page must not complain, and ask nobody for anything."""
+        self.complaints.clear()
+        self.requests.clear()
+        self.page.mouse.move(0, 0)
+        yield self
+        assert self.complaints == []
+        assert [url for url in self.requests if not url.startswith(("blob:", "file:"))] == []
 
     def show(self, **state: object) -> None:
         """Goes to an address of the page, and waits until the view stands."""

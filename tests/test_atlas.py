@@ -17,15 +17,16 @@ from attnscope.core.probes import Weights
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Atlas
+from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
 from attnscope.studies import atlas as study
 from attnscope.studies.atlas import AtlasOptions, atlas
-from attnscope.studies.atlas_rows import WINDOW, window
+from attnscope.studies.atlas_rows import WINDOW, excerpt_of, window
 from attnscope.studies.atlas_scores import ScoredText, Scores
 from attnscope.studies.descriptions import DescribeOptions
 from attnscope.studies.heads import HeadsOptions
 from attnscope.studies.texts import batch_of
 from attnscope.studies.workers import Workers
+from attnscope.text import build_tokens
 from tests.conftest import Run, write_tiny
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
@@ -193,6 +194,7 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own:
         assert len(weights) == one.facts.n_tokens == len(one.places)
         tokens = own.tokenizer.encode(SENTENCES[one.facts.text])
         assert tokens.labels == one.facts.labels and (tokens.special == one.special).all()
+        assert one.facts.excerpt == SENTENCES[one.facts.text]
         assert np.abs(shown - weights)[shown > 0].max() <= 1 / 510 + 1e-6
         for row, (first, last) in zip(weights, zip(one.starts, one.starts[1:], strict=False), strict=True):
             kept = one.keys[first:last]
@@ -250,6 +252,28 @@ def test_the_window_holds_what_counts() -> None:
         assert len(shown) == WINDOW and (np.diff(shown) > 0).all()
         assert {0, 499, focus, key, max(1, key - 2)} <= {*shown.tolist()}
     assert window(special[:40], 3, 4).tolist() == list(range(40))
+
+
+def test_an_excerpt_has_the_characters_of_the_source() -> None:
+    text = "He  said: \u201cNO\u201d \U0001f602."
+    offsets = [(-1, -1), (0, 2), (4, 8), (8, 9), (10, 11), (11, 13), (13, 14), (15, 16), (15, 16), (16, 17), (-1, -1)]
+    special = [start < 0 for start, _ in offsets]
+    labels = ["[CLS]", "he", "said", ":", '"', "no", '"', "<0xF0>", "<0x9F>", ".", "[SEP]"]
+    tokens = build_tokens(text, ids=range(11), pieces=labels, offsets=offsets, special=special)
+
+    def of(*places: int) -> ExampleFacts:
+        excerpt, spans = excerpt_of(tokens, np.array(places))
+        return replace(facts, labels=tuple(tokens.labels[at] for at in places), excerpt=excerpt, offsets=spans)
+
+    facts = ExampleFacts(0, "top", 0, 1.0, 0, "made", 11, ())
+    whole = of(*range(11))
+    assert whole.excerpt == text and whole.is_whole
+    assert whole.pieces()[1:6] == [("", "He"), ("  ", "said"), ("", ":"), (" ", "\u201c"), ("", "NO")]
+    assert whole.pieces()[7:9] == [(" ", "\U0001f602"), ("", "<0x9F>")]
+    assert of(0, 2, 3, 5, 6, 10).excerpt == "said: \u2026 NO\u201d \u2026 ".replace("said", " \u2026 said")
+    assert of(0, 10).excerpt == ""
+    assert not replace(whole, offsets=whole.offsets[1:]).is_whole
+    assert not replace(whole, excerpt=text[:9]).is_whole
 
 
 def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,6 +349,10 @@ def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeyp
     # Of the start token, which the decoder reads first.
     shown = next(one for one in found.facts if found.heads[one.head].kind == "decoder")
     assert len(shown.labels) == shown.n_tokens
+    written = [
+        (label.strip("\u2581\u00b7"), own.strip()) for label, (_, own) in zip(shown.labels, shown.pieces(), strict=True)
+    ]
+    assert shown.excerpt in texts[shown.text] and all(label == own for label, own in written[1:])
 
 
 # Small, hostile, interrupted ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.errors import AttnscopeError
-from attnscope.records.atlas import Atlas
+from attnscope.records.atlas import Atlas, TokenRow
 from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
@@ -68,13 +68,8 @@ def _opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def opened(_opened: OpenedAtlas) -> Iterator[OpenedAtlas]:
-    """The page; whatever a test does with it, it must not complain, and ask nobody for anything."""
-    _opened.complaints.clear()
-    _opened.requests.clear()
-    _opened.page.mouse.move(0, 0)
-    yield _opened
-    assert _opened.complaints == []
-    assert [url for url in _opened.requests if not url.startswith(("blob:", "file:"))] == []
+    """The page, watched."""
+    yield from _opened.watched()
 
 
 # The landing ------------------------------------------------------------------------------------------------------
@@ -312,22 +307,81 @@ def test_examples_show_their_texts(opened: OpenedAtlas, tab: str) -> None:
     wanted = mine("L1H1", tab)
     assert articles.count() == len(wanted)
     for article, example in zip(articles.all(), wanted, strict=True):
-        assert tuple(article.locator(".tok").all_inner_texts()) == example.facts.labels
+        assert tuple(article.locator(".tok").all_inner_texts()) == tuple(own for _, own in example.facts.pieces())
+        assert article.locator(".prose").evaluate("e => e.textContent") == f"[CLS] {example.facts.excerpt} [SEP] "
+
+
+def quoting(excerpt: str, tokens: Sequence[str]) -> Atlas:
+    """The atlas with a text in place of each of its own, in [CLS] and [SEP]; tokens not there stand for nothing."""
+    offsets, end = [(0, 0)], 0
+    for token in tokens:
+        start = excerpt.find(token, end)
+        end = start + len(token) if start >= 0 else end
+        offsets.append((start, end) if start >= 0 else (end, end))
+    labels = ("[CLS]", *(token.lower() for token in tokens), *["[SEP]"] * 24)[:24]
+    offsets += [(len(excerpt), len(excerpt))] * (24 - len(offsets))
+    facts = tuple(replace(one, labels=labels, excerpt=excerpt, offsets=tuple(offsets)) for one in ATLAS.facts)
+    special = np.tile(np.isin(labels, ["[CLS]", "[SEP]"]), len(facts))
+    return replace(ATLAS, facts=facts, special=special)
+
+
+def test_examples_are_quoted_as_they_were_written(browser: Any, tmp_path: Path) -> None:
+    """Whatever the tokenizer makes of capitals, quotation marks, white space and characters of several tokens."""
+    text = "\u201cI  don\u2019t\u201d,\nsaid ALice (at tea-time) \U0001f602!"
+    opened = open_atlas(
+        browser,
+        tmp_path,
+        quoting(text, ["“", "I", "don", "’", "t", "”", ",", "\n", "said", "AL", "ice", "😂", "<0x9f>", "!"]),
+    )
+    opened.go("L0H0")
+    prose = opened.page.locator(".examples article >> nth=0 >> .prose")
+    # What has no character of its own, and what cannot be seen, shows its label beside.
+    said = prose.evaluate("e => e.textContent")
+    assert said.startswith("[CLS] " + text.replace("\n", "\n\n").replace("\U0001f602", "\U0001f602<0x9f>"))
+    assert prose.locator(".tok").all_inner_texts()[10:13] == ["AL", "ice", "\U0001f602"]
+    command = opened.page.locator(".headcard code").evaluate("e => e.textContent")
+    assert command == f"attnscope heatmap '{text}' -m minilm --pick L0H0"
+    opened.page.context.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u05e9\u05dc\u05d5\u05dd \u05db\u05dc \u05d4\u05e2\u05d5\u05dc\u05dd",
+        "\u0643\u0644 \u0627\u0644\u0639\u0627\u0644\u0645 \u0647\u0646\u0627",
+    ],
+)
+def test_what_is_written_from_right_to_left_reads_so(browser: Any, tmp_path: Path, text: str) -> None:
+    words = text.split()
+    row = TokenRow("pairs", (words[0], words[1]), 0.5, 9.0, 8.0, 10.0, 30, 9)
+    opened = open_atlas(browser, tmp_path, replace(quoting(text, words), tables=((row,),) * len(ATLAS.heads)))
+    opened.go("L0H0")
+
+    def left(selector: str) -> list[float]:
+        found: list[float] = opened.page.eval_on_selector_all(
+            selector, "all => all.slice(0, 4).map(e => e.getBoundingClientRect().left)"
+        )
+        return found
+
+    tokens = left(".examples article:first-child .tok")
+    assert tokens == sorted(tokens, reverse=True), "[CLS] at the right end, and the words after it"
+    query, key = left(".tokens tbody tr:first-child q")
+    assert query < key, "in a table of ours a query stands before its key"
+    opened.page.context.close()
 
 
 @pytest.mark.parametrize(
     ("labels", "reads"),
     [
-        (
-            "[CLS] ' i don ' t know , ' said al ##ice ( at tea - time ) - - so . [SEP]",
-            "[CLS] 'i don't know,' said alice (at tea-time) -- so. [SEP]",
-        ),
-        ("<s> ·The ·cat 's ·hat , ⏎ ·a b c d e f g h i j k l m n </s>", "<s> The cat's hat,⏎ abcdefghijklmn </s>"),
+        ("[CLS] i don ' t know al ##ice . [SEP]", "[CLS] i don ' t know alice . [SEP]"),
+        ("<s> ·The ·cat 's ·hat , </s>", "<s> The cat's hat, </s>"),
     ],
 )
-def test_pieces_read_as_a_text(browser: Any, tmp_path: Path, labels: str, reads: str) -> None:
+def test_examples_of_earlier_records_are_shown_by_their_labels(
+    browser: Any, tmp_path: Path, labels: str, reads: str
+) -> None:
     pieces = (*labels.split(), *["x"] * 24)[:24]
-    facts = tuple(replace(one, labels=pieces) for one in ATLAS.facts)
+    facts = tuple(replace(one, labels=pieces, excerpt="", offsets=()) for one in ATLAS.facts)
     special = np.tile([piece in ("[CLS]", "[SEP]", "<s>", "</s>") for piece in pieces], len(facts))
     opened = open_atlas(browser, tmp_path, replace(ATLAS, facts=facts, special=special))
     opened.go("L0H0")
@@ -350,7 +404,8 @@ def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, si
     assert article.locator(".tok >> nth=7").get_attribute("class") == "tok focus"
     line = " ".join(article.locator(".reading").inner_text().split())
     best = int(weights[7].argmax())
-    assert f"{example.facts.labels[7]} attends to {example.facts.labels[best]} {weights[7, best]:.2f}" in line
+    shown = [own for _, own in example.facts.pieces()]
+    assert f"{shown[7]} attends to {shown[best]} {weights[7, best]:.2f}" in line
     opened.page.mouse.move(0, 0)
     opened.frame()
     assert "focus" in article.locator(".tok >> nth=3").get_attribute("class"), "its own again"
@@ -430,7 +485,10 @@ def test_the_command_puts_an_atlas_beside_texts(browser: Any, tmp_path: Path) ->
 
 def test_hostile_texts_show_as_themselves(browser: Any, tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
-    facts = tuple(replace(one, labels=(evil, *one.labels[1:]), source=evil) for one in ATLAS.facts)
+    facts = tuple(
+        replace(one, labels=(evil, *one.labels[1:]), source=evil, excerpt=evil, offsets=((0, len(evil)),) * 24)
+        for one in ATLAS.facts
+    )
     tables = tuple(tuple(replace(row, tokens=(evil,) * len(row.tokens)) for row in rows) for rows in ATLAS.tables)
     atlas = replace(ATLAS, facts=facts, tables=tables, run={"model": evil}, rank=evil)
     opened = open_atlas(browser, tmp_path, atlas)

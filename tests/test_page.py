@@ -85,13 +85,8 @@ def _opened(browser: Any, page_file: Path) -> Iterator[Opened]:
 
 @pytest.fixture
 def opened(_opened: Opened) -> Iterator[Opened]:
-    """The page; whatever a test does with it, it must not complain, and ask nobody for anything."""
-    _opened.complaints.clear()
-    _opened.requests.clear()
-    _opened.page.mouse.move(0, 0)
-    yield _opened
-    assert _opened.complaints == []
-    assert [url for url in _opened.requests if not url.startswith(("blob:", "file:"))] == []
+    """The page, watched."""
+    yield from _opened.watched()
 
 
 # Grid ------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ MOST_KEYS = 16
 KEPT_MASS = 0.95
 """Share of a row that its kept keys hold, unless `MOST_KEYS` come first."""
 
+LEFT_OUT = " … "
+"""What an excerpt has in place of tokens that are not shown."""
+
 Why = Literal["top", "decile", "failure"]
 Side = Literal["asks", "gets", "pairs"]
 
@@ -70,6 +73,10 @@ class ExampleFacts:
         n_tokens: How many tokens the text, or the chunk of a long one, has.
         labels: The labels of the tokens that are shown.
         focus: Which of the shown tokens to look at first, the query that counts most; -1 = none.
+        excerpt: The source's own characters of the shown tokens and between them, with `LEFT_OUT` for tokens that are
+            not shown; empty where they are not known, as in records of earlier versions.
+        offsets: Of each shown token its first and last + 1 character in the excerpt; an empty range where it stands for
+            no character, as special tokens do. As many as `labels`, or none without an excerpt.
     """
 
     head: int
@@ -81,6 +88,25 @@ class ExampleFacts:
     n_tokens: int
     labels: tuple[str, ...]
     focus: int = -1
+    excerpt: str = field(default="", metadata=OMITTED)
+    offsets: tuple[tuple[int, int], ...] = field(default=(), metadata=OMITTED)
+
+    def pieces(self) -> list[tuple[str, str]]:
+        """Of each shown token what stands before it, and its characters in the source; its label where it has none."""
+        if not self.excerpt:
+            return [(" " * (at > 0), label) for at, label in enumerate(self.labels)]
+        found, end = [], 0
+        for label, (start, stop) in zip(self.labels, self.offsets, strict=True):
+            found.append((self.excerpt[end:start], self.excerpt[max(start, end) : stop] or label))
+            end = max(end, stop)
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its tokens stand one after the other in its excerpt, if there is one."""
+        starts = [start for start, _ in self.offsets]
+        within = all(0 <= start <= stop <= len(self.excerpt) for start, stop in self.offsets)
+        return within and starts == sorted(starts) and len(self.offsets) == (len(self.labels) if self.excerpt else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,5 +253,7 @@ class Atlas(Record):
         for example in self.examples():
             if len(example.keys) and int(example.keys.max()) >= len(example.places):
                 raise ValueError("an example attends to a token that is not shown")
+            if not example.facts.is_whole:
+                raise ValueError("an example's tokens stand beside its text")
             if not -1 <= example.facts.focus < len(example.places) or not 0 <= example.facts.head < n:
                 raise ValueError("an example is of a head or a token that is not there")

@@ -14,7 +14,7 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Example, ExampleFacts, Why
+from attnscope.records.atlas import KEPT_MASS, LEFT_OUT, MOST_KEYS, Example, ExampleFacts, Why
 from attnscope.studies.atlas_scores import Place, Scores
 from attnscope.studies.atlas_tables import DISTANCE_QUERIES, KindTables, ReadText
 from attnscope.studies.head_blocks import decoder_start, target_of
@@ -329,7 +329,7 @@ def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
     asks = ~chunk.repeated
     if kind == "decoder" and start is not None:
         source, asks = target_of(start, source), np.concatenate([[False], asks[:-1]])
-    return ReadText(source.ids, source.ids, source.labels, source.labels, source.special, asks)
+    return ReadText(source, asks)
 
 
 def _examples(
@@ -342,16 +342,17 @@ def _examples(
     counts = np.where(text.asks, counts, -1.0)
     for one in wanted:
         focus = int(counts.argmax()) if one.focus is None else one.focus
-        places = window(text.special, focus, int(keys[focus]))
+        places = window(text.tokens.special, focus, int(keys[focus]))
         import torch
 
         rows = seen.rows(layer, torch.from_numpy(places), head)[0][0].double().numpy()
         kept = keep_rows(rows[:, places], rows.sum(1), KEPT_MASS, MOST_KEYS)
         facts = ExampleFacts(
             one.head, one.why, one.rank, one.score, unit.text.index, f"{unit.text.source}:{unit.text.line}", len(text),
-            tuple(text.labels[place] for place in places), int(np.searchsorted(places, focus)),
+            tuple(text.tokens.labels[place] for place in places), int(np.searchsorted(places, focus)),
+            *excerpt_of(text.tokens, places),
         )  # fmt: skip
-        yield Example(facts, places.astype(np.int32), text.special[places], *kept)
+        yield Example(facts, places.astype(np.int32), text.tokens.special[places], *kept)
 
 
 def _counts(seen: _Seen, layer: int, head: int, text: ReadText) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -394,6 +395,37 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
             break
         kept.add(place)
     return np.array(sorted(kept), np.int64)
+
+
+def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """The source's own characters of some tokens, and where in them each token stands.
+
+    Args:
+        tokens: A text.
+        places: Which of its tokens, rising.
+
+    Returns:
+        As `ExampleFacts.excerpt` and its `offsets`; nothing where the tokenizer cannot tell.
+    """
+    written = ""
+    offsets: list[tuple[int, int]] = []
+    end = -1  # in the source, of what is written; -1: tokens were left out since
+    for number, place in enumerate(places.tolist()):
+        start, stop = tokens.offsets[place].tolist()
+        if number and place != places[number - 1] + 1:
+            written, end = written + LEFT_OUT, -1
+        if start < 0 or stop <= start:
+            offsets.append((len(written), len(written)))
+            continue
+        if end < 0:
+            end = start
+        written += tokens.text[end : max(start, end)]
+        # Tokens that are bytes of one character share it.
+        first = len(written) - max(0, end - start)
+        written += tokens.text[max(start, end) : stop]
+        end = max(end, stop)
+        offsets.append((first, len(written)))
+    return (written, tuple(offsets)) if any(stop > start for start, stop in offsets) else ("", ())
 
 
 def failing_texts(texts: Texts, numbers: set[int]) -> dict[int, CorpusText]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.records import Tokens
 from attnscope.records.atlas import FURTHEST, Side, TokenRow
 
 if TYPE_CHECKING:
@@ -35,28 +36,25 @@ class ReadText:
     """What the heads of one kind read in a text.
 
     Attributes:
-        queries: (token,): the number of each query's token.
-        keys: (token,): likewise of each key.
-        labels: (token,): what queries are called; keys that are no queries of theirs are `key_labels`.
-        key_labels: What keys are called.
-        special: (token,): which keys are special tokens.
+        tokens: Its tokens: what asks, and what gets.
         asks: (token,): which queries count; those that were in the chunk before do not.
     """
 
-    queries: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    labels: tuple[str, ...]
-    key_labels: tuple[str, ...]
-    special: NDArray[np.bool_]
+    tokens: Tokens
     asks: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.tokens)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The number of each token, (token,)."""
+        return self.tokens.ids
 
     @property
     def off_rest(self) -> NDArray[np.bool_]:
         """Keys that are neither special tokens nor the first one."""
-        found: NDArray[np.bool_] = ~self.special & (np.arange(len(self)) > 0)
+        found: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
         return found
 
 
@@ -99,11 +97,10 @@ class KindTables:
         self._least = least = max(1, min(LEAST_TEXTS, len(texts)))
         self._labels: dict[int, str] = {}
         for text in texts:
-            for ids, labels in ((text.queries, text.labels), (text.keys, text.key_labels)):
-                for number, label in zip(ids.tolist(), labels, strict=True):
-                    self._labels.setdefault(number, label)
-        self._asks = np.sort(_frequent([text.queries[text.asks] for text in texts], least)[:_MOST_TYPES])
-        self._gets = np.sort(_frequent([text.keys[text.off_rest] for text in texts], least)[:_MOST_TYPES])
+            for number, label in zip(text.ids.tolist(), text.tokens.labels, strict=True):
+                self._labels.setdefault(number, label)
+        self._asks = np.sort(_frequent([text.ids[text.asks] for text in texts], least)[:_MOST_TYPES])
+        self._gets = np.sort(_frequent([text.ids[text.off_rest] for text in texts], least)[:_MOST_TYPES])
         room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
         self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
         self._sums: dict[Side, ItemSums] = {
@@ -119,8 +116,8 @@ class KindTables:
 
     def _items_of(self, text: ReadText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The items of "asks" and of "gets" that a text has."""
-        asks = np.flatnonzero(np.isin(self._asks, text.queries[text.asks]))
-        gets = np.flatnonzero(np.isin(self._gets, text.keys[text.off_rest]))
+        asks = np.flatnonzero(np.isin(self._asks, text.ids[text.asks]))
+        gets = np.flatnonzero(np.isin(self._gets, text.ids[text.off_rest]))
         return asks, gets
 
     def _pair_codes(self, asks: NDArray[np.int64], gets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -135,7 +132,7 @@ class KindTables:
         pairs = _numbers(self._pairs, self._pair_codes(asks, gets))
         there = np.flatnonzero(pairs >= 0)
         n = max(1, len(gets))
-        query_of, key_of = _numbers(self._asks[asks], text.queries), _numbers(self._gets[gets], text.keys)
+        query_of, key_of = _numbers(self._asks[asks], text.ids), _numbers(self._gets[gets], text.ids)
         return _Items(
             torch.from_numpy(np.where(text.asks, query_of, -1)), torch.from_numpy(np.where(text.off_rest, key_of, -1)),
             asks, gets, pairs[there], there // n, there % n,

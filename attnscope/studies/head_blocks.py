@@ -256,6 +256,7 @@ def target_of(start: Tokens, tokens: Tokens) -> Tokens:
         tokens,
         ids=np.concatenate([start.ids[:1], tokens.ids[:-1]]),
         labels=(*start.labels[:1], *tokens.labels[:-1]),
+        offsets=np.concatenate([start.offsets[:1], tokens.offsets[:-1]]),
         special=np.concatenate([start.special[:1], tokens.special[:-1]]),
     )
 

@@ -116,9 +116,10 @@ def _excerpt(facts: ExampleFacts) -> str:
     focus = max(0, facts.focus)
     first = max(0, focus - _AROUND)
     told = [
-        f"[{one}]" if first + i == focus else one for i, one in enumerate(facts.labels[first : focus + _AROUND + 1])
+        f"{before}[{one}]" if first + i == focus else f"{before}{one}"
+        for i, (before, one) in enumerate(facts.pieces()[first : focus + _AROUND + 1])
     ]
-    return printable(" ".join(told), 80)
+    return printable("".join(told), 80)
 
 
 def _notes(atlas: Atlas, console: Console) -> list[str]:

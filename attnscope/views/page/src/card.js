@@ -324,9 +324,10 @@ export class Card {
   /** The command that draws this head on its best example. */
   showCommand(told) {
     const { run } = catalogs.shown;
-    const first = told?.examples?.find(({ why }) => why === "top");
+    const top = (told?.examples || []).filter(({ why }) => why === "top");
+    const first = top.find((example) => example.length === example.n_tokens) || top[0]; // one without gaps
     const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-    const text = first ? textOfExample(first).replace(/\s+/g, " ").slice(0, 300) : "";
+    const text = first ? textOfExample(first) : "";
     const model = /^[\w./-]+$/.test(run.model || "") ? run.model : quoted(String(run.model || ""));
     const command = `attnscope heatmap ${quoted(text || "A text of your own.")} -m ${model} --pick L${this.head.layer}H${this.head.head}`;
     const copy = el(

@@ -311,55 +311,37 @@ async function exampleAsText(head, number) {
   });
 }
 
-const NO_SPACE_BEFORE = /^[.,;:!?)\]}%\u2019]/;
-const NO_SPACE_AFTER = /[([{\u2019]$/;
-const CONTRACTED = /^(s|t|m|d|re|ve|ll|em)$/i;
-const LETTERS = /[\p{L}\p{N}]$/u;
-
-/** For WordPiece, which keeps no spaces: whether one belongs before each label, by the rules of English print. */
-function spacesBefore(labels, special) {
-  const open = new Set();
-  let glued = true; // no space after what was last
+/** An example's text as pieces: [what stands before, what is shown] of each token, in the source's own characters. */
+export function piecesOf({ labels, special, places, excerpt, offsets }) {
+  const letters = Array.from(excerpt || "");
+  let end = 0;
   return labels.map((label, at) => {
-    const [last, next] = [labels[at - 1] ?? "", labels[at + 1] ?? ""];
-    const first = at === 0 || special.has(at - 1);
-    let [before, after] = [!glued && !first, true];
-    if (label === "'" && LETTERS.test(last) && CONTRACTED.test(next)) [before, after] = [false, false];
-    else if (label === "'" || label === '"') {
-      const closing = open.delete(label);
-      if (closing) before = false;
-      else [after] = [false, open.add(label)];
-    } else if (label === "-" && LETTERS.test(last) && LETTERS.test(next)) [before, after] = [false, false];
-    else if (label === "-" && last === "-") before = false;
-    else if (NO_SPACE_BEFORE.test(label) || (label.startsWith("##") && label.length > 2)) before = false;
-    if (NO_SPACE_AFTER.test(label)) after = false;
-    glued = !after;
-    return before;
+    const gap = at > 0 && places[at] !== places[at - 1] + 1 ? " \u2026 " : "";
+    const apart = at ? " " : "";
+    if (!excerpt) return special.has(at) ? [gap || apart, label] : piecesOfLabel(label, gap || (special.has(at - 1) ? "" : apart), labels);
+    const [start, stop] = offsets[at];
+    const [before, own] = [letters.slice(end, start).join(""), letters.slice(Math.max(start, end), stop).join("")];
+    end = Math.max(end, stop);
+    if (special.has(at)) return [before || apart, label];
+    return [before, /[^\s\p{C}]/u.test(own) ? own : label + (own.includes("\n") ? own : "")];
   });
 }
 
-/** The labels of an example as pieces of a text that reads: [before, shown] of each token. */
-export function piecesOf({ labels, special, places }) {
-  const spaced = labels.some((label) => label.startsWith("\u00b7"));
-  const before = spaced ? [] : spacesBefore(labels, special);
-  return labels.map((label, at) => {
-    const gap = at > 0 && places[at] !== places[at - 1] + 1 ? " \u2026 " : "";
-    if (special.has(at)) return [gap || (at ? " " : ""), label];
-    if (spaced) {
-      const bare = label.replaceAll("\u23ce", "\u23ce\n");
-      return label.startsWith("\u00b7") && label.length > 1 ? [gap || " ", bare.slice(1)] : [gap, bare];
-    }
-    return [gap || (before[at] ? " " : ""), label.startsWith("##") && label.length > 2 ? label.slice(2) : label];
-  });
+/** The same of one label, where the source's characters are not known. */
+function piecesOfLabel(label, before, labels) {
+  if (label.startsWith("##") && label.length > 2) return ["", label.slice(2)];
+  if (!labels.some((one) => one.startsWith("\u00b7"))) return [before, label];
+  return label.startsWith("\u00b7") && label.length > 1 ? [before, label.slice(1)] : [before === " " ? "" : before, label];
 }
 
 /** An example's text, without special tokens. */
 export function textOfExample(example) {
+  if (example.excerpt) return example.excerpt;
   return piecesOf(example)
     .filter((_, at) => !example.special.has(at))
     .map((parts) => parts.join(""))
     .join("")
-    .replace(/^[\s\u2026]+|[\s\u2026]+$/g, "");
+    .trim();
 }
 
 /** Reads the page's atlas. */

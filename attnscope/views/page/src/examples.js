@@ -96,7 +96,7 @@ export class Examples {
       if (before) body.append(before);
       const span = el(
         "span",
-        { class: example.special.has(at) ? "tok chip-token" : "tok", role: "button", tabindex: at === Math.max(0, example.focus) ? "0" : "-1", "data-token": at, "data-example": number },
+        { class: example.special.has(at) ? "tok chip-token" : "tok", ...(example.special.has(at) && { dir: "ltr" }), role: "button", tabindex: at === Math.max(0, example.focus) ? "0" : "-1", "data-token": at, "data-example": number },
         shown,
       );
       spans.push(span);
@@ -157,17 +157,18 @@ export class Examples {
     const example = this.told.examples[number];
     const read = this.reads.get(number);
     if (focus < 0) return fill(read);
+    const named = (token, also = "") => el("q", { class: `token${also}` }, this.spans.get(number)[token].textContent.trim() || example.labels[token]);
     const listed = (found) => {
       const rest = found.length > 4 ? el("span", { class: "faint" }, ` and ${found.length - 4} more`) : null;
       return [
-        found.slice(0, 4).map(([token, weight], at) => [at ? ", " : " ", el("q", { class: "token" }, example.labels[token]), ` ${weight.toFixed(2)}`]),
+        found.slice(0, 4).map(([token, weight], at) => [at ? ", " : " ", named(token), ` ${weight.toFixed(2)}`]),
         rest,
       ];
     };
     const [gives, gets] = [example.row(focus), example.column(focus)];
     fill(
       read,
-      el("span", {}, el("q", { class: "token mine" }, example.labels[focus]), " attends to", gives.length ? listed(gives) : " nothing"),
+      el("span", {}, named(focus, " mine"), " attends to", gives.length ? listed(gives) : " nothing"),
       el("span", { class: "faint" }, gets.length ? ["attended by", listed(gets)] : "hardly attended to"),
     );
   }
