@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from attnscope.studies.head_watch import HeadWatch
     from attnscope.studies.heads import HeadsOptions, heads
     from attnscope.studies.heatmap import heatmap, picture_heatmap, sound_heatmap
+    from attnscope.studies.needles import NeedleOptions, retrieval_heads
     from attnscope.studies.page import page
     from attnscope.studies.pooled import pooled_heatmap
     from attnscope.studies.pruning import PruneOrder, prune
@@ -101,6 +102,7 @@ _PUBLIC = {
     "MinimalPair": "attnscope.records.comparison:MinimalPair",
     "ModelComparison": "attnscope.records.comparison:ModelComparison",
     "MultiHeadAttention": "attnscope.core.multihead:MultiHeadAttention",
+    "NeedleOptions": "attnscope.studies.needles:NeedleOptions",
     "Page": "attnscope.views.page:Page",
     "PickedHeads": "attnscope.records.comparison:PickedHeads",
     "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
@@ -138,6 +140,7 @@ _PUBLIC = {
     "own_decoder": "attnscope.models.decoder:own_decoder",
     "page": "attnscope.studies.page:page",
     "picture_heads": "attnscope.studies.sense_heads:picture_heads",
+    "retrieval_heads": "attnscope.studies.needles:retrieval_heads",
     "sound_heads": "attnscope.studies.sense_heads:sound_heads",
     "picture_heatmap": "attnscope.studies.heatmap:picture_heatmap",
     "picture_rollout": "attnscope.studies.rollout:picture_rollout",
@@ -180,6 +183,7 @@ __all__ = [
     "MinimalPair",
     "ModelComparison",
     "MultiHeadAttention",
+    "NeedleOptions",
     "Page",
     "PickedHeads",
     "PooledHeatmap",
@@ -218,6 +222,7 @@ __all__ = [
     "own_decoder",
     "page",
     "picture_heads",
+    "retrieval_heads",
     "sound_heads",
     "picture_heatmap",
     "picture_rollout",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnscope.studies.choice import Choice
     from attnscope.studies.descriptions import DescribeOptions
     from attnscope.studies.inputs import LoadOptions, TextsWanted
+    from attnscope.studies.needles import NeedleOptions
     from attnscope.studies.reading import Prompt
     from attnscope.studies.workers import Workers
     from attnscope.views.style import Style
@@ -405,6 +406,28 @@ class Measuring:
     def order(self) -> dict[str, Any]:
         """What a `studies.heads_order.StudyOrder` is told of it."""
         return {**vars(self), "thresholds": tuple(self.thresholds or ())}
+
+
+@dataclass(frozen=True)
+class Needles:
+    """What `--probe needle` hides, and where."""
+
+    PANEL: ClassVar[str] = "Text"
+
+    lengths: Annotated[str, "Of --probe needle: lengths of the texts in tokens, such as 1024,4096."] = "1024"
+    depths: Annotated[str, "Of --probe needle: per cent of the text before the needle."] = "0,25,50,75,100"
+    needles: Annotated[int, typer.Option(min=1, help="Of --probe needle: how many of each length.")] = 50
+
+    def options(self, thresholds: Sequence[str], *, ablate: bool) -> "NeedleOptions":
+        """What is to be hidden, and whether heads are taken out."""
+        from attnscope.studies.needles import ROLE, THRESHOLD, NeedleOptions
+        from attnscope.studies.roles import thresholds_from
+
+        return NeedleOptions(
+            lengths=options.whole_numbers(self.lengths, "--lengths"),
+            depths=tuple(percent / 100 for percent in options.whole_numbers(self.depths, "--depths")),
+            n=self.needles, threshold=thresholds_from(thresholds, {ROLE: THRESHOLD})[ROLE], ablate=ablate,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.errors import UsageError
 
 
 @groups.command(omit=("scale", "cmap"))
@@ -24,7 +25,12 @@ def heads(
         "WAV files or patterns, for models such as Whisper: when heads listen; TEXT is the transcript of one.",
         "Text",
     ] = None,
-    probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
+    probe: Annotated[
+        str | None,
+        "repeat: random tokens that come twice, the standard test for induction; needle: words hidden in a long text, "
+        "that of --file or random tokens, for heads of retrieval.",
+    ] = None,
+    needles: groups.Needles,
     model: groups.Model = "minilm",
     measuring: groups.Measuring,
     relations: Annotated[
@@ -54,11 +60,12 @@ def heads(
     - `attnscope heads --file 'corpus/*.txt.gz' --sort explained --feature 'months=(?i)january|february|march'`
     - `attnscope heads --file sample_texts/alice.txt --split paragraph --relations treebank.conllu`
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 -o out`
+    - `attnscope heads --probe needle --file book.txt --lengths 2048 --causal -m ./smollm2`
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
     - `attnscope heads --image 'photos/*.jpg' "What is in the picture?" -m ./smolvlm`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
-    from attnscope.studies.heads_order import Senses, StudyOrder, study, study_senses
+    from attnscope.studies.heads_order import Senses, StudyOrder, study, study_needles, study_senses
 
     load = loading.options()
     if image or audio:
@@ -68,11 +75,25 @@ def heads(
             stride=measuring.stride, frequencies=measuring.frequencies, relations=relations, control=control,
             causal=causal, writes=writes, shard=shard != "1/1", feature=describing.feature,
         )  # fmt: skip
+    if probe == "needle":
+        options.refuse_beside(
+            "--probe needle", describing, running, chunk=measuring.chunk, stride=measuring.stride,
+            frequencies=measuring.frequencies, relations=relations, control=control, writes=writes,
+            shard=shard != "1/1",
+        )  # fmt: skip
+    elif needles != groups.Needles():
+        raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")
     output = where.plan("heads", printing, measures=measuring.measures, **listing.shown(), **drawing.options())
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text, listing.only)
         with options.progress(printing.quiet, *senses.counted) as report:
             return output.deliver(study_senses(model, senses, measuring.measures, load, report))
+    if probe == "needle":
+        wanted = needles.options(measuring.thresholds or (), ablate=causal)
+        with options.progress(printing.quiet, "needles") as report:
+            asked = texts.wanted()
+            found = study_needles(model, asked, wanted, measuring.measures, listing.only, load, report)
+        return output.deliver(found)
     order = StudyOrder(
         texts=texts.wanted(), probe=probe, **measuring.order(), control=control, shard=shard, relations=relations,
         causal=causal, writes=writes, describe=describing.options(), where=listing.only,

@@ -36,6 +36,15 @@ def numbers_from(given: str | None) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
+def whole_numbers(given: str, option: str) -> tuple[int, ...]:
+    """Numbers in a list such as `1024,4096`, of an option of a command."""
+    parts = _parts(given, option, "numbers with commas between, such as 1024,4096")
+    for part in parts:
+        if not (part.isascii() and part.isdecimal()):
+            raise UsageError(f"{part!r} in {option} is no whole number", "numbers with commas between")
+    return tuple(map(int, parts))
+
+
 def heads_from(given: str | None) -> tuple[tuple[int, int], ...] | None:
     """Single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
     if given is None:

@@ -5,7 +5,7 @@ calls it once for each attention of a forward pass. What is ours and what is oth
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import torch
@@ -195,6 +195,55 @@ class Part(OfChosen):
         return attend_lean(call)
 
 
+class Strongest(OfChosen):
+    """Keeps, of some queries, the key that gets the largest weight, in memory of one row of keys a query and head.
+
+    Args:
+        queries: Which queries, from first to last + 1.
+        layers: As of `Weights`; likewise heads and kinds.
+        heads: See there.
+        kinds: See there.
+
+    Attributes:
+        keys: Kind -> layer -> the key of the largest weight, the first one of several, (batch, chosen head, query):
+            int64, on the CPU.
+
+    Raises:
+        ValueError: As of `Weights`.
+    """
+
+    def __init__(
+        self,
+        queries: slice,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        super().__init__(layers, heads, kinds)
+        self.queries = queries
+        self.keys: dict[Kind, dict[int, Tensor]] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and keeps where its rows are largest if its layer is chosen; as `Weights`.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values, without gradient.
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already.
+            ValueError: A chosen head is beyond the layer's last.
+        """
+        if self._wants(call.kind, call.layer, self.keys):
+            self._check_heads(call.kind, call.layer, call.n_heads)
+            chosen = call if self.heads is None else select_heads(call, self.heads)
+            rows = part_of_weights(chosen, self.queries, slice(0, call.key.shape[2]))
+            self.keys.setdefault(call.kind, {})[call.layer] = rows.argmax(-1).cpu()
+        return attend_lean(call)
+
+
 class Pooled(OfChosen):
     """Keeps maps pooled to a grid, marginals and far links of chosen layers and heads: pictures of long texts.
 
@@ -265,15 +314,22 @@ class Gate:
         factors: xi of the heads of a place, (n_heads,) for all texts alike or (batch, n_heads). Places that are not
             named stay as they are.
         stand_ins: m of the heads of a place, (n_heads, d_value) or (batch, n_heads, d_value). Without it m is 0.
+        compute: What computes attention; `attend_lean` for long texts, without gradient.
 
     Source:
         xi: Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 2.3. Mean ablation: Wang et al. 2023,
         Interpretability in the Wild, section 2.2 (ours has one mean for all positions, as `Means` gives it).
     """
 
-    def __init__(self, factors: Mapping[Place, Tensor], stand_ins: Mapping[Place, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        factors: Mapping[Place, Tensor],
+        stand_ins: Mapping[Place, Tensor] | None = None,
+        compute: Callable[[AttentionCall], Tensor] = attend,
+    ) -> None:
         self.factors = dict(factors)
         self.stand_ins = dict(stand_ins or {})
+        self._compute = compute
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention and gates its heads.
@@ -287,7 +343,7 @@ class Gate:
         Raises:
             ValueError: There are not as many factors as heads, or as texts.
         """
-        output = attend(call)
+        output = self._compute(call)
         place = (call.kind, call.layer)
         factors = self.factors.get(place)
         if factors is None:

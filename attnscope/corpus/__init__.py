@@ -24,6 +24,7 @@ from attnscope.corpus.batching import (
 from attnscope.corpus.copies import Copies, copy_key, distinct, essence
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
 from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
+from attnscope.corpus.needles import Hay, Needle, needle_probe, word_ids
 from attnscope.corpus.probe import repeat_probe
 from attnscope.corpus.texts import Corpus, CorpusText, expand
 
@@ -39,6 +40,8 @@ __all__ = [
     "CorpusText",
     "Encode",
     "Format",
+    "Hay",
+    "Needle",
     "Problem",
     "Split",
     "TokenCounts",
@@ -51,8 +54,10 @@ __all__ = [
     "distinct",
     "essence",
     "expand",
+    "needle_probe",
     "read_frequencies",
     "repeat_probe",
     "runs",
     "tokens_of_ids",
+    "word_ids",
 ]

@@ -224,10 +224,11 @@ class DecoderModel(LayeredModel):
         require_numbers(self.info, batch.ids, self.network.config.vocab_size)
         return self.network.hidden(batch.ids, batch.mask, probe)
 
-    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True) -> Outputs:
+    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with the scores of the next token if they are asked for."""
         hidden = self.run(batch, probe)
-        return Outputs(hidden, self.network.unembed(hidden) if logits else None)
+        asked = hidden if last is None else hidden[:, -last:]
+        return Outputs(hidden, self.network.unembed(asked) if logits else None)
 
     def modules(self) -> list[nn.Module]:
         """The network."""

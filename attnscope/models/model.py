@@ -181,8 +181,8 @@ class Outputs:
 
     Attributes:
         hidden: The last hidden states, (batch, token, d_model); of an encoder-decoder the decoder's.
-        logits: Scores of the vocabulary at each of these tokens, (batch, token, vocabulary); None where the model has
-            no language-model head, or they were not asked for.
+        logits: Scores of the vocabulary at each of these tokens, or at the last of them, (batch, token, vocabulary);
+            None where the model has no language-model head, or they were not asked for.
     """
 
     hidden: "Tensor"
@@ -410,8 +410,15 @@ class Model(Protocol):
             AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
         """
 
-    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> "Outputs":
-        """As `run`, with what the language-model head predicts, if there is one and it is asked for."""
+    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> "Outputs":
+        """As `run`, with what the language-model head predicts, if there is one and it is asked for.
+
+        Args:
+            batch: Token numbers.
+            probe: What happens at the seam.
+            logits: Whether the head is asked.
+            last: At how many tokens, the last ones; None = at all, which of long texts is more than all else.
+        """
 
     def rerun(self, batch: Batch, *, logits: bool = True) -> "Rerun":
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
@@ -452,7 +459,7 @@ class LayeredModel:
         """See Model."""
         raise NotImplementedError
 
-    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True) -> Outputs:
+    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`; there is no language-model head, so there are no logits."""
         return Outputs(self.run(batch, probe))
 

@@ -17,6 +17,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.codec import OMITTED, beside
 from attnscope.records.descriptions import Descriptions, HeadDescription
+from attnscope.records.needles import Needles
 from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
 from attnscope.records.storage import csv_text, finite, plain
@@ -24,7 +25,9 @@ from attnscope.records.storage import csv_text, finite, plain
 PICTURES = "pictures"
 LOOKS = "pictures among words"
 RECORDINGS = "recordings"
-"""What `corpus["of"]` is where each text is a picture, and each token one of its patches, or a word about it."""
+NEEDLES = "needles"
+"""What `corpus["of"]` is where each text is a picture, and each token one of its patches, or a word about it;
+where it is a recording; or a needle in a haystack."""
 
 
 WRITES = {
@@ -163,6 +166,7 @@ class Findings(Record):
         sums: The exact sums over texts by name, for merging.
         control: Findings of the same architecture with random weights, on the same texts, if asked for.
         descriptions: What each head does, found and not asked for; None where heads were not described.
+        needles: Of needles in haystacks, what the model finds, and what it finds without some heads; else None.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.heads/1"
@@ -175,6 +179,7 @@ class Findings(Record):
     sums: Mapping[str, NDArray[Any]] = field(metadata=beside("sum_"))
     control: tuple[Head, ...] = field(default=(), metadata=OMITTED)
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
+    needles: Needles | None = field(default=None, metadata=OMITTED)
 
     @property
     def kinds(self) -> tuple[str, ...]:

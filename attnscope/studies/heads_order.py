@@ -17,6 +17,7 @@ from attnscope.studies.descriptions import DescribeOptions
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.late import try_step, whole
+from attnscope.studies.needles import ROLE, NeedleOptions, retrieval_heads
 from attnscope.studies.own_features import own_features
 from attnscope.studies.relations_order import relations_of, require_relations
 from attnscope.studies.roles import RULES, thresholds_from
@@ -144,6 +145,28 @@ def study_senses(
     return sound_heads(model, list(given.audio), given.text, report)
 
 
+def study_needles(
+    spec: str,
+    texts: TextsWanted,
+    options: NeedleOptions,
+    measures: str | None,
+    where: str | None,
+    loading: LoadOptions,
+    report: Report | None,
+) -> Findings:
+    """Loads a model, and looks for the heads by which it finds needles in texts, or in random tokens; as `study`.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend.
+    """
+    known = options.measure_names
+    _require_named(measures, known)
+    if where is not None:
+        HeadQuery(where).require_known(names_for((ROLE,), known, False))
+    corpus = texts.corpus() if texts.given else None
+    return retrieval_heads(loading.load(spec), corpus, options, report)
+
+
 def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
     """The texts that were asked for; None for the probe."""
     if order.probe is None:
@@ -151,7 +174,7 @@ def _corpus(order: StudyOrder) -> Corpus | list[str] | None:
     if order.texts.given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
     if order.probe != "repeat":
-        raise UsageError(f"there is no probe {order.probe!r}", "there is: repeat")
+        raise UsageError(f"there is no probe {order.probe!r}", "there are: repeat, needle")
     return None
 
 

@@ -114,17 +114,17 @@ RULES: dict[str, Rule] = {
 }
 
 
-def thresholds_from(given: Iterable[str]) -> dict[str, float]:
-    """Thresholds by role, from strings such as `induction=0.3`; the others as in RULES.
+def thresholds_from(given: Iterable[str], known: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Thresholds by role, from strings such as `induction=0.3`; the others as in `known`, None = RULES.
 
     Raises:
         UsageError: There is no such role, or no such number.
     """
-    found = {name: rule.threshold for name, rule in RULES.items()}
+    found = {name: rule.threshold for name, rule in RULES.items()} if known is None else dict(known)
     for item in given:
         name, _, number = item.partition("=")
-        if name not in RULES:
-            raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(RULES)}")
+        if name not in found:
+            raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(found)}")
         try:
             found[name] = float(number)
         except ValueError:

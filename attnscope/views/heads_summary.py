@@ -12,7 +12,7 @@ from typing import Any
 
 from attnscope.errors import amount
 from attnscope.records.ablation import Ablation
-from attnscope.records.findings import LOOKS, PICTURES, RECORDINGS, Findings, Head, Role
+from attnscope.records.findings import LOOKS, NEEDLES, PICTURES, RECORDINGS, Findings, Head, Role
 from attnscope.records.relations import Relations
 from attnscope.records.timeline import Timeline
 
@@ -27,6 +27,7 @@ _COUNTED = {
     PICTURES: (("picture",), ("patch", "patches")),
     LOOKS: (("picture",), ("word",)),
     RECORDINGS: (("recording",), ("token",)),
+    NEEDLES: (("needle",), ("token",)),
 }
 
 

@@ -23,6 +23,7 @@ from attnscope.views.ablation_summary import number as small_number
 from attnscope.views.descriptions_terminal import description_table
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
 from attnscope.views.inks import ink_on
+from attnscope.views.needles_terminal import needles_table
 from attnscope.views.picture_heads_terminal import picture_measures
 from attnscope.views.plain_text import dim_lines, plain_table
 from attnscope.views.writes_terminal import writes_table
@@ -72,7 +73,7 @@ def show(
             console.print(description_table(findings, console, every=where is None))
         elif where is not None or sort is not None:
             console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
-    for part in writes_table(findings):
+    for part in (*writes_table(findings), *needles_table(findings)):
         console.print(part)
     if measures:
         console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
@@ -296,7 +297,6 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
     columns = [
         _Column("role", "role", "left", min(4 + widest, 18), 0, lambda head, role: Text()),
         _Column("head", "head", "left", names, 0, lambda head, role: Text(full_name(head, findings), style="bold")),
-        _Column("sinks", "sinks", "right", 5, 6, lambda head, role: Text(percent(head.resting_share))),
         _Column("value", "value", "right", 5, 0, lambda head, role: Text(number(role.value), style="cyan")),
         _Column("interval", "95% interval", "right", max(12, intervals), 7,
                 lambda head, role: Text(interval(role.low, role.high))),
@@ -304,6 +304,9 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
         _Column("q", "q", "right", 6, 4, lambda head, role: Text(_q(role.q))),
         _Column("share", "share", "right", 5, 3, lambda head, role: Text(_share(role))),
     ]  # fmt: skip
+    if any(math.isfinite(head.resting_share) for head in heads):
+        sinks = _Column("sinks", "sinks", "right", 5, 6, lambda head, role: Text(percent(head.resting_share)))
+        columns.insert(2, sinks)
     if any(head.effects for head in heads):
         columns.append(_Column("effect", "effect", "right", 7, 0, lambda head, role: _effect(findings, head)))
     if any(heads_summary.nearest_role(findings, head) for head in heads):

@@ -152,9 +152,9 @@ class HuggingFaceModel:
         """Runs whatever the model's forward takes, by name: pixel_values, input_features … Otherwise as `run`."""
         return self.network.run(inputs, probe)
 
-    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True) -> Outputs:
+    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with what the language-model head predicts, if there is one and it is asked for."""
-        return self.network.outputs(self.network.text_inputs(batch), probe, logits=logits)
+        return self.network.outputs(self.network.text_inputs(batch), probe, logits=logits, last=last)
 
     def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""

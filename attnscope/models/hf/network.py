@@ -71,7 +71,13 @@ class Network:
             return self._run(inputs, probe)
 
     def outputs(
-        self, inputs: Mapping[str, Any], probe: Probe, *, logits: bool, skipped: Mapping[nn.Module, int] | None = None
+        self,
+        inputs: Mapping[str, Any],
+        probe: Probe,
+        *,
+        logits: bool,
+        skipped: Mapping[nn.Module, int] | None = None,
+        last: int | None = None,
     ) -> Outputs:
         """As `run`, with what the head predicts if asked for.
 
@@ -80,12 +86,16 @@ class Network:
             probe: What happens at the seam.
             logits: Whether the head is run.
             skipped: How many of its first calls a module does not make, as a part of the model is not computed.
+            last: At how many of the last tokens the head is run, masks by key alone where texts are long; None = all.
         """
         given = self._forward_inputs(inputs)
         self.require_seam("its heads cannot be changed")
         with in_one_line(self.info.name, "does not run on this input"):
             if logits and self.loss is not None:
-                return run_with_logits(self.model, self.base, given, self.found.plan, probe, skipped)
+                light = None if last is None else self._light_from(given)
+                return run_with_logits(
+                    self.model, self.base, given, self.found.plan, probe, skipped=skipped, light=light, last=last
+                )
             return Outputs(self._hidden(perform(self.base, given, self.found.plan, probe, skipped=skipped)))
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ Nothing is known of an architecture but its blocks, which are the members of lis
 whether it can be resumed at them is tried, and where it cannot it is computed whole.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -55,9 +56,22 @@ def run_with_logits(
     inputs: Mapping[str, Any],
     plan: Plan,
     probe: Probe,
+    *,
     skipped: Mapping[nn.Module, int] | None = None,
+    light: int | None = None,
+    last: int | None = None,
 ) -> Outputs:
     """Runs a model with its head on top.
+
+    Args:
+        model: The model.
+        base: What of it attends.
+        inputs: What its forward gets.
+        plan: See `seam.perform`; likewise probe, skipped and light.
+        probe: See there.
+        skipped: See there.
+        light: See there.
+        last: At how many of the last tokens the head is run, where it can be told; None = at all.
 
     Raises:
         AttnscopeError: The head does not run on what the base model puts out.
@@ -72,10 +86,16 @@ def run_with_logits(
         with hooks(watched, lambda module, arguments, output: held.append(output)):
             return model(**given)
 
-    output = perform(base, {**standing_arguments(model), **inputs}, plan, probe, through=whole, skipped=skipped)
+    given = {**standing_arguments(model), **inputs}
+    if last is not None and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        given["logits_to_keep"] = last
+    output = perform(base, given, plan, probe, light, through=whole, skipped=skipped)
     hidden = hidden_states(held[-1]) if held else None
     logits = getattr(output, "logits", None)
-    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != hidden.shape[:2]:
+    if isinstance(logits, Tensor) and last is not None:
+        logits = logits[:, -last:]
+    n = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))
+    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != n:
         raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")
     return Outputs(hidden, logits)
 

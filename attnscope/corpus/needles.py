@@ -1,0 +1,177 @@
+"""A needle in a haystack: a long text, words hidden in it, and a question at its end that these words answer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+
+Numbers = NDArray[np.int64]
+
+THINGS = (
+    "door", "tower", "garden", "ship", "library", "bridge", "cellar", "mill", "museum", "station", "castle", "school",
+    "market", "theatre", "harbour", "farm",
+)  # fmt: skip
+_CUE = " The secret words of the {} are"
+_QUESTION = "\nQuestion: What are the secret words of the {0}?\nAnswer: The secret words of the {0} are"
+_CUE_TOKENS = 2
+_SNAP_TOKENS = 64
+"""How far a needle goes back to stand between two sentences."""
+
+
+@dataclass(frozen=True, eq=False)
+class Needle:
+    """A text that hides an answer, ends in a question, and then gives the answer.
+
+    Attributes:
+        ids: All of it, token numbers.
+        places: Where the tokens of the answer are hidden.
+        decoys: Where those of another needle are hidden, that answers another question.
+        depth: How much of the haystack stands before the needle, 0 to 1, as it was asked for.
+    """
+
+    ids: Numbers
+    places: Numbers
+    decoys: Numbers
+    depth: float
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def answer(self) -> Numbers:
+        """The tokens that are right at the end of the text."""
+        return self.ids[-len(self.places) :]
+
+
+@dataclass(frozen=True, eq=False)
+class Hay:
+    """What needles are hidden in, and made of.
+
+    Attributes:
+        vocab_ids: Ordinary tokens, of which needles are made, and haystacks without a text.
+        text: Token numbers of a text; None = random tokens.
+        encode: Token numbers of a piece of text, without special ones; None = the question is of random tokens too.
+        ends: Numbers of tokens that end a sentence of the text.
+        before: What every text begins with, such as [CLS].
+    """
+
+    vocab_ids: Numbers
+    text: Numbers | None = None
+    encode: Callable[[str], Sequence[int]] | None = None
+    ends: frozenset[int] = frozenset()
+    before: tuple[int, ...] = ()
+
+
+def needle_probe(
+    hay: Hay, n: int, depths: Sequence[float], length: int, seed: int, *, answer: int = 8
+) -> Iterator[Needle]:
+    """Needles in haystacks, the standard test for what a model finds in a long text.
+
+    With a text the needle is a sentence, "The secret words of the tower are …", that ends in random words, and the
+    question asks for them. Without one all are random tokens: two tokens before the needle's answer come again at the
+    end of the text. No token of an answer comes anywhere else. A second needle, the decoy, of the same form with other
+    words, stands half a haystack away. Needle number i is at the i-th of the depths, which take turns; it depends on
+    the seed, i and the length alone.
+
+    Args:
+        hay: What they are hidden in.
+        n: How many.
+        depths: How much of the haystack stands before the needle, 0 to 1.
+        length: Of each text, in tokens, question and answer included.
+        seed: At least 0.
+        answer: Tokens that are to be found; fewer where the vocabulary is too small.
+
+    Source:
+        Mohtashami and Jaggi 2023, Landmark Attention, section 4.2 (pass keys); Kamradt 2023, Needle in a Haystack.
+
+    Raises:
+        AttnscopeError: The length has no room, the text or vocabulary is too small, or a number makes no sense.
+    """
+    vocabulary = np.unique(hay.vocab_ids)
+    if n < 1 or seed < 0 or answer < 1 or not depths or not all(0 <= depth <= 1 for depth in depths):
+        raise AttnscopeError(
+            f"no probe of {n} needles of {answer} tokens at depths {list(depths)} with seed {seed}",
+            "needles and tokens are at least 1, depths from 0 to 1, the seed at least 0",
+        )
+    kept = min(answer, (len(vocabulary) - 2 * _CUE_TOKENS) // 3)
+    if kept < 1:
+        raise AttnscopeError(f"a vocabulary of {len(vocabulary)} tokens is too small for needles", "7 are the least")
+    return (_make(hay, vocabulary, number, depths[number % len(depths)], length, seed, kept) for number in range(n))
+
+
+def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int) -> Needle:
+    # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
+    chance = np.random.PCG64(np.random.SeedSequence([seed, number, length]))
+    if hay.encode is None:
+        drawn = _draw(chance, vocabulary, 2 * (n_answer + _CUE_TOKENS))
+        cue, other, answer, decoy = np.split(drawn, np.cumsum([_CUE_TOKENS, _CUE_TOKENS, n_answer]))
+        question, end = cue, drawn[:0]
+    else:
+        things = [THINGS[place] for place in _draw(chance, np.arange(len(THINGS)), 2)]
+        cue, other, question, end = (
+            np.array(hay.encode(text), np.int64)
+            for text in (_CUE.format(things[0]), _CUE.format(things[1]), _QUESTION.format(things[0]), ".")
+        )
+        answer = decoy = end  # drawn below, as they must not come in the text
+    beside = len(hay.before) + len(cue) + len(other) + len(question) + 2 * len(end) + 3 * n_answer
+    room = length - beside
+    if room < 1:
+        raise AttnscopeError(f"{length} tokens are too few for a needle", f"give a length of more than {beside}")
+    if hay.text is None:
+        straw = np.setdiff1d(vocabulary, drawn)
+        stack = straw[(chance.random_raw(room) % np.uint64(len(straw))).astype(np.int64)]
+    else:
+        if len(hay.text) < room:
+            raise AttnscopeError(
+                f"the text has {len(hay.text):,} tokens, and a haystack of {length:,} needs {room:,}",
+                "give a longer text, or a smaller --lengths",
+            )
+        start = int(chance.random_raw() % (len(hay.text) - room + 1))
+        stack = hay.text[start : start + room]
+    if hay.encode is not None:
+        unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, other, question, end]))
+        if len(unused) < 2 * n_answer:
+            raise AttnscopeError("the text has nearly every word of the vocabulary", "give a smaller --lengths")
+        answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
+    # The decoy first where both are at the same place.
+    at = {False: _between(stack, (depth + 0.5) % 1, hay.ends), True: _between(stack, depth, hay.ends)}
+    parts, places, first = [np.array(hay.before, np.int64)], {}, 0
+    for is_needle in sorted(at, key=lambda which: at[which]):
+        sentence = np.concatenate([cue, answer, end] if is_needle else [other, decoy, end])
+        parts += [stack[first : at[is_needle]], sentence]
+        first = at[is_needle]
+        begins = sum(map(len, parts)) - len(end) - n_answer
+        places[is_needle] = np.arange(begins, begins + n_answer)
+    ids = np.concatenate([*parts, stack[first:], question, answer])
+    return Needle(ids, places[True], places[False], depth)
+
+
+def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
+    """So many different numbers of a pool."""
+    return pool[chance.random_raw(len(pool)).argsort(kind="stable")[:n]]
+
+
+def _between(stack: Numbers, depth: float, ends: frozenset[int]) -> int:
+    """The place at a depth, between two sentences where one ends shortly before."""
+    wanted = round(depth * len(stack))
+    for place in range(wanted, max(0, wanted - _SNAP_TOKENS), -1):
+        if int(stack[place - 1]) in ends:
+            return place
+    return wanted
+
+
+def word_ids(numbers: Numbers, spell: Callable[[int], str]) -> Numbers:
+    """The tokens that are lower-case words with a blank before them, by their spelling; all where there are few."""
+
+    def is_word(text: str) -> bool:
+        return text[:1] == " " and len(text) > _LEAST_LETTERS and text[1:].isascii() and text[1:].isalpha()
+
+    spelled = map(spell, numbers.tolist())
+    words = numbers[np.fromiter((is_word(text) and text.islower() for text in spelled), bool, len(numbers))]
+    return words if len(words) >= _FEWEST_WORDS else numbers
+
+
+_LEAST_LETTERS, _FEWEST_WORDS = 3, 200

@@ -1,0 +1,69 @@
+"""A decoder whose heads are made by hand: one looks at the token before, one finds what followed, and copies it."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.models.decoder import OwnDecoder
+from attnscope.models.model import Model
+
+WORDS, PLACES = 20, 120
+PREVIOUS, RETRIEVAL = (0, 1), (1, 0)
+"""Layer and head."""
+_SHARP = 300.0
+
+
+def planted_decoder(n_heads: int = 2, *, writes: bool = True) -> OwnDecoder:
+    """Two layers, no norms; the stream has the token, the token before, the answer, and the place, one-hot each.
+
+    Args:
+        n_heads: Of each layer; only two of all do anything.
+        writes: Whether the model writes what the head copies.
+    """
+    token, before, answer = (slice(part * WORDS, (part + 1) * WORDS) for part in range(3))
+    place = slice(3 * WORDS, 3 * WORDS + PLACES)
+    width = n_heads * PLACES
+    network = attnscope.own_decoder(
+        WORDS, n_layers=2, n_heads=n_heads, d_model=width, positions="learned", norm=False, max_tokens=PLACES
+    )
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.zero_()
+        network.embed.weight[:, token] = torch.eye(WORDS)
+        network.position.weight[:, place] = torch.eye(PLACES)
+        earlier = torch.eye(PLACES).roll(-1, 1)  # place n looks for n - 1
+        earlier[0] = 0
+        _plant(network, PREVIOUS, (place, earlier.mT), (place, torch.eye(PLACES)), (token, before))
+        eye = torch.eye(WORDS)
+        _plant(network, RETRIEVAL, (token, eye), (before, eye), (token, answer))
+        if writes:
+            network.unembed.weight[:, answer] = eye
+    return network
+
+
+def _plant(
+    network: OwnDecoder, at: tuple[int, int], query: tuple[slice, Tensor], key: tuple[slice, Tensor],
+    moved: tuple[slice, slice],
+) -> None:  # fmt: skip
+    attention = network.layers[at[0]].attention
+    first = at[1] * PLACES
+    for weight, (part, matrix), size in (
+        (attention.q_proj.weight, query, _SHARP),
+        (attention.k_proj.weight, key, 1.0),
+    ):
+        weight[first : first + len(matrix), part] = size * matrix
+    source, target = moved
+    attention.v_proj.weight[first : first + WORDS, source] = torch.eye(WORDS)
+    attention.out_proj.weight[target, first : first + WORDS] = torch.eye(WORDS)
+
+
+def planted_model(n_heads: int = 2, *, writes: bool = True) -> Model:
+    """The same as a loaded model."""
+    return attnscope.load(planted_decoder(n_heads, writes=writes))
+
+
+def save_planted(folder: Path) -> Path:
+    """The same as files."""
+    return planted_decoder().save(folder)

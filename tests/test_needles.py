@@ -1,0 +1,299 @@
+"""Needles in haystacks: which heads copy from far back, by the definition, on models whose heads are known."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import attnscope
+from attnscope import NeedleOptions, retrieval_heads
+from attnscope.core.probes import Strongest, Weights
+from attnscope.corpus import Hay, needle_probe
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Batch
+from attnscope.records.findings import Findings
+from tests.conftest import Run
+from tests.needle_helpers import PLACES, PREVIOUS, RETRIEVAL, planted_model, save_planted
+
+SMALL = NeedleOptions(lengths=(48,), n=15)
+
+
+@pytest.fixture(scope="module")
+def found() -> Findings:
+    return retrieval_heads(planted_model(), options=replace(SMALL, lengths=(48, 96), ablate=True))
+
+
+def scores(findings: Findings, measure: str = "retrieval") -> dict[str, float]:
+    return {head.name: head.measures[measure].value for head in findings.heads}
+
+
+# The probe ---------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_where_the_probe_says_and_nowhere_else() -> None:
+    hay = Hay(np.arange(100, 400), before=(7,))
+    made = list(needle_probe(hay, 7, (0.0, 0.3, 1.0), 60, 3))
+    assert [needle.depth for needle in made] == [0.0, 0.3, 1.0, 0.0, 0.3, 1.0, 0.0]
+    for needle in made:
+        assert len(needle) == 60 and needle.ids[0] == 7
+        np.testing.assert_array_equal(needle.ids[needle.places], needle.answer)
+        assert len(set(needle.answer.tolist())) == 8
+        assert np.isin(needle.ids, needle.answer).sum() == 16  # hidden once, given once at the end
+        # The two tokens before the answer at the end are those before it in the needle, and not those of the decoy.
+        np.testing.assert_array_equal(needle.ids[needle.places[0] - 2 : needle.places[0]], needle.ids[-10:-8])
+        assert not np.isin(needle.ids[needle.decoys[0] - 2 : needle.decoys[0]], needle.ids[-10:-8]).any()
+        assert not np.isin(needle.ids[needle.decoys], needle.answer).any()
+        room = 60 - 1 - 3 * 8 - 3 * 2
+        beside = 10 * (needle.decoys[0] < needle.places[0])
+        assert needle.places[0] == 1 + round(needle.depth * room) + beside + 2
+    again = list(needle_probe(hay, 2, (0.0, 0.3, 1.0), 60, 3))
+    assert all(np.array_equal(a.ids, b.ids) for a, b in zip(again, made, strict=False))
+
+
+def test_a_text_hides_a_sentence_between_two_others() -> None:
+    letters = {chr(97 + i): i for i in range(26)}
+
+    def encode(text: str) -> list[int]:
+        return [letters.get(char, 26 if char == "." else 27) for char in text.casefold()]
+
+    text = np.array(encode("the cat sat. a dog ran. " * 40))
+    vocabulary = np.arange(28, 200)
+    for needle in needle_probe(Hay(vocabulary, text, encode, frozenset({26})), 4, (0.5, 0.9), 700, 0):
+        np.testing.assert_array_equal(needle.ids[needle.places], needle.answer)
+        cue = encode(" The secret words of the ")
+        thing = needle.ids[: needle.places[0]].tolist()
+        start = max(i for i in range(len(thing)) if thing[i : i + len(cue)] == cue)
+        assert needle.ids[start - 1] == 26  # after the end of a sentence
+        assert needle.ids[needle.places[-1] + 1] == 26
+
+
+@pytest.mark.parametrize(
+    ("hay", "given", "said"),
+    [
+        (Hay(np.arange(6)), {}, "vocabulary of 6 tokens is too small"),
+        (Hay(np.arange(90)), {"length": 30}, "30 tokens are too few"),
+        (Hay(np.arange(90), np.arange(90), lambda text: [1]), {"length": 200}, "the text has 90 tokens"),
+        (Hay(np.arange(90)), {"depths": (1.5,)}, "depths from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_hidden_is_said(hay: Hay, given: dict[str, Any], said: str) -> None:
+    how = {"n": 1, "depths": (0.5,), "length": 60, "seed": 0} | given
+    with pytest.raises(AttnscopeError) as raised:
+        list(needle_probe(hay, **how))
+    assert said in str(raised.value)
+
+
+# The probe at the seam ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2"])
+def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
+    more = {"sliding_window": 5} if model_type == "mistral" else {}
+    config = transformers.AutoConfig.for_model(
+        model_type, vocab_size=50, hidden_size=24, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=6, pad_token_id=0, **more,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = attnscope.load(transformers.AutoModelForCausalLM.from_config(config).eval())
+    batch = Batch(torch.randint(1, 50, (3, 19)))
+    strongest, whole = Strongest(slice(11, 19)), Weights()
+    last = model.outputs(batch, strongest, last=8)
+    all_of_it = model.outputs(batch, whole)
+    for layer, weights in whole.maps["decoder"].items():
+        assert torch.equal(strongest.keys["decoder"][layer], weights[:, :, 11:19].argmax(-1))
+    torch.testing.assert_close(last.logits, all_of_it.logits[:, 11:19])
+    assert last.hidden.shape == all_of_it.hidden.shape
+
+
+# Heads that are known ----------------------------------------------------------------------------------------------
+
+
+def test_the_planted_head_is_found_and_no_other(found: Findings) -> None:
+    assert found.needles is not None and found.needles.copied.value == 1
+    named = {(head.layer, head.head): [role.name for role in head.roles] for head in found.heads}
+    assert {at for at, roles in named.items() if roles} == {RETRIEVAL}
+    (role,) = next(head.roles for head in found.heads if head.roles)
+    assert (role.name, role.value, role.baseline, role.tentative) == ("retrieval", 1, pytest.approx(0.02, abs=0.02), 0)
+    assert role.low > 0.8 and role.q < 0.001
+    assert scores(found)["L{}H{}".format(*PREVIOUS)] == 0
+    assert scores(found, "decoy")["L{}H{}".format(*RETRIEVAL)] == 0
+
+
+def test_scores_are_told_by_depth_and_by_length(found: Findings) -> None:
+    names = [f"retrieval_at_{depth}" for depth in (0, 25, 50, 75, 100)]
+    names += ["retrieval_in_48", "retrieval_in_96"]
+    assert found.measure_names == ("retrieval", "decoy", *names)
+    for name in names:
+        one = next(head for head in found.heads if (head.layer, head.head) == RETRIEVAL).measures[name]
+        assert one.value == 1 and one.count == 5 * (6 if "at" in name else 15)
+    assert [(at.length, at.depth, at.copied.count) for at in found.needles.at][:2] == [(48, 0.0, 15), (48, 0.25, 15)]
+    # Five tokens of each needle, as twenty words have room for no more.
+    assert found.options["n_answer"] == 5 and found.corpus["n_texts"] == 30
+
+
+def test_without_it_nothing_is_found_and_without_others_all(found: Findings) -> None:
+    ours, others = found.needles.without
+    assert (ours.what, ours.n_heads, ours.heads) == ("retrieval", 1, ("L1H0",))
+    assert (others.what, others.n_heads, others.heads) == ("random", 1, ())
+    assert ours.copied.value < 0.1 and ours.change.low > 0.8
+    assert others.copied.value == 1 and others.change.value == 0
+
+
+def test_a_head_that_looks_without_being_heeded_retrieves_nothing() -> None:
+    """Attention is half of the definition: the token must be written too."""
+    found = retrieval_heads(planted_model(writes=False), options=SMALL)
+    assert found.needles.copied.value < 0.2 and not any(head.roles for head in found.heads)
+    assert max(scores(found).values()) <= found.needles.copied.value
+
+
+def test_random_models_have_no_such_heads() -> None:
+    for seed in range(5):
+        network = attnscope.own_decoder(40, n_layers=2, n_heads=4, d_model=32, seed=seed)
+        found = retrieval_heads(attnscope.load(network), options=replace(SMALL, n=10, ablate=True))
+        assert not any(head.roles for head in found.heads)
+        assert found.needles.without == ()
+        (note,) = found.run["notes"][-1:]
+        assert "copies too little" in note
+
+
+def test_scores_are_those_of_plain_loops() -> None:
+    """A model that copies only now and then: its answers and maps are read off as they stand, needle by needle."""
+    network = attnscope.own_decoder(30, n_layers=2, n_heads=3, d_model=24, max_tokens=60, seed=1)
+    with torch.no_grad():  # it writes what it attends to, whatever that is
+        network.unembed.weight.copy_(network.embed.weight)
+    model = attnscope.load(network)
+    options = NeedleOptions(lengths=(50,), n=40, depths=(0.5, 1.0), answer=4)
+    found = retrieval_heads(model, options=options)
+    hay = Hay(np.array(model.tokenizer.ordinary_ids()))
+    counted, copied, total = np.zeros((2, 3, 2)), 0, 0
+    for needle in needle_probe(hay, 40, (0.5, 1.0), 50, 0, answer=4):
+        probe = Weights()
+        logits = model.outputs(Batch(torch.from_numpy(needle.ids[:-1])[None]), probe).logits[0]
+        for number, token in enumerate(needle.answer.tolist()):
+            query = 50 - 4 + number - 1
+            total += 1
+            if int(logits[query].argmax()) != token:
+                continue
+            copied += 1
+            for layer in range(2):
+                for head in range(3):
+                    key = int(probe.maps["decoder"][layer][0, head, query].argmax())
+                    counted[layer, head] += key == needle.places[number], key == needle.decoys[number]
+    assert 0 < copied < total and found.needles.copied.value == pytest.approx(copied / total)
+    np.testing.assert_allclose(found.grid("decoder", "retrieval"), counted[..., 0] / total)
+    np.testing.assert_allclose(found.grid("decoder", "decoy"), counted[..., 1] / total)
+
+
+# What is refused, and what is kept ---------------------------------------------------------------------------------
+
+
+def test_models_that_do_not_write_are_told_so(minilm_folder: object) -> None:
+    for model in (attnscope.load("minilm"), attnscope.load("own")):
+        with pytest.raises(AttnscopeError, match="does not write a text on, and so copies nothing"):
+            retrieval_heads(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lengths": ()}, "texts of"),
+        ({"depths": (0.1, 0.1)}, "given twice"),
+        ({"n": 2}, "2 needles at 5 depths"),
+        ({"threshold": 0}, "a threshold of 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        NeedleOptions(**given)
+
+
+def test_texts_beyond_the_limit_are_refused_before_anything_is_run() -> None:
+    with pytest.raises(AttnscopeError, match=f"longer than the {PLACES}"):
+        retrieval_heads(planted_model(), options=NeedleOptions(lengths=(48, PLACES + 1)))
+
+
+def test_an_interruption_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.studies.needles.PASS_TOKENS", 5 * 48)
+    seen = []
+
+    def stop_after(n: int) -> Callable[[Any], None]:
+        def report(done: Any) -> None:
+            seen.append((done.n_texts, done.share, done.step))
+            if len(seen) == n:
+                raise KeyboardInterrupt
+
+        return report
+
+    found = retrieval_heads(planted_model(), options=replace(SMALL, ablate=True), report=stop_after(2))
+    assert (found.corpus["n_texts"], found.corpus["complete"]) == (10, False)
+    assert found.needles.without == () and any(head.roles for head in found.heads)
+    seen.clear()
+    late = retrieval_heads(planted_model(), options=replace(SMALL, ablate=True), report=stop_after(4))
+    assert (late.corpus["n_texts"], late.corpus["complete"]) == (15, False)
+    assert [share for _, share, _ in seen] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6])
+
+
+def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = planted_model()
+    whole, calls = model.outputs, []
+
+    def broken(*args: Any, **how: Any) -> Any:
+        found = whole(*args, **how)
+        if not calls:
+            found.logits[1] = np.nan
+        calls.append(1)
+        return found
+
+    monkeypatch.setattr(model, "outputs", broken)
+    found = retrieval_heads(model, options=replace(SMALL, ablate=True))
+    assert found.corpus["n_texts"] == 14 and found.needles.copied.value == 1
+    (problem,) = found.corpus["problems"]
+    assert problem["source"] == "needle 2" and "NaN" in problem["reason"]
+    assert found.needles.without[0].copied.count == 14 * 5
+
+
+# The command line --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
+    model = save_planted(tmp_path / "model")
+    command = ["heads", "--probe", "needle", "-m", model, "--lengths", "48", "--needles", "15", "--causal"]
+    status, out, err = run(*command, "--measures", "decoy")
+    assert status == 0, err
+    assert "retrieval" in out and "1 retrieval head " in out and "1 random head" in out
+    assert "15 needles" in out
+    status, out, err = run(*command, "-f", "npz,csv,json,png", "-o", tmp_path / "out")
+    assert status == 0, err
+    loaded = attnscope.load_findings(tmp_path / "out" / "heads.npz")
+    assert loaded.needles.without[0].heads == ("L1H0",)
+    lines = (tmp_path / "out" / "heads.csv").read_text().splitlines()
+    assert "retrieval,retrieval_low" in lines[0] and len(lines) == 5
+    status, shown, err = run("show", tmp_path / "out" / "heads.npz", "--where", "retrieval > 0.5")
+    assert status == 0 and "L1H0" in shown and "L0H1" not in shown, err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--probe", "needle", "--chunk", "5"], "--chunk cannot be given beside --probe needle"),
+        (["--probe", "needle", "--workers", "2"], "--workers cannot be given beside --probe needle"),
+        (["--probe", "repeat", "--lengths", "48"], "are of --probe needle"),
+        (["--probe", "needle", "--lengths", "1k"], "'1k' in --lengths"),
+        (["--probe", "needle", "--threshold", "induction=.3"], "there is no role 'induction'"),
+        (["--probe", "needle", "--measures", "induction"], "there is no measure 'induction'"),
+        (["--probe", "thread"], "there is no probe 'thread'"),
+    ],
+)
+def test_what_does_not_fit_the_probe_is_refused(more: list[str], said: str, tmp_path: Path, run: Run) -> None:
+    status, out, err = run("heads", *more, "-m", save_planted(tmp_path / "model"))
+    assert status == 2 and said in err and not out
+
+
+def test_the_model_whose_words_a_text_lacks_says_so(tmp_path: Path, run: Run) -> None:
+    status, _, err = run("heads", "--probe", "needle", "the cat", "-m", save_planted(tmp_path / "model"))
+    assert status == 1 and err.startswith("error: ") and "Traceback" not in err
