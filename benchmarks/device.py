@@ -3,8 +3,9 @@
     python -m benchmarks.device                                             # on the first CUDA device
     python -m benchmarks.device --device cpu --tokens 256 --layers 1 --width 128 --rounds 1     # whether it runs
 
-The plain forward is transformers' sdpa, which runs the flash kernel there. Weights and text are random, which costs the
-same. Each is run in turn; the medians' ratio counts. Prints one JSON line last; without the device it says so in it.
+The plain forward is transformers' sdpa, which runs the flash kernel there; the measures are made by torch, and by
+triton where it is installed (on the processor that is torch again). Weights and text are random, which costs the same.
+Each is run in turn; the medians' ratio counts. Prints one JSON line last; without the device it says so in it.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 
 import torch
 import transformers
@@ -22,6 +25,7 @@ from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
 
 GOAL = 1.5
+BACKENDS = ["torch", *(["triton"] if find_spec("triton") else [])]
 
 
 def llama(layers: int, width: int, n_tokens: int) -> transformers.PreTrainedModel:
@@ -74,24 +78,29 @@ def main() -> None:
     model = wrap(network, check=False)
     ids = torch.randint(0, 32000, (1, given.tokens), device=device)
     facts = facts_of(ids, model.static_embeddings(ids).float())
-    spent: dict[str, list[float]] = {"plain": [], "measures": []}
+    spent: dict[str, list[float]] = {"plain": [], **{backend: [] for backend in BACKENDS}}
+
+    def measure(backend: str) -> None:
+        model.run(Batch(ids), Sums(facts, backend=backend))
+
     with torch.no_grad():
         for number in range(given.rounds + 1):
             work = {
                 "plain": lambda: network(input_ids=ids, use_cache=False),
-                "measures": lambda: model.run(Batch(ids), Sums(facts)),
+                **{backend: partial(measure, backend) for backend in BACKENDS},
             }
             for name, run in work.items():
                 took = seconds(run, device)
                 if number:  # the first of each loads kernels
                     spent[name].append(took)
-    plain, measures = (statistics.median(spent[name]) for name in ("plain", "measures"))
+    medians = {name: statistics.median(times) for name, times in spent.items()}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     print(
         json.dumps(
-            {**told, "measured": True, "device_name": name, "torch": torch.__version__, "plain_s": round(plain, 4),
-             "measures_s": round(measures, 4), "times_plain": round(measures / plain, 2), "peak_gib": peak}
+            {**told, "measured": True, "device_name": name, "version": torch.__version__, "peak_gib": peak,
+             "seconds": {name: round(median, 4) for name, median in medians.items()},
+             "times_plain": {name: round(medians[name] / medians["plain"], 2) for name in BACKENDS}}
         )
     )  # fmt: skip
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from beartype import beartype
 from hypothesis import settings
@@ -62,6 +64,15 @@ def make_call(
     if with_sinks:
         fields["sinks"] = normal(n_kv_heads * group)
     return attention.AttentionCall(layer=0, kind="encoder", query=query, key=key, value=value, **fields)
+
+
+def on(call: attention.AttentionCall, device: str) -> attention.AttentionCall:
+    return replace(call, **{name: x.to(device) for name, x in vars(call).items() if isinstance(x, Tensor)})
+
+
+def gpu_test(function: Any) -> Any:
+    there = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+    return pytest.mark.gpu(there(function))
 
 
 @st.composite

@@ -5,22 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, attend, attention_weights
+from attnscope.core.attention import attend, attention_weights
 from attnscope.core.measures import measures_of_weights
 from attnscope.core.pooling import Grid, pool_attention
 from attnscope.core.sums import Sums
 from attnscope.core.tiles import attend_lean
 from tests import rounding
-from tests.core_helpers import make_call, read_tiles
+from tests.core_helpers import gpu_test, make_call, on, read_tiles
 from tests.measure_helpers import make_facts
 from tests.pretend_device import NAME, pretending
 from tests.rounding import require_output
-
-
-def on(call: AttentionCall, device: str) -> AttentionCall:
-    return replace(call, **{name: x.to(device) for name, x in vars(call).items() if isinstance(x, Tensor)})
 
 
 @pytest.mark.parametrize("fields", [{"is_causal": True}, {"mask": torch.arange(41) > 3}, {"d_value": 5}], ids=str)
@@ -33,11 +28,6 @@ def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields: d
 
 
 # On a GPU --------------------------------------------------------------------------------------------------------
-
-
-def gpu_test(function: Any) -> Any:
-    there = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-    return pytest.mark.gpu(there(function))
 
 
 @gpu_test

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind
-from attnscope.core.measures.backends import Backend, pass_of
+from attnscope.core.measures.backends import Backend, pairs_of, pass_of
 from attnscope.core.measures.board import BOARD, N_COLUMNS, read_board
 from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names, unit_queries
 from attnscope.core.measures.dense import NORMS, OUTLYING_TOLD, Received, add_outlying, add_received, finish, key_norms
@@ -96,14 +96,15 @@ class Sums(TileProbe[SumsOf]):
                 f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {call.key.shape[2]} "
                 f"keys; the facts are of {tuple(of_queries.real.shape)} queries and {tuple(keys.real.shape)} keys"
             )
-        device = call.query.device
+        device, pairs = call.query.device, pairs_of(self._backend, call)
 
         def make() -> Plan:
             unit = unit_queries(n_queries) if self._in_units else max(n_queries, 1)
             facts = self._facts_on(keys, device), self._facts_on(of_queries, device)
-            return Plan(call, *facts, self._internal, own_text=queries is None, offsets=self._offsets, unit=unit)
+            own_text = queries is None
+            return Plan(call, *facts, self._internal, own_text=own_text, offsets=self._offsets, unit=unit, pairs=pairs)
 
-        return self._plan_once(call, make, queries is None)
+        return self._plan_once(call, make, queries is None, pairs)
 
     def _facts_on(self, facts: TextFacts, device: torch.device) -> TextFacts:
         if (facts, device) not in self._moved:

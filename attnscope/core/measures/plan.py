@@ -22,6 +22,9 @@ KEPT_NUMBERS = 16_000_000
 KEPT_A_PAIR = 8
 """Numbers that may be kept for each query and key of texts that are measured together."""
 
+KEPT_BLOCKS = 8
+"""Blocks of as many pairs as a device is given at a time, of each of which one number may be kept there."""
+
 Kept = TypeVar("Kept")
 
 
@@ -58,6 +61,9 @@ class Plan:
         columns: As `key_columns`, (batch, key).
         off_rest: 1 for keys outside the sinks, (batch, key).
         active_names: The `_active` measures, in the order of `active`.
+
+    `pairs`: how many pairs of query and key a block may hold, where the pass keeps no weights of them; None = as many
+    as a tile.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Plan:
         own_text: bool,
         offsets: bool,
         unit: int,
+        pairs: int | None = None,
     ) -> None:
         batch, _, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
@@ -86,10 +93,13 @@ class Plan:
         self.columns = key_columns(keys, self.summed)
         self.off_rest = self.columns[OFF_REST].to(self.dtype)
         self.rarest = None if keys.rarest is None else keys.rarest.to(self.dtype)
-        self.blocks = blocks(call, unit=unit)
+        self.blocks = blocks(call, None if pairs is None else pairs * call.n_heads, unit=unit)
         self.active_names: list[str] = []
-        kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else KEPT_A_PAIR)
-        self._keeps = kept <= KEPT_NUMBERS
+        if pairs is None:
+            kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else KEPT_A_PAIR)
+            self._keeps = kept <= KEPT_NUMBERS
+        else:
+            self._keeps = batch * n_queries * n_keys <= KEPT_BLOCKS * pairs
         self._texts = {texts.start: keys.part(texts) for texts in (block.texts for block in self.blocks)}
         self._ends = {start: bool((facts.final_special >= 0).any()) for start, facts in self._texts.items()}
         self._rows = _Rows(batch, n_queries)
