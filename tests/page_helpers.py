@@ -117,7 +117,7 @@ class Opened:
 
     def matrix(self) -> np.ndarray:
         """The numbers of the CSV of a matrix."""
-        return np.array([[float(x) for x in row[1:]] for row in self.table()[1:]])
+        return np.array([[float(x or 0) for x in row[1:]] for row in self.table()[1:]])
 
 
 def number(text: str) -> float:

@@ -238,7 +238,7 @@ class App {
   async go(name) {
     const known = manifest.texts.some((text) => text.example === undefined);
     if (WITH_HEADS.includes(name) && manifest.atlas && (!known || state.ex >= 0)) update(await atlasHooks.example(name));
-    else update({ v: name });
+    else update({ v: name, ...(ofExample() && !["atlas", "head"].includes(name) && { ex: -1, q: -1, k: -1 }) });
   }
 
   show() {
@@ -303,7 +303,7 @@ class App {
         "span",
         { class: "right" },
         `attnscope ${manifest.version}`,
-        ofAtlas() ? "" : ` · weights within ${(manifest.texts[state.t].within ?? manifest.step / 2 + 0.00005).toFixed(4)}${ofExample() ? ", of each row the largest alone" : ""}`,
+        ofAtlas() ? "" : ` · weights within ${(manifest.texts[state.t].within ?? manifest.step / 2 + 0.00005).toFixed(4)}${ofExample() ? ", of each row those kept alone" : ""}`,
       ),
     );
   }

@@ -1,10 +1,10 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
-import { catalogs, headOf, percent, shortNumber, textOfExample } from "./catalog.js";
+import { catalogs, commandOfExample, headOf, percent, shortNumber } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
-import { update } from "./state.js";
+import { state, update } from "./state.js";
 
 const FEW = 7; // measures that are shown before the others are asked for
 const FURTHEST = 64; // as records have it
@@ -321,15 +321,17 @@ export class Card {
     );
   }
 
-  /** The command that draws this head on its best example. */
+  /** The command that draws this head on the example that is chosen, else the first that is shown, and its query. */
   showCommand(told) {
     const { run } = catalogs.shown;
-    const top = (told?.examples || []).filter(({ why }) => why === "top");
-    const first = top.find((example) => example.length === example.n_tokens) || top[0]; // one without gaps
+    const seen = (told?.examples || []).filter(({ why }) => why === state.tab);
+    if (state.tab === "decile") seen.reverse(); // the highest first
+    const shown = told?.examples?.[state.ex] || seen.find((example) => example.length === example.n_tokens) || seen[0]; // one without gaps
     const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-    const text = first ? textOfExample(first) : "";
+    const query = shown && state.q >= 0 && shown === told.examples[state.ex] ? state.q : (shown?.focus ?? -1);
+    const { text, asked } = shown ? commandOfExample(shown, query) : { text: "", asked: "" };
     const model = /^[\w./-]+$/.test(run.model || "") ? run.model : quoted(String(run.model || ""));
-    const command = `attnscope heatmap ${quoted(text || "A text of your own.")} -m ${model} --pick L${this.head.layer}H${this.head.head}`;
+    const command = `attnscope heatmap ${quoted(text || "A text of your own.")} -m ${model} --pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${/^[\w.]+$/.test(asked) ? asked : quoted(asked)}` : ""}`;
     const copy = el(
       "button",
       {
@@ -345,7 +347,8 @@ export class Card {
       "copy",
     );
     const code = el("code", {}, command);
-    fill(this.command, el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copy), el("pre", { class: "numpy", tabindex: "0" }, code));
+    const part = shown && shown.length < shown.n_tokens ? el("p", { class: "faint" }, `The atlas keeps ${shown.length} of the ${shown.n_tokens} tokens of this text: without the rest, weights may be others.`) : null;
+    fill(this.command, el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copy), el("pre", { class: "numpy", tabindex: "0" }, code), part);
   }
 
   figure() {

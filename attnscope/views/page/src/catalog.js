@@ -213,6 +213,11 @@ export class Example {
     return this.labels.length;
   }
 
+  /** Whether tokens of the text are left out before a token. */
+  afterGap(at) {
+    return at > 0 && this.places[at] !== this.places[at - 1] + 1;
+  }
+
   /** What a token attends to: [token, weight], the largest first. */
   row(query) {
     const found = [];
@@ -295,10 +300,12 @@ async function exampleAsText(head, number) {
   if (!example || manifest.texts.some((text) => text.example === name)) return;
   const none = example.labels.flatMap(() => [-1, -1]);
   const queries = {
-    labels: example.labels, offsets: none, special: [...example.special], segments: null, groups: null, words: null, text: "", pair: null, given: -1,
+    labels: example.labels.map((label, at) => (example.afterGap(at) ? `\u2026 ${label}` : label)), offsets: none, special: [...example.special], segments: null, groups: null, words: null, text: "", pair: null, given: -1,
   };
   const weights = example.weights();
   const largest = Array.from({ length: example.length }, (_, query) => example.row(query)[0]?.[1] || 0);
+  const missing = Array.from({ length: example.length }, (_, query) => Math.max(0, 1 - example.row(query).reduce((sum, [, weight]) => sum + weight, 0)));
+  const least = Array.from({ length: example.length }, (_, query) => example.row(query).at(-1)?.[1] || 0);
   const focus = largest.reduce((sum, one) => sum + one, 0) / (largest.length || 1);
   manifest.texts.push({
     example: name,
@@ -308,6 +315,7 @@ async function exampleAsText(head, number) {
     changes: [],
     maps: [{ kind: head.kind, heads: [[head.layer, head.head]], full: [], focus: [focus], queries, keys: null, chunks: [], weights: () => weights }],
     within: 1 / 510 + 0.00005,
+    kept: { missing, least },
   });
 }
 
@@ -344,6 +352,25 @@ export function textOfExample(example) {
     .trim();
 }
 
+/** What a command needs to draw an example: the text around a query, in whole words without gaps, and the query's name. */
+export function commandOfExample(example, query) {
+  const { labels, special } = example;
+  const spaced = labels.some((label) => label.startsWith("\u00b7"));
+  const within = (at) => at > 0 && !special.has(at) && !special.has(at - 1) && (spaced ? !/^[\u00b7\u23ce]/.test(labels[at]) : /^##./.test(labels[at]));
+  const outside = (at) => at < 0 || at >= labels.length || special.has(at);
+  const middle = query >= 0 && !special.has(query) ? query : labels.findIndex((_, at) => !special.has(at));
+  let [from, to] = [middle, middle + 1];
+  while (!outside(from - 1) && !example.afterGap(from)) from--;
+  while (!outside(to) && !example.afterGap(to)) to++;
+  if (example.afterGap(from)) while (from < middle && within(from)) from++;
+  const cut = to < labels.length ? example.afterGap(to) : example.places.at(-1) < example.n_tokens - 1;
+  if (cut) while (to - 1 > middle && within(to - 1)) to--; // what may go on: its last word goes, unless it is asked for
+  if (cut && to - 1 > middle) to--;
+  const text = piecesOf(example).slice(from, to).map((parts, at) => (at ? parts.join("") : parts[1])).join("").replace(/\s+/g, " ").trim();
+  const label = query < 0 ? "" : (labels[query].replace(/^\u00b7(?=.)/, ""));
+  return { text, asked: /[,@\s]/.test(label) ? "" : label };
+}
+
 /** Reads the page's atlas. */
 async function readAtlas() {
   if (catalogs.shown || !manifest.atlas || manifest.atlas.landing === undefined) return;
@@ -376,7 +403,7 @@ atlasHooks.mend = () => {
   if (at >= 0) state.t = at;
   else if (!manifest.texts.length || manifest.texts[state.t]?.example !== undefined) {
     const fixed = manifest.texts.findIndex((text) => text.example === undefined);
-    if (fixed >= 0) state.t = fixed;
+    if (fixed >= 0) Object.assign(state, { t: fixed, q: -1, k: -1 });
     else state.v = "head";
   }
 };
@@ -384,7 +411,9 @@ atlasHooks.mend = () => {
 /** What is to be changed so that an example of the head is open as a map. */
 export async function openExample(number, view) {
   await exampleAsText(headOf(), number);
-  return { v: view, ex: number, h: `${headOf().layer}.${headOf().head}`, q: state.q, k: -1, z: "", m: 0 };
+  const { focus } = (await catalogs.shown.card(headOf().at)).examples[number];
+  const q = state.ex === number && state.q >= 0 ? state.q : focus; // another text's query means nothing here
+  return { v: view, ex: number, h: `${headOf().layer}.${headOf().head}`, hs: "", side: "q", q, k: -1, z: "", y: 0, m: 0 };
 }
 
 /** The example that is chosen, else the first: in a view of maps. */

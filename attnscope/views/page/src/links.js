@@ -1,6 +1,7 @@
 // Links: the text twice, and lines between tokens; several heads at once.
 import { digits, matrix, nameOf } from "./data.js";
 import { canvas, el, fill, say, select } from "./dom.js";
+import { tellKept } from "./kept.js";
 import { CanvasPen, fitted, widthOf } from "./pen.js";
 import { axesOf, state, update } from "./state.js";
 
@@ -9,6 +10,8 @@ const MOST_LINE = 30;
 const TOP = 26;
 const SIZE = 13;
 const MOST = 1500; // links drawn at once where no token is looked at
+const HOW_TO_ADD =
+  "Choose heads in the small grid, or from the list beside their names, to add them; again, to take them away. Point at a token for its own links; click to keep them.";
 const LEAST = 0.005; // the least link of a token that is looked at
 
 /** The heads that are shown: those that were added, else the one that is chosen. */
@@ -42,16 +45,13 @@ export class LinksView {
     this.add = select("Add a head", [], (spec) => spec && this.toggle(spec), "");
     this.more = [
       el("label", { class: "range" }, el("span", {}, "weights from ", this.least), this.slider),
-      el(
-        "p",
-        { class: "faint" },
-        "Choose heads in the small grid, or from the list beside their names, to add them; again, to take them away. Point at a token for its own links; click to keep them.",
-      ),
+      el("p", { class: "faint" }),
     ];
     this.root = el(
       "div",
       { class: "view links" },
       el("div", { class: "toolbar" }, this.legend, this.add, this.read),
+      (this.kept = el("div", {})),
       this.scroller,
     );
     this.heads = [];
@@ -133,6 +133,8 @@ export class LinksView {
     const others = this.app.choices(this).filter((spec) => !specs().includes(spec));
     this.add.offer([["", "add a head"], ...others.map((spec) => [spec, nameOf(spec)])]);
     this.add.show("");
+    this.add.hidden = !others.length; // of an example the atlas has this head alone
+    fill(this.more[1], others.length ? HOW_TO_ADD : "Point at a token for its own links; click to keep them.");
     this.find();
     this.draw();
     if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line)
@@ -297,6 +299,7 @@ export class LinksView {
 
   tell(focus) {
     const { rows, columns } = this.axes();
+    fill(this.kept, tellKept(focus?.side === "q" ? rows.groups[focus.at].first : -1));
     if (!focus) {
       const drawn = Math.min(this.found, MOST);
       return fill(

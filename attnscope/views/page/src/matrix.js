@@ -3,15 +3,17 @@ import { digits, matrix, nameOf, rankOf, rolesOf, manifest } from "./data.js";
 import { el, fill, say } from "./dom.js";
 import { Heat, Legend, addressOfView, drawHeat, drawScale, endOf, seenOf, viewAt } from "./heat.js";
 import { topOf } from "./heads.js";
+import { keptOf, tellKept } from "./kept.js";
 import { axesOf, mapOf, state, update } from "./state.js";
 
 /** The numbers and words of one cell. */
 export function readingOf(shown, row, column) {
   const value = shown.values[row * shown.columns.length + column];
+  const least = !value && keptOf()?.least[shown.rows.groups[row].first];
   return {
     query: shown.rows.labels[row],
     key: shown.columns.labels[column],
-    weight: digits(value),
+    weight: least ? `at most ${least.toFixed(2)}, not kept` : digits(value),
     rank: rankOf(shown, row, column),
     of: shown.columns.length,
   };
@@ -137,6 +139,7 @@ export class MatrixView {
       { class: "view matrix" },
       el("div", { class: "toolbar" }, this.title, this.read, zooms),
       this.legend.root,
+      (this.kept = el("div", {})),
       el("div", { class: "beside" }, this.heat.root, this.side),
     );
   }
@@ -158,7 +161,7 @@ export class MatrixView {
     this.heat.view = viewAt(state.z);
     const within = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;
     this.heat.cursor = (within && this.over) || cursorOf(shown);
-    this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette };
+    this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette, kept: keptOf() };
     this.heat.set(shown, this.look);
     this.legend.show(this.look, endOf(high), shown.largest);
     fill(this.title, titleOf(state.h));
@@ -173,6 +176,7 @@ export class MatrixView {
       this.read,
       cursor ? reading(this.shown, cursor) : el("span", { class: "faint" }, "point at a cell, or use the arrow keys"),
     );
+    fill(this.kept, tellKept(cursor?.row >= 0 ? this.shown.rows.groups[cursor.row].first : -1));
     this.list(cursor);
   }
 
@@ -229,7 +233,9 @@ export class MatrixView {
       ["query \\ key", ...columns.labels],
       ...rows.labels.map((label, row) => [
         label,
-        ...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), (value) => value.toFixed(4)),
+        ...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), (value) =>
+          this.look.kept && !value ? "" : value.toFixed(4),
+        ),
       ]),
     ];
   }

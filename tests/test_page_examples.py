@@ -1,0 +1,84 @@
+"""An example of an atlas opened as a map: what was kept of it is told apart; and the command that draws it."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnscope.records.atlas import Atlas
+from attnscope.views.page.atlas import page_of_atlas
+from tests.atlas_helpers import small_atlas
+from tests.page_helpers import Opened
+
+
+def cut_atlas() -> Atlas:
+    """One whose examples are windows: between the first token and the next, and after the last, some are left out."""
+    made = small_atlas()
+    facts = tuple(replace(one, n_tokens=60, labels=(*one.labels[:-1], "##ing")) for one in made.facts)
+    places = np.where(np.tile(np.arange(20), len(facts)) == 0, 0, np.tile(np.arange(20) + 7, len(facts)))
+    special = np.tile(np.arange(20) == 0, len(facts))
+    return replace(made, facts=facts, places=places.astype(np.int32), special=special)
+
+
+ATLAS = cut_atlas()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    made = Opened(page, page_of_atlas(ATLAS).save(tmp_path / "atlas.html"))
+    yield made
+    assert made.complaints == []
+    page.close()
+
+
+def example(head: int, number: int) -> Any:
+    return [one for one in ATLAS.examples() if one.facts.head == head][number]
+
+
+def test_what_was_not_kept_is_said(opened: Opened) -> None:
+    weights = example(4, 1).weights()
+    opened.show(v="matrix", head="L1H1", ex=1, q=5)
+    missing = round(100 * (1 - float(weights[5].sum())))
+    assert f"{missing}% of the row" in opened.text(".kept") or (missing == 0 and "hardly any" in opened.text(".kept"))
+    empty = int(np.flatnonzero(weights[5] == 0)[0])
+    opened.hover(5, empty)
+    assert "not kept" in opened.text("#readout")
+    opened.hover(5, int(weights[5].argmax()))
+    assert "not kept" not in opened.text("#readout")
+    table = opened.table()
+    assert table[6][1 + empty] == "", "what is not known is no 0"
+    assert table[2][0].startswith("… "), "a gap in the text is marked"
+
+
+def test_links_of_an_example_offer_no_other_head(opened: Opened) -> None:
+    opened.show(v="links", head="L1H1", ex=1)
+    assert opened.page.locator("label.field", has_text="add a head").is_hidden()
+    assert "of a row, on average" in opened.text(".view.links .kept")
+
+
+def test_an_example_opens_with_its_own_query(opened: Opened) -> None:
+    opened.show(v="head", head="L1H1", ex=0, q=9)
+    opened.page.click("article[data-example='1'] [data-open=matrix]")
+    opened.settle("matrix")
+    label = example(4, 1).facts.labels[3]
+    assert f"“{label}”" in opened.text(".kept"), "of the example that is opened, not of the one that was looked at"
+    opened.show(v="head", head="L1H1", ex=1, q=9)
+    opened.page.click("article[data-example='1'] [data-open=links]")
+    opened.settle("links")
+    assert f"“{example(4, 1).facts.labels[9]}”" in opened.text(".view.links .kept")
+
+
+def test_the_command_draws_what_is_chosen(opened: Opened) -> None:
+    for number, query in ((1, 9), (2, 4)):
+        opened.show(v="head", head="L1H1", ex=number, q=query)
+        labels = example(4, number).facts.labels
+        program, command, text, *options = shlex.split(opened.text(".headcard pre"))
+        assert (program, command) == ("attnscope", "heatmap")
+        assert text.split() == list(labels[1:18]), "the run around the query in whole words: the last may go on"
+        assert options == ["-m", "minilm", "--pick", "L1H1", "--query", labels[query]]
+    assert "20 of the 60 tokens" in opened.text(".headcard")
