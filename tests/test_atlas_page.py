@@ -290,7 +290,8 @@ def test_the_command_that_draws_the_head(opened: OpenedAtlas) -> None:
     opened.until("[...document.querySelectorAll('.headcard button')].some(b => b.textContent === 'copied')")
     copied = opened.page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith("attnscope heatmap '")
-    assert copied.endswith("' -m minilm --pick L2H1")
+    best = mine("L2H1", "top")[0].facts
+    assert copied.endswith(f"' -m minilm --pick L2H1 --query {best.labels[best.focus]}")
 
 
 # Examples --------------------------------------------------------------------------------------------------------

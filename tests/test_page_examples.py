@@ -18,7 +18,8 @@ from tests.page_helpers import Opened
 def cut_atlas() -> Atlas:
     """One whose examples are windows: between the first token and the next, and after the last, some are left out."""
     made = small_atlas()
-    facts = tuple(replace(one, n_tokens=60, labels=(*one.labels[:-1], "##ing")) for one in made.facts)
+    unsaid = {"excerpt": "", "offsets": ()}
+    facts = tuple(replace(one, n_tokens=60, labels=(*one.labels[:-1], "##ing"), **unsaid) for one in made.facts)
     places = np.where(np.tile(np.arange(20), len(facts)) == 0, 0, np.tile(np.arange(20) + 7, len(facts)))
     special = np.tile(np.arange(20) == 0, len(facts))
     return replace(made, facts=facts, places=places.astype(np.int32), special=special)
