@@ -341,7 +341,7 @@ def test_examples_are_quoted_as_they_were_written(browser: Any, tmp_path: Path) 
     assert said.startswith("[CLS] " + text.replace("\n", "\n\n").replace("\U0001f602", "\U0001f602<0x9f>"))
     assert prose.locator(".tok").all_inner_texts()[10:13] == ["AL", "ice", "\U0001f602"]
     command = opened.page.locator(".headcard code").evaluate("e => e.textContent")
-    assert command == f"attnscope heatmap '{text}' -m minilm --pick L0H0"
+    assert command == f"attnscope heatmap '{text}' -m minilm --pick L0H0 --query don"
     opened.page.context.close()
 
 

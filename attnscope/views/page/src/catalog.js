@@ -366,7 +366,9 @@ export function commandOfExample(example, query) {
   const cut = to < labels.length ? example.afterGap(to) : example.places.at(-1) < example.n_tokens - 1;
   if (cut) while (to - 1 > middle && within(to - 1)) to--; // what may go on: its last word goes, unless it is asked for
   if (cut && to - 1 > middle) to--;
-  const text = piecesOf(example).slice(from, to).map((parts, at) => (at ? parts.join("") : parts[1])).join("").trim();
+  const { excerpt, offsets } = example;
+  const quoted = excerpt ? Array.from(excerpt).slice(offsets[from]?.[0], offsets[to - 1]?.[1]).join("") : "";
+  const text = quoted || piecesOf(example).slice(from, to).map((parts, at) => (at ? parts.join("") : parts[1])).join("").trim();
   const label = query < 0 ? "" : (labels[query].replace(/^\u00b7(?=.)/, ""));
   return { text, asked: /[,@\s]/.test(label) ? "" : label };
 }
