@@ -7,7 +7,7 @@ as sources nor as targets, and their links are left out. They stay one word amon
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ def placed(
         unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
         here, rest = [], []
         for number, link in waiting:
-            found = _link(link, unit_of, tokens_of, causal)
+            found = _link(link, unit_of, tokens_of, causal and not link.is_mutual)
             if isinstance(found, PlacedLink):
                 here.append(found)
                 continue
@@ -131,7 +131,7 @@ def _link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causa
     seen = [word for word in link.targets if not causal or tokens_of[unit_of[word]][0] <= looking[-1]]
     if not seen:
         return HIDDEN
-    shown = link if len(seen) == len(link.targets) else Link(link.relation, link.source, tuple(seen))
+    shown = link if len(seen) == len(link.targets) else replace(link, targets=tuple(seen))
     return PlacedLink(shown, looking, own, tuple(unit_of[word] for word in seen))
 
 

@@ -5,7 +5,12 @@
 
 A span is [first, last + 1] in characters (Unicode code points). "to" may be a list of spans, of which any is right;
 entries with the same "from" and "label" are one link with all their targets. "label" may be missing: "link". Words are
-those of `text.word_spans`, cut wherever a span begins or ends; "words", a list of spans, sets them instead.
+those of `text.word_spans`, cut wherever a span begins or ends; "words", a list of spans, sets them instead, and
+"words": "characters" makes each character one that is no space.
+
+Undirected links, such as the contacts of residues in a protein, have "between", two spans:
+
+    {"text": "MKTAYIAKQRQISF", "words": "characters", "links": [{"between": [[2, 3], [11, 12]], "label": "contact"}]}
 
 With a "target", links go from it to the text, as an encoder-decoder's cross-attention does: "from" are characters of
 the target, and "to" of the text; "target_words" sets its words.
@@ -52,18 +57,27 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
             raise AnnotationError(f'"{name}" is no text: {shortened(repr(value))}')
     looking = text if target is None else target
     wanted: dict[tuple[Span, str], list[Span]] = {}
+    mutual: dict[str, bool] = {}
     for place, link in enumerate(given, 1):
         if not isinstance(link, dict):
             raise AnnotationError(f"link {place} is no object: {shortened(repr(link))}")
         label = link.get("label", "link")
         if not isinstance(label, str) or not label.strip() or not is_unicode(label):
             raise AnnotationError(f"link {place}: its label is no text: {shortened(repr(label))}")
-        origin = _span(link.get("from"), looking, f'link {place}: "from"')
-        goals = _targets(link.get("to"), text, f'link {place}: "to"')
+        label, is_mutual = " ".join(label.split()), "between" in link
+        if mutual.setdefault(label, is_mutual) != is_mutual:
+            raise AnnotationError(f'link {place}: {shortened(label)} has "from" in one link and "between" in another')
+        if is_mutual:
+            origin, goals = _ends(link["between"], text, target, f'link {place}: "between"')
+        else:
+            origin = _span(link.get("from"), looking, f'link {place}: "from"')
+            goals = _targets(link.get("to"), text, f'link {place}: "to"')
         for goal in goals:
             if target is None and goal[0] < origin[1] and origin[0] < goal[1]:
                 raise AnnotationError(f"link {place}: {list(goal)} overlaps its source {list(origin)}")
-        wanted.setdefault((origin, " ".join(label.split())), []).extend(goals)
+            if is_mutual:
+                wanted.setdefault((goal, label), []).append(origin)
+        wanted.setdefault((origin, label), []).extend(goals)
     if is_blank(text):
         return None
     goal_spans = [goal for goals in wanted.values() for goal in goals]
@@ -75,6 +89,7 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
             label,
             _covered(words if target is None else target_words, origin),
             tuple(sorted({w for goal in goals for w in _covered(words, goal)})),
+            mutual[label],
         )
         for (origin, label), goals in wanted.items()
     )
@@ -91,6 +106,16 @@ def _targets(given: Any, text: str, name: str) -> list[Span]:
     return [_span(given, text, name)]
 
 
+def _ends(given: Any, text: str, target: str | None, name: str) -> tuple[Span, list[Span]]:
+    """The ends of an undirected link, as one that looks and what it may look at."""
+    if target is not None:
+        raise AnnotationError(f'{name} is for links within a text: from a target they have "from" and "to"')
+    if not isinstance(given, list) or len(given) != 2:
+        raise AnnotationError(f"{name} is not two spans: {shortened(repr(given))}")
+    origin, goal = (_span(one, text, name) for one in given)
+    return origin, [goal]
+
+
 def _span(given: Any, text: str, name: str) -> Span:
     whole = isinstance(given, list) and len(given) == 2 and all(type(end) is int for end in given)
     if not whole:
@@ -105,6 +130,8 @@ def _span(given: Any, text: str, name: str) -> Span:
 
 def _words_of(given: Any, text: str, spans: Sequence[Span]) -> list[Span]:
     """The words that are given, or those of a text, cut wherever a span begins or ends."""
+    if given == "characters":
+        return [(place, place + 1) for place, letter in enumerate(text) if not letter.isspace()]
     if given is not None:
         return _given_words(given, text)
     ends = {end for span in spans for end in span}
@@ -117,7 +144,7 @@ def _words_of(given: Any, text: str, spans: Sequence[Span]) -> list[Span]:
 
 def _given_words(given: Any, text: str) -> list[Span]:
     if not isinstance(given, list):
-        raise AnnotationError(f'"words" is no list of spans: {shortened(repr(given))}')
+        raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shortened(repr(given))}')
     words = sorted(_span(one, text, f"word {place}") for place, one in enumerate(given, 1))
     for one, following in zip(words, words[1:], strict=False):
         if following[0] < one[1]:

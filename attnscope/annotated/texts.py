@@ -16,11 +16,13 @@ class Link:
         relation: What the link is, such as "nsubj→head".
         source: Numbers of the words that look, ascending.
         targets: Numbers of the words that may be looked at, ascending; none of them is in `source`.
+        is_mutual: Whether it is an undirected link, which stands in both directions.
     """
 
     relation: str
     source: tuple[int, ...]
     targets: tuple[int, ...]
+    is_mutual: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class AnnotatedText:
     def digest(self) -> bytes:
         """What hashes of annotated texts are made of; the place does not enter."""
         pair = () if self.target is None else (self.target, self.target_words)
-        held = repr((self.text, self.words, [(link.relation, link.source, link.targets) for link in self.links], *pair))
+        links = [(link.relation, link.source, link.targets, *(["mutual"] * link.is_mutual)) for link in self.links]
+        held = repr((self.text, self.words, links, *pair))
         return hashlib.sha256(held.encode("utf-8", "surrogatepass")).digest()
 
     def word(self, number: int) -> str:
@@ -109,7 +112,7 @@ def joined(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> Annota
         words += [(a + start, b + start) for a, b in text.words]
         kinds += text.kinds or [""] * len(text.words)
         moved += [
-            Link(link.relation, tuple(w + first for w in link.source), tuple(w + first for w in link.targets))
+            replace(link, source=tuple(w + first for w in link.source), targets=tuple(w + first for w in link.targets))
             for link in text.links
         ]
         for relation, reasons in text.left_out.items():

@@ -24,6 +24,9 @@ def relations(
     examples: Annotated[
         int, typer.Option(min=0, max=100, help="Show so many texts of each relation that a head expresses.")
     ] = 0,
+    combine: Annotated[
+        bool, typer.Option("--combine", help="Also try heads together: the mean of several, a regression over all.")
+    ] = False,
     where: groups.Where,
     drawing: groups.Drawing,
     running: groups.Running,
@@ -35,11 +38,12 @@ def relations(
     - `attnscope relations sample_texts/dependencies.conllu --examples 3`
     - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`
     - `attnscope relations sample_texts/library.py --chunk 40`
+    - `attnscope relations contacts.jsonl -m ./esm2 --combine`
     """
     from attnscope.studies.relations_order import RelationsOrder, study
 
     output = where.plan("relations", printing, **drawing.options())
-    order, load = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples), loading.options()
+    order, load = RelationsOrder(tuple(files), kind, unit, only, chunk, stride, examples, combine), loading.options()
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
         found = study(model, order, load, report, shared)

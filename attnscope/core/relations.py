@@ -6,7 +6,7 @@ than itself and without special tokens, is on a target.
 
 One pass over tiles (core.tiles) serves the model its output and all links at once. No map is kept: of a block of
 queries only the rows of words that look somewhere are turned into words, and only those whose pieces lie in several
-blocks are held until the last of them has come.
+blocks are held until the last of them has come. Undirected links are asked about otherwise: see `core.contacts`.
 """
 
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall
+from attnscope.core.contacts import Contacts, WordMaps, corrected, n_predicted, pairs_of, precision
 from attnscope.core.precision import sum_dtype
 from attnscope.core.tile_probe import TileProbe
 from attnscope.core.tiles import Block, Buffers, Tile, blocks
@@ -40,6 +41,7 @@ class LinkFacts:
         targets: Link and word: which words are right. None of them is the row itself. (n, 2), int64.
         link_cell: Where each link is added. (link,), int64.
         n_cells: How many cells there are.
+        contacts: What is undirected, each in a cell of its own. None across two texts.
     """
 
     units: Tensor
@@ -50,13 +52,15 @@ class LinkFacts:
     targets: Tensor
     link_cell: Tensor
     n_cells: int
+    contacts: tuple[Contacts, ...] = ()
 
     def on(self, device: torch.device) -> "LinkFacts":
         """The same facts on a device, for layers may lie on several."""
         if self.units.device == device:
             return self
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **moved)  # type: ignore[arg-type]  # n_cells is no tensor
+        contacts = tuple(replace(one, pairs=one.pairs.to(device)) for one in self.contacts)
+        return replace(self, **moved, contacts=contacts)  # type: ignore[arg-type]  # n_cells is no tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +69,10 @@ class LinkSums:
 
     Attributes:
         hits: How many links of a cell are right, (cell, head), float64. Where several words share the largest weight,
-            a target counts as the share of them that it is; without any weight nothing is right.
-        mass: Sum over the links of the weight on their targets, (cell, head), float64.
+            a target counts as the share of them that it is; without any weight nothing is right. Of what is
+            undirected, how many of the predicted pairs are linked.
+        mass: Sum over the links of the weight on their targets, (cell, head), float64. Of what is undirected, what
+            words give to those that they are linked with in the mean, times the number of predicted pairs.
     """
 
     hits: Float[Tensor, "cell head"]
@@ -91,7 +97,7 @@ class Links(TileProbe[LinkSums]):
         self._facts = facts
         self._moved: dict[torch.device, LinkFacts] = {}
 
-    def _reader(self, call: AttentionCall) -> "_Reader":
+    def _reader(self, call: AttentionCall) -> "LinkReader":
         batch, _, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
         last_query = int(self._facts.pieces[:, 1].max()) if len(self._facts.pieces) else 0
@@ -104,9 +110,8 @@ class Links(TileProbe[LinkSums]):
         if device not in self._moved:
             self._moved[device] = self._facts.on(device)
         facts = self._moved[device]
-        plan = self._plan_once(call, lambda: _divide(facts, blocks(call)))
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        return _Reader(facts, plan, call.n_heads, n_keys, dtype)
+        plan = self._plan_once(call, lambda: divide_links(facts, blocks(call)))
+        return LinkReader(facts, plan, (call.n_heads, n_queries, n_keys), call.query.dtype)
 
 
 @torch.no_grad()
@@ -119,8 +124,7 @@ def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkF
     """
     n_texts, n_heads, n_queries, n_keys = weights.shape
     whole = Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), None, False, None)
-    plan = _divide(facts, [whole])
-    reader = _Reader(facts, plan, n_heads, n_keys, torch.promote_types(weights.dtype, torch.float32))
+    reader = LinkReader(facts, divide_links(facts, [whole]), (n_heads, n_queries, n_keys), weights.dtype)
     reader.add_block(whole, weights)
     return reader.result()
 
@@ -149,7 +153,7 @@ def word_weights(
 
 
 @dataclass(frozen=True, eq=False)
-class _BlockLinks:
+class BlockLinks:
     """The links of one block. Rows are counted within it: those that end here first, then open ones.
 
     Attributes:
@@ -181,7 +185,7 @@ class _BlockLinks:
     targets: Tensor
 
 
-def _divide(facts: LinkFacts, parts: list[Block]) -> dict[Block, _BlockLinks]:
+def divide_links(facts: LinkFacts, parts: list[Block]) -> dict[Block, BlockLinks]:
     """Divides the links among blocks, which come text by text and, within one, query by query."""
     n_rows, device = len(facts.row_text), facts.units.device
     rows, tokens = facts.pieces.unbind(1)
@@ -219,7 +223,7 @@ def _divide(facts: LinkFacts, parts: list[Block]) -> dict[Block, _BlockLinks]:
         mine = torch.zeros(n_rows, dtype=torch.bool, device=device)
         mine[here[:n_done]] = True
         own, target = facts.own[mine[facts.own[:, 0]]], mine[target_row]
-        made[block] = _BlockLinks(
+        made[block] = BlockLinks(
             pieces=pieces,
             share=1.0 / n_pieces[rows[inside]],
             single=torch.equal(pieces[:, 0], torch.arange(len(here), device=device))
@@ -267,15 +271,24 @@ def _words(units: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
     return first, tuple(levels)
 
 
-class _Reader:
-    """One attention's links, block by block."""
+class LinkReader:
+    """One attention's links, block by block.
+
+    Args:
+        facts: What is asked.
+        plan: What `divide_links` makes of it.
+        sizes: Numbers of heads, queries and keys.
+        dtype: That of the weights.
+    """
 
     def __init__(
-        self, facts: LinkFacts, plan: dict[Block, _BlockLinks], n_heads: int, n_keys: int, dtype: torch.dtype
+        self, facts: LinkFacts, plan: dict[Block, BlockLinks], sizes: tuple[int, int, int], dtype: torch.dtype
     ) -> None:
-        device = facts.units.device
+        device, (n_heads, n_queries, n_keys) = facts.units.device, sizes
+        dtype = torch.promote_types(dtype, torch.float32)
         self.blocks = list(plan)
         self._facts, self._plan, self._n_keys = facts, plan, n_keys
+        self._maps = WordMaps(facts.units, [one.text for one in facts.contacts], n_queries)
         hits, mass = (torch.zeros(facts.n_cells, n_heads, dtype=sum_dtype(device), device=device) for _ in range(2))
         self._sums = LinkSums(hits, mass)
         self._held = torch.zeros(0, n_heads, n_keys, dtype=dtype, device=device)
@@ -287,17 +300,18 @@ class _Reader:
     def add_block(self, block: Block, weights: Tensor) -> None:
         """Adds the weights of a block, (text, head, query, key)."""
         links = self._plan[block]
-        if not links.n_rows:
-            return
-        rows = self._rows(weights, links, block.keys)
-        if links.n_done:
-            self._judge(self._in_words(rows[: links.n_done], links), links)
+        if links.n_rows:
+            rows = self._rows(weights, links, block.keys)
+            if links.n_done:
+                self._judge(self._in_words(rows[: links.n_done], links), links)
+        for text, maps in self._maps.add(block, weights):
+            self._judge_pairs(text, maps.to(torch.promote_types(maps.dtype, torch.float32)))
 
     def result(self) -> LinkSums:
         """The sums over all links."""
         return self._sums
 
-    def _rows(self, weights: Tensor, links: _BlockLinks, keys: slice) -> Tensor:
+    def _rows(self, weights: Tensor, links: BlockLinks, keys: slice) -> Tensor:
         """Mean of the rows of each word's pieces, (row, head, key): every key there is, and one more of zeros."""
         row, text, query = links.pieces.unbind(1)
         found = weights.new_zeros(links.n_rows, weights.shape[1], self._n_keys + 1)
@@ -316,7 +330,7 @@ class _Reader:
             self._held[links.kept[:, 1]] = found[links.kept[:, 0], :, : self._n_keys]
         return found
 
-    def _in_words(self, rows: Tensor, links: _BlockLinks) -> Tensor:
+    def _in_words(self, rows: Tensor, links: BlockLinks) -> Tensor:
         """Sum over the pieces of each word, (row, head, word), and one word more; -1 where nothing may be looked at."""
         n_rows, n_heads, _ = rows.shape
         n_words = links.first.shape[1]
@@ -333,7 +347,7 @@ class _Reader:
         away[links.own[:, 0], links.own[:, 1]] = 1
         return words.sub_(away[:, None], alpha=2)
 
-    def _judge(self, words: Tensor, links: _BlockLinks) -> None:
+    def _judge(self, words: Tensor, links: BlockLinks) -> None:
         """Adds the links of rows that are whole."""
         row, word, link = links.targets.unbind(1)
         largest = words.amax(-1, keepdim=True)
@@ -343,3 +357,19 @@ class _Reader:
         cell = self._facts.link_cell[link]
         self._sums.hits.index_add_(0, cell, right.to(self._sums.hits.dtype) / ties[row])
         self._sums.mass.index_add_(0, cell, there.clamp(min=0).to(self._sums.mass.dtype))
+
+    def _judge_pairs(self, text: int, maps: Tensor) -> None:
+        """Adds the undirected links of a text whose maps between words are whole."""
+        pairs = pairs_of(self._facts.units[text])
+        scores = corrected(maps)[:, pairs.first, pairs.second]
+        n = min(n_predicted(pairs.n_words), len(pairs.first))
+        for one in self._facts.contacts:
+            if one.text != text:
+                continue
+            number = pairs.number_of(one.pairs)
+            linked = torch.zeros(len(pairs.first), dtype=torch.bool, device=maps.device)
+            linked[number] = True
+            first, second = pairs.first[number], pairs.second[number]
+            given = (maps[:, first, second] + maps[:, second, first]).sum(-1)
+            self._sums.hits[one.cell] += precision(scores, linked, pairs) * n
+            self._sums.mass[one.cell] += given * (n / pairs.n_words)

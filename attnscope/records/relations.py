@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.codec import build
+from attnscope.records.codec import OMITTED, build
+from attnscope.records.combined import Combined
 from attnscope.records.findings import Findings, Role
 from attnscope.records.reading import require_counts
 from attnscope.records.record import Record
@@ -56,6 +57,10 @@ class Relation:
         halves: What was dealt to halves: "sources", none of which is in both, or "texts", where there are too few.
         ties: Further heads that express it, and whose accuracy on the half that the head is chosen by is no farther
             from the chosen one's than its standard error, or than 0.01: which of them is the best cannot be told.
+        is_mutual: Whether it is of undirected links. Then `n` and `n_scored` are pairs that are predicted, as many as
+            a text has words, `accuracy` is the share of them that are linked (`core.contacts`), `mass` what words give
+            in the mean to those that they are linked with, and a rule predicts the pairs of its offset, then wider
+            ones.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Relation:
     n_sources: int = 0
     halves: str = "texts"
     ties: tuple[tuple[int, int], ...] = ()
+    is_mutual: bool = False
 
     @property
     def best(self) -> tuple[int, int] | None:
@@ -164,6 +170,7 @@ class Relations(Record):
         kind: The kind of attention: "encoder" or "decoder".
         relations: The relations, the most frequent first.
         examples: Texts with what the best heads do on them, if asked for.
+        combined: What heads reach together, if asked for.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.relations/1"
@@ -175,6 +182,7 @@ class Relations(Record):
     kind: str
     relations: tuple[Relation, ...]
     examples: tuple[Example, ...] = ()
+    combined: tuple[Combined, ...] = field(default=(), metadata=OMITTED)
 
     def __getitem__(self, name: str) -> Relation:
         for relation in self.relations:
@@ -224,7 +232,9 @@ class Relations(Record):
         """All but the arrays, with the head that is best of each relation; NaN stays."""
         document = super().describe()
         document["relations"] = [
-            {name: getattr(one, name) for name in _PLAIN} | {"best": one.best, "best_found": one.best_found}
+            {name: getattr(one, name) for name in _PLAIN}
+            | ({"is_mutual": True} if one.is_mutual else {})
+            | {"best": one.best, "best_found": one.best_found}
             for one in self.relations
         ]
         return document
@@ -245,17 +255,22 @@ class Relations(Record):
         return whole
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """One row for each relation and head."""
-        yield (
+        """One row for each relation and head; then those of heads together, with columns of their own."""
+        header = (
             "relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict",
         )  # fmt: skip
+        more = _TOGETHER if self.combined else ()
+        yield (*header, *more)
         for one in self.relations:
             for place in np.ndindex(*one.accuracy.shape):
                 numbers = [getattr(one, name)[place].item() for name in ARRAYS]
                 yield (
                     one.name, *place, place == one.best, bool(one.found[place]), *numbers, float(one.baseline),
-                    one.rule, one.n, one.n_scored, one.why_no_verdict,
+                    one.rule, one.n, one.n_scored, one.why_no_verdict, *[None] * len(more),
                 )  # fmt: skip
+        for together in self.combined:
+            for row in together.rows():
+                yield tuple(row.get(name) for name in (*header, *more))
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
@@ -288,6 +303,8 @@ class Relations(Record):
             places = [p for link in example.links for p in (*link.source, *link.targets, link.looked)]
             if len(example.spaced) != n or any(not -1 <= place < n for place in places):
                 raise ValueError("the links of an example are not between its words")
+        for together in self.combined:
+            together.require_whole()
 
 
 _ARRAYS = (*ARRAYS, "found")
@@ -295,6 +312,7 @@ _PLAIN = (
     "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict", "n_sources",
     "halves", "ties",
 )  # fmt: skip
+_TOGETHER = ("combination", "n_heads", "separation", "cut", "gain", "gain_low", "gain_high")
 
 
 def with_relations(findings: Findings, relations: Relations) -> Findings:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
+from attnscope.annotated.alignment import Placed
 from attnscope.core.running import RunningSums, benjamini_hochberg
 from attnscope.records.relations import Relation
 
@@ -130,6 +131,55 @@ def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArra
     return hits
 
 
+def contact_pairs(placed: Placed, relation: str) -> NDArray[np.int64]:
+    """The undirected links of a relation, as pairs of a chunk's words that are far enough apart: (pair, 2), ascending.
+
+    How far is said by `core.contacts.SEPARATIONS`.
+    """
+    from attnscope.core.contacts import SEPARATIONS
+
+    starts = _first_tokens(placed)
+    ends = {
+        (min(own, target), max(own, target))
+        for link in placed.links
+        if link.link.relation == relation
+        for own in link.own
+        for target in link.targets
+    }
+    far = sorted(pair for pair in ends if abs(starts[pair[1]] - starts[pair[0]]) >= SEPARATIONS[0])
+    return np.array(far, np.int64).reshape(-1, 2)
+
+
+def contact_rule_hits(placed: Placed, pairs: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """How many pairs are predicted in a chunk, and for each rule how many of those that it predicts are linked.
+
+    An offset predicts the pairs of words that are so many tokens apart, then those one further, and so on.
+    """
+    from attnscope.core.contacts import SEPARATIONS, n_predicted
+
+    starts = _first_tokens(placed)
+    first, second = np.triu_indices(placed.n_units, 1)
+    apart = np.abs(starts[second] - starts[first])
+    counts = np.bincount(apart[apart >= SEPARATIONS[0]], minlength=OFFSETS[-1] + 1)
+    linked = np.bincount(np.abs(starts[pairs[:, 1]] - starts[pairs[:, 0]]), minlength=len(counts))
+    n = min(n_predicted(placed.n_units), int(counts.sum()))
+    hits = np.zeros(len(RULES), np.int64)
+    for offset in range(SEPARATIONS[0], OFFSETS[-1] + 1):
+        before = np.minimum(np.cumsum(counts[offset:]), n)
+        taken = np.diff(before, prepend=0)
+        shares = np.divide(taken, counts[offset:], out=np.zeros(len(taken)), where=counts[offset:] > 0)
+        hits[offset + OFFSETS[-1] - 1] = round(float(shares @ linked[offset:]))
+    return n, hits
+
+
+def _first_tokens(placed: Placed) -> NDArray[np.int64]:
+    """The first token of each word of a chunk, (word,)."""
+    tokens = np.flatnonzero(placed.unit >= 0)
+    starts = np.full(placed.n_units, len(placed.unit))
+    np.minimum.at(starts, placed.unit[tokens], tokens)
+    return starts
+
+
 class Lots:
     """Deals what holds one relation to two halves, twice over: text by text, and source by source.
 
@@ -172,6 +222,8 @@ class Cell:
         n: How many links there are.
         rules: For how many of them each rule is right, (rule,).
         first: Whether the text is the first of its source.
+        pairs: Of undirected links the pairs of words, as `contact_pairs` has them; None = links have a direction. Then
+            `n` is how many pairs are predicted, and `rules` how many of those of a rule are linked.
     """
 
     relation: str
@@ -179,6 +231,7 @@ class Cell:
     n: int
     rules: NDArray[np.int64]
     first: bool = True
+    pairs: NDArray[np.int64] | None = None
 
 
 CellSums = tuple[Cell, Floats]
@@ -214,12 +267,14 @@ class Tally:
     Attributes:
         parts: By the half by sources and the half by texts, so that halves of either kind can be had of them.
         sources: Sources in each half by sources.
+        is_mutual: Whether the links are undirected.
         left_out: Links that could not be measured, by reason.
     """
 
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], Part] = {}
         self.sources = [0, 0]
+        self.is_mutual = False
         self.left_out: Counter[str] = Counter()
         self._there: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
 
@@ -238,6 +293,7 @@ class Tally:
         made = Tally()
         made.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
         made.left_out = self.left_out + other.left_out
+        made.is_mutual = self.is_mutual or other.is_mutual
         made._there = self._there if self._there.size else other._there
         for halves in sorted({*self.parts, *other.parts}):
             made.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
@@ -253,6 +309,7 @@ class Tally:
         for cell, values in found:
             by_halves.setdefault(cell.halves, []).append((cell, values))
             self.sources[cell.halves[0]] += cell.first
+            self.is_mutual = self.is_mutual or cell.pairs is not None
             if not self._there.size:
                 self._there = np.asarray(~np.isnan(values).all(-1))
         for halves, cells in by_halves.items():
@@ -383,4 +440,5 @@ class _Measured:
             n_sources=sum(tally.sources),
             halves=halves.by,
             ties=self._ties(choice, found) if found.any() else (),
+            is_mutual=tally.is_mutual,
         )

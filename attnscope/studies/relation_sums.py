@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention import AttentionCall, Probe
-    from attnscope.core.relations import LinkFacts, LinkSums
+    from attnscope.core.relations import LinkFacts
+    from attnscope.core.tile_probe import TileProbe
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,23 +131,11 @@ class LinkMeasurer:
         """Hits and mass in the cells of each piece, NaN where a layer has fewer heads; and pieces that are left out."""
         import torch
 
-        from attnscope.core.probes import Weights
         from attnscope.core.relations import Links, links_of_weights
 
         n_cells = sum(len(piece.cells) for piece in pieces)
-        facts = _facts(pieces, "cpu" if self._dense else self.model.info.device, n_cells)
-        given = batch_of([piece.placed for piece in pieces], self.model.info.device)
-        with torch.no_grad():
-            if self._dense:
-                kept = Weights()
-                self.model.run(given, kept)
-                by_layer: Mapping[int, LinkSums] = {
-                    layer: links_of_weights(weights, facts) for layer, weights in _of(kept.maps, self.kind).items()
-                }
-            else:
-                probe = Links(facts, self._buffers)
-                self.model.run(given, spare_memory(only(self.kind, probe), facts.units.shape[1]))
-                by_layer = _of(probe.sums, self.kind)
+        facts = self._facts(pieces)
+        by_layer = self._each_layer(pieces, Links(facts, self._buffers), lambda _, maps: links_of_weights(maps, facts))
         layers = sorted(by_layer)
         n_heads = max(by_layer[layer].hits.shape[1] for layer in layers)
         found = np.full((n_cells, len(layers), n_heads, 2), np.nan)
@@ -165,6 +156,29 @@ class LinkMeasurer:
                 well.append((piece, found[cells.start : cells.stop]))
             first = cells.stop
         return well, not_finite
+
+    def _facts(self, pieces: Sequence[Piece]) -> LinkFacts:
+        """What is asked of a batch, where its attention is read."""
+        return facts_of(pieces, "cpu" if self._dense else self.model.info.device)
+
+    def _each_layer(
+        self, pieces: Sequence[Piece], probe: TileProbe[T], read: Callable[[int, Tensor], T]
+    ) -> dict[int, T]:
+        """Runs the model once; what each layer comes to, by the probe, or read off weights where these are dense."""
+        import torch
+
+        from attnscope.core.probes import Weights
+
+        given = batch_of([piece.placed for piece in pieces], self.model.info.device)
+        with torch.no_grad():
+            if self._dense:
+                kept = Weights()
+                self.model.run(given, kept)
+                return {layer: read(layer, weights) for layer, weights in _of(kept.maps, self.kind).items()}
+            n_tokens = max(len(piece.placed.chunk) for piece in pieces)
+            self.model.run(given, spare_memory(only(self.kind, probe), n_tokens))
+            found: dict[int, T] = _of(probe.sums, self.kind)
+            return found
 
 
 def only(kind: str, probe: Probe) -> Probe:
@@ -202,10 +216,11 @@ def batch_of(given: Sequence[Placed], device: str) -> Batch:
     return Batch(*numbers(tokens), segments, *(numbers(targets) if targets else (None, None)))
 
 
-def _facts(pieces: Sequence[Piece], device: str, n_cells: int) -> LinkFacts:
-    """The links of a batch as `core.relations` wants them."""
+def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
+    """The links of a batch as `core.relations` wants them; links of relations that a piece has no cell for stay out."""
     import torch
 
+    from attnscope.core.contacts import Contacts
     from attnscope.core.relations import LinkFacts
 
     units = pad_rows([piece.placed.unit + 1 for piece in pieces]) - 1
@@ -215,12 +230,20 @@ def _facts(pieces: Sequence[Piece], device: str, n_cells: int) -> LinkFacts:
     targets: list[tuple[int, int]] = []
     link_row: list[int] = []
     link_cell: list[int] = []
+    contacts: list[Contacts] = []
     first_cell = 0
     for text, piece in enumerate(pieces):
-        cells = {cell.relation: first_cell + place for place, cell in enumerate(piece.cells)}
+        cells: dict[str, int] = {}
+        for place, cell in enumerate(piece.cells, first_cell):
+            if cell.pairs is None:
+                cells[cell.relation] = place
+            else:
+                contacts.append(Contacts(text, place, torch.from_numpy(cell.pairs).to(device)))
         first_cell += len(piece.cells)
         rows: dict[tuple[int, ...], int] = {}
         for link in piece.placed.links:
+            if link.link.relation not in cells:
+                continue
             row = rows.get(link.tokens)
             if row is None:
                 row = rows[link.tokens] = len(row_text)
@@ -239,5 +262,5 @@ def _facts(pieces: Sequence[Piece], device: str, n_cells: int) -> LinkFacts:
 
     return LinkFacts(
         torch.from_numpy(units).to(device), tensor(row_text), pairs(looking), pairs(own), tensor(link_row),
-        pairs(targets), tensor(link_cell), n_cells,
+        pairs(targets), tensor(link_cell), first_cell, tuple(contacts),
     )  # fmt: skip

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import Placed, placed, placed_pair
@@ -18,6 +20,7 @@ from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, r
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.records import Tokens
+from attnscope.records.combined import Combined
 from attnscope.records.relations import LEAST_MASS, Relation, Relations
 from attnscope.studies.memory import halving_note
 from attnscope.studies.passes import Driver, Pass, Task
@@ -30,6 +33,8 @@ from attnscope.studies.relation_evidence import (
     Cell,
     Lots,
     Tally,
+    contact_pairs,
+    contact_rule_hits,
     judge,
     rules_of,
 )
@@ -39,7 +44,10 @@ from attnscope.studies.workers import Workers
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
+NEAR = "undirected links whose words are too near each other"
 TOO_LONG = "texts or targets longer than the model takes"
+
+HAS_REGRESSION = find_spec("sklearn") is not None
 
 BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
@@ -55,12 +63,14 @@ class RelationsOptions:
             counts as a text.
         stride: How many tokens further the next chunk begins; None = no token comes twice.
         n_examples: How many texts to show for each relation that a head expresses.
+        combine: Whether heads are tried together too (`relation_combined`): two more passes, each over one half.
     """
 
     only: tuple[str, ...] | None = None
     chunk: int | None = None
     stride: int | None = None
     n_examples: int = 0
+    combine: bool = False
 
     def wants(self, relation: str) -> bool:
         """Whether a relation is among those that are wanted."""
@@ -133,9 +143,14 @@ def relations(
     }  # fmt: skip
     found = judge(done.tallies)
     shown = study.examples(found) if options.n_examples else ()
+    combined: tuple[Combined, ...] = ()
+    if options.combine and complete:
+        combined, described["complete"] = _together(model, corpus, options, found, (report, workers))
     halving = [] if done.halved_to is None else [halving_note(done.halved_to)]
     notes = [*_notes(done, found), *going.notes, *halving]
-    return Relations(run_of(model.info, notes), described, chosen, study.kind, found, shown)
+    if options.combine and not HAS_REGRESSION:
+        notes.append("No regression over all heads: scikit-learn is not installed.")
+    return Relations(run_of(model.info, notes), described, chosen, study.kind, found, shown, combined)
 
 
 def _require_measurable(model: Model, options: RelationsOptions) -> None:
@@ -209,6 +224,29 @@ def _notes(done: Found, found: Sequence[Relation]) -> list[str]:
     return said
 
 
+def _together(
+    model: Model,
+    texts: Iterable[AnnotatedText],
+    options: RelationsOptions,
+    found: Sequence[Relation],
+    passing: tuple[Report | None, Workers | None],
+) -> tuple[tuple[Combined, ...], bool]:
+    """What heads reach together, and whether all texts were gone through: see `relation_combined`."""
+    from attnscope.studies import relation_combined as parts
+
+    def go(tried: Mapping[str, parts.Tried]) -> Pass[Any]:
+        # A study anew deals the same lots, and knows the same copies.
+        return _Study(model, options).run(
+            texts, *passing, partial(parts.TogetherMeasurer, tried=tried), parts.FoundTogether()
+        )
+
+    means = parts.to_choose(found)
+    chosen = go(means) if means else Pass(parts.FoundTogether())
+    tried = parts.to_score(found, chosen.done)
+    scored = go(tried) if tried and chosen.complete else Pass(parts.FoundTogether())
+    return parts.together(found, chosen.done, tried, scored.done), chosen.complete and scored.complete
+
+
 class _Study:
     """One model on annotated texts: puts links into their places, and deals them to halves."""
 
@@ -220,18 +258,27 @@ class _Study:
         self._seen: set[bytes] = set()
         self._shown: dict[tuple[str, str], list[Piece]] = {}
 
-    def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> Pass[Found]:
-        """Goes through all texts."""
+    def run(
+        self,
+        texts: Iterable[AnnotatedText],
+        report: Report | None,
+        workers: Workers | None,
+        make: Callable[..., Any] = LinkMeasurer,
+        nothing: Any = None,
+    ) -> Pass[Any]:
+        """Goes through all texts; `make` makes what measures them, and `nothing` is what that finds on none."""
+        nothing = Found() if nothing is None else nothing
         try:
             each = merged(texts)
             for first in each:
                 self.kind = self._kind_for(first)
-                make = partial(LinkMeasurer, kind=self.kind)
-                driver = Driver(make, (self.model,), (workers,) if workers else None, in_order=True)
-                return driver.run(self._tasks(chain([first], each), texts), Found(), report)
+                driver = Driver(
+                    partial(make, kind=self.kind), (self.model,), (workers,) if workers else None, in_order=True
+                )
+                return driver.run(self._tasks(chain([first], each), texts), nothing, report)
         except KeyboardInterrupt:
-            return Pass(Found(), complete=False)
-        return Pass(Found())
+            return Pass(nothing, complete=False)
+        return Pass(nothing)
 
     def _kind_for(self, text: AnnotatedText) -> str:
         """The kind of attention that links like a text's are about."""
@@ -294,11 +341,22 @@ class _Study:
                     tallies.setdefault(relation, Tally()).left_out[COPY] += len(mine)
                 continue
             self._seen.add(key)
-            right = rules_of(text, links)
+            directed = {relation: mine for relation, mine in links.items() if not mine[0].is_mutual}
+            right: dict[str, tuple[int, NDArray[np.int64], NDArray[np.int64] | None]] = {
+                name: (len(links[name]), hits, None) for name, hits in rules_of(text, directed).items()
+            }
+            for relation in [name for name in links if name not in directed]:
+                pairs = contact_pairs(one, relation)
+                right[relation] = (*contact_rule_hits(one, pairs), pairs)
+                if not len(pairs):
+                    tallies.setdefault(relation, Tally()).left_out[NEAR] += len(links.pop(relation))
             cells = []
-            for relation, mine in links.items():
+            for relation in links:
                 by_source, by_text, first = self._lots.setdefault(relation, Lots()).deal(text.document or alone)
-                cells.append(Cell(relation, (by_source, by_text), len(mine), right[relation], first))
+                n, hits, contacts = right[relation]
+                cells.append(Cell(relation, (by_source, by_text), n, hits, first, contacts))
+            if not cells:
+                continue
             part = Piece(text, one, tuple(cells))
             for cell in cells:
                 for by, half in zip(("sources", "texts"), cell.halves, strict=True):

@@ -26,6 +26,7 @@ class RelationsOrder:
     chunk: int | None = None
     stride: int | None = None
     examples: int = 0
+    combine: bool = False
 
 
 def study(
@@ -37,7 +38,7 @@ def study(
         AttnscopeError: Anything that the user can mend.
     """
     corpus = _corpus(order.files, order.kind, order.unit)
-    options = RelationsOptions(_labels(order.only), order.chunk, order.stride, order.examples)
+    options = RelationsOptions(_labels(order.only), order.chunk, order.stride, order.examples, order.combine)
     return relations(loading.load(spec), corpus, options, report, workers)
 
 

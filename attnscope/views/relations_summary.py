@@ -95,6 +95,9 @@ def explanation(found: Relations) -> str:
     if any(one.why_no_verdict for one in found.relations) and None not in fewest:
         few = f"; too few: fewer than {fewest[0]} links, or than {fewest[1]} texts in the other half"
     rules = "a fixed offset in words, or the same word"
+    if any(one.is_mutual for one in found.relations):
+        rules += "; of undirected links the pairs of an offset"
+        few += "; accuracy of undirected links: the precision of as many pairs as a text has words; n: such pairs"
     if found.kind == "cross":
         rules = "the same place or an offset in words, the diagonal, or the same word"
     if any(one.ties for one in found.relations):

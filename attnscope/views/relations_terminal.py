@@ -8,9 +8,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records.relations import Example, ExampleLink, Relations
+from attnscope.views import relations_combined as combined
 from attnscope.views import relations_summary as summary
 from attnscope.views.heads_summary import corpus_line, corpus_notes, printable
-from attnscope.views.plain_text import dim_lines, plain_table
+from attnscope.views.plain_text import dim_lines, plain_table, spell_out
 
 _STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "dim"}
 
@@ -20,10 +21,19 @@ _WIDTHS = {
     "name": 10, "head": 6, "accuracy": 8, "interval": 12, "baseline": 8, "rule": 10, "n": 6, "mass": 4, "verdict": 8,
 }  # fmt: skip
 
+_TOGETHER_GOES = ("chance", "regression_gain", "mean_gain", "head")
+_TOGETHER_WIDTHS = {
+    "name": 10, "head": 6, "alone": 5, "heads": 5, "mean": 4, "mean_gain": 14, "regression": 10,
+    "regression_gain": 14, "chance": 6,
+}  # fmt: skip
+_TITLES = {"name": "relation", "mean_gain": "gain", "regression_gain": "gain"}
+
 
 def show(found: Relations, console: Console) -> None:
     """Prints the table of relations, and the examples if there are any."""
     console.print(table(found, console))
+    if found.combined:
+        console.print(together(found, console))
     if found.examples:
         console.print(examples(found))
 
@@ -70,6 +80,33 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
     if left_out:
         said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
     return Group(*parts, *dim_lines(said))
+
+
+def together(found: Relations, console: Console, most: int = 40) -> RenderableType:
+    """A row a relation: the best head alone, the mean of several, and the regression; see `table`."""
+    rows = list(combined.together_rows(found))
+    names, left_out = list(_TOGETHER_WIDTHS), []
+    widths = _TOGETHER_WIDTHS | {"name": min(max(len(row.name) for row in rows), 30)}
+    for name in _TOGETHER_GOES:
+        if sum(widths[one] + 1 for one in names) > console.width:
+            names.remove(name)
+            left_out.append(_TITLES.get(name, name))
+    shown = plain_table(space=1)
+    for name in names:
+        left = name in ("name", "head")
+        shown.add_column(
+            _TITLES.get(name, name), justify="left" if left else "right", no_wrap=name != "name", overflow="fold",
+            min_width=widths[name],
+        )  # fmt: skip
+    accents = {"head": "bold", "mean": "cyan", "regression": "cyan"}
+    for row in rows[:most]:
+        shown.add_row(*(Text(spell_out(getattr(row, name), console), style=accents.get(name, "")) for name in names))
+    said = [combined.together_explanation(found)]
+    if len(rows) > most:
+        said.append(f"and {len(rows) - most} rows more: see --json or the CSV file")
+    if left_out:
+        said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
+    return Group(Text(), shown, *dim_lines(said))
 
 
 def examples(found: Relations) -> RenderableType:

@@ -1,0 +1,120 @@
+"""What several heads reach together on a relation, on texts on which nothing was chosen. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+NAMES = ("best head", "mean", "regression")
+"""What is compared, in this order."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How often something is right, and by how much more often than the best head.
+
+    Attributes:
+        value: Share of links that are right; of undirected ones the mean precision over texts.
+        low: Lower end of its 95% interval.
+        high: Upper end.
+        gain: How much more than the best head's on the same texts, 0 for that head itself.
+        gain_low: Lower end of its 95% interval, text by text.
+        gain_high: Upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How precise predicted pairs are, the L / cut of the largest scores of a text of L words.
+
+    Attributes:
+        separation: Only pairs count whose words are so many tokens apart.
+        cut: What L is divided by.
+        chance: The share of all such pairs that are linked.
+        best_head: That of the best head.
+        mean: Of the mean of the chosen heads.
+        regression: Of the regression; None = there is none.
+    """
+
+    separation: int
+    cut: int
+    chance: float
+    best_head: Score
+    mean: Score
+    regression: Score | None = None
+
+
+@dataclass(frozen=True)
+class Combined:
+    """A relation by several heads.
+
+    Heads, how many of them, and the regression come from the half that heads are chosen on; scores are of the other.
+
+    Attributes:
+        relation: Its name.
+        heads: The heads whose mean is taken, (layer, head), the best first.
+        tried: Numbers of heads that were tried, and what the mean of so many reaches on the half for choosing.
+        n_scored: Links of the other half; of undirected links its texts.
+        n_texts_scored: Its texts.
+        chance: What picking any word, or any pair, reaches.
+        best_head: What the best head reaches.
+        mean: What the mean of the heads reaches.
+        regression: What a logistic regression over all heads reaches; None = it was not fitted.
+        coefficients: Its coefficients that are not 0, (layer, head, coefficient), the largest by size first.
+        n_texts_fitted: Texts that it was fitted on.
+        precisions: Of undirected links at each separation and cut.
+    """
+
+    relation: str
+    heads: tuple[tuple[int, int], ...]
+    tried: tuple[tuple[int, float], ...]
+    n_scored: int
+    n_texts_scored: int
+    chance: float
+    best_head: Score
+    mean: Score
+    regression: Score | None = None
+    coefficients: tuple[tuple[int, int, float], ...] = ()
+    n_texts_fitted: int = 0
+    precisions: tuple[Precision, ...] = ()
+
+    @property
+    def scores(self) -> tuple[Score | None, ...]:
+        """In the order of NAMES."""
+        return self.best_head, self.mean, self.regression
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """For each combination, and of undirected links for each separation and cut, what a table has of it."""
+        asked = [(0, 0, self.chance, self.scores)]
+        asked = [
+            (one.separation, one.cut, one.chance, (one.best_head, one.mean, one.regression)) for one in self.precisions
+        ] or asked
+        for separation, cut, chance, scores in asked:
+            for name, score in zip(NAMES, scores, strict=True):
+                if score is not None:
+                    held = {"accuracy": score.value, "low": score.low, "high": score.high, "baseline": chance}
+                    more = {"combination": name, "n_heads": len(self.heads) if name == "mean" else None}
+                    apart = {"separation": separation, "cut": cut} if cut else {}
+                    gains = {"gain": score.gain, "gain_low": score.gain_low, "gain_high": score.gain_high}
+                    yield {"relation": self.relation, "n_scored": self.n_scored, **held, **more, **apart, **gains}
+
+    def require_whole(self) -> None:
+        """Refuses shares that are none."""
+        every = [
+            score
+            for group in (self.scores, *((one.best_head, one.mean, one.regression) for one in self.precisions))
+            for score in group
+            if score is not None
+        ]
+        if any(value < -0.01 or value > 1.01 for score in every for value in (score.value, score.low, score.high)):
+            raise ValueError(f"the shares of heads together on {self.relation!r} are not between 0 and 1")
+        if any(value < -0.01 or value > 1.01 for value in (self.chance, *(one.chance for one in self.precisions))):
+            raise ValueError(f"chance of {self.relation!r} is not between 0 and 1")
