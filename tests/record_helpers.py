@@ -1,11 +1,13 @@
 """Records that no model made, for tests of what is drawn and saved."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.records.pictures import Picture
 
 RUN = {
     "model": "toy",
@@ -76,3 +78,28 @@ def simple(n: int = 4, *, layers: int = 2, heads: int = 3, seed: int = 0, **fiel
     labels = [f"t{i}" for i in range(n)]
     tokens = tokens_of(["[CLS]", *labels[1:-1], "[SEP]"], (0, n - 1)) if n > 2 else tokens_of(labels)
     return record_of(map_of(tokens, layers=layers, heads=heads, seed=seed), **fields)
+
+
+def looking_record(seed: int = 0) -> Heatmap:
+    """A record of words after two pictures of one white photo: 2 x 3 patches in rows that end in marks, and 1 x 2."""
+    patches = [f"0:{row},{column}" for row in range(2) for column in range(3)]
+    labels = ["<s>", *patches[:3], "|", *patches[3:], "|", "1:0,0", "1:0,1", "what", "is", "it", "a", "cat"]
+    keys = tokens_of(labels, tuple(range(11)), n_given=14, offsets=_offsets_after(labels, 11), text="what is it a cat")
+    cells = np.array([[1, 2, 3], [5, 6, 7]], np.int32), np.array([[9, 10]], np.int32)
+    white = np.full((16, 24, 3), 255, np.uint8)
+    pictures = (
+        Picture(white, (2, 3), "white.png", (240, 160), cells[0], (0, 0, 240, 160)),
+        Picture(white[:8, :16], (1, 2), "white.png, small", (240, 160), cells[1], (0, 0, 240, 160)),
+    )
+    first, n = 11, len(labels)
+    queries = keys.take(np.arange(first, n))
+    made = replace(map_of(queries, keys, kind="decoder", seed=seed), part=(first, 0, n, n))
+    return record_of(made, text="what is it", pictures=pictures)
+
+
+def _offsets_after(labels: Sequence[str], first: int) -> np.ndarray:
+    """Offsets of labels in the text of those from `first` on, which are words; -1 for the others."""
+    offsets = np.full((len(labels), 2), -1, np.int32)
+    ends = np.cumsum([len(label) + 1 for label in labels[first:]]) - 1
+    offsets[first:] = np.stack([ends - [len(label) for label in labels[first:]], ends], 1)
+    return offsets

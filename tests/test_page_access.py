@@ -11,7 +11,7 @@ from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings, fake_findings
 from tests.page_helpers import Opened
-from tests.record_helpers import map_of, record_of, tokens_of
+from tests.record_helpers import looking_record, map_of, record_of, tokens_of
 
 AXE = Path(__file__).with_name("axe") / "axe.min.js"
 SERIOUS = ("serious", "critical")
@@ -25,6 +25,7 @@ OF_ATLAS = [
     {"v": "matrix", "head": "L1H1", "ex": 1},
     {"v": "links", "head": "L1H1", "ex": 1},
 ]
+OF_PHOTOS = [{"v": "photo"}, {"v": "photo", "h": "1.1", "q": 3, "p": "0,1,2", "scale": "head"}]
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +35,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     atlas = replace(small_atlas(), descriptions=described_findings(2, 3).descriptions)
     record = record_of(map_of(tokens, layers=2, heads=3))
     return {
+        "photos": looking_record().page().save(folder / "photos.html"),
         "texts": page_of([PageText(record)], findings=fake_findings(2, 3)).save(folder / "texts.html"),
         "atlas": page_of_atlas(atlas).save(folder / "atlas.html"),
     }
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", ["texts", "atlas"])
+@pytest.mark.parametrize("kind", ["texts", "atlas", "photos"])
 def test_nothing_serious(browser: Any, pages: dict[str, Path], kind: str, scheme: str) -> None:
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme, bypass_csp=True)
     opened = Opened(context.new_page(), pages[kind])
     opened.page.evaluate(AXE.read_text("utf-8"))
-    for state in OF_TEXTS if kind == "texts" else OF_ATLAS:
+    for state in {"texts": OF_TEXTS, "atlas": OF_ATLAS, "photos": OF_PHOTOS}[kind]:
         opened.show(**state)
         told = opened.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         found = [(one["id"], one["nodes"][0]["html"]) for one in told["violations"] if one["impact"] in SERIOUS]

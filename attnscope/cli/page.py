@@ -1,5 +1,6 @@
 """`attnscope page`."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,8 @@ from attnscope.cli import groups, options
     pick="Single heads, such as L3H1,L5H11.",
     words="Open with word pieces merged.",
     hide_special="Open with special tokens hidden.",
-    scale=groups.Changed(default="fixed"),
+    scale="What the darkest colour means as it opens: weight 1 (fixed), each head's largest (head), all heads' "
+    "(figure).  [default: fixed; head for pictures]",
     out="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]",
 )
 def page(
@@ -23,6 +25,12 @@ def page(
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; `-` reads one from stdin.")
     ] = None,
     several: groups.Texts,
+    image: Annotated[
+        list[Path] | None,
+        "A photo to look into: with TEXT, of models that read both, where in it each word looks; alone, of vision "
+        "transformers, what each patch attends to. May be given several times.",
+        "Text",
+    ] = None,
     record: Annotated[
         list[Path] | None,
         "Show a saved record (weights.npz, or its folder); may be given several times.",
@@ -45,6 +53,7 @@ def page(
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
     - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`
     - `attnscope page --record weights.npz`
+    - `attnscope page --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
     """
     from attnscope.output import print_document, say
     from attnscope.studies.page import PageWanted, write_page
@@ -52,10 +61,14 @@ def page(
     options.refuse_file_names(*(texts or ()))
     if str(where.out) == "-":
         options.refuse_beside("-o -", json=printing.json)
+    if image:
+        asked = bool(texts or several.file)
+        unused = dataclasses.replace(reading, generate=0) if asked else reading
+        options.refuse_beside("--image", unused)
     wanted = PageWanted(
         texts=tuple(texts or ()), files=tuple(several.file or ()), split=several.split, field=several.field,
-        records=tuple(record or ()), heads_record=heads_record, choice=which.choice(), out=where.out,
-        words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale or "", **vars(reading),
+        images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which.choice(),
+        out=where.out, words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale or "", **vars(reading),
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
         written = write_page(model, wanted, loading.options(), report)

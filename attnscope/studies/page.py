@@ -21,11 +21,12 @@ from attnscope.records.elsewhere import load_arrays
 from attnscope.records.findings import Findings
 from attnscope.records.reading import schema_of
 from attnscope.records.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
+from attnscope.senses.photos import Photo, read_photo
 from attnscope.studies.choice import Choice
 from attnscope.studies.heatmap import fill_maps, outline, run_model
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.provenance import fingerprint
-from attnscope.studies.reading import Given, Prompt, PromptOptions, read, reader_of
+from attnscope.studies.reading import Given, Prompt, PromptOptions, View, read, reader_of
 from attnscope.studies.texts import Progress, Report, share_read
 from attnscope.text import read_text, slug
 from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
@@ -50,6 +51,8 @@ class PageWanted:
         target: What an encoder-decoder is to write.
         chat: Whether texts are put into the model's chat template.
         generate: How many tokens a decoder is to write after each text.
+        images: Photos: a model that reads pictures among words is given all of them before each text; without a text a
+            vision model sees each by itself.
         records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
         heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
             page then shows beside the texts.
@@ -58,7 +61,7 @@ class PageWanted:
             text and heads.
         words: Whether the page opens with word pieces merged.
         hide_special: Whether it opens with special tokens hidden.
-        scale: What the darkest colour means as it opens: "fixed", "head" or "figure".
+        scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; "" = "fixed", of pictures "head".
     """
 
     texts: tuple[str, ...] = ()
@@ -69,53 +72,59 @@ class PageWanted:
     target: str | None = None
     chat: bool = False
     generate: int = 0
+    images: tuple[Path, ...] = ()
     records: tuple[Path, ...] = ()
     heads_record: Path | None = None
     choice: Choice = Choice()
     out: Path | None = None
     words: bool = False
     hide_special: bool = False
-    scale: str = "fixed"
+    scale: str = ""
 
     def __post_init__(self) -> None:
-        if not (self.texts or self.files or self.records):
-            raise UsageError("there is nothing to show", "give TEXT, --file, or --record")
+        if not (self.texts or self.files or self.images or self.records):
+            raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
         if self.split not in get_args(Split):
             raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
-        if self.scale not in SCALES:
+        if self.scale and self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
         if self.out is not None and self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
         if self.out is not None and not is_stream(self.out):
             require_replaceable(self.out, holds=PAGE_MARK)
 
-    def prompts(self) -> Iterator[tuple[Prompt, float | None]]:
-        """The texts as the model is to read them, each with the share of files that is read by then.
+    def prompts(self) -> Iterator[tuple[Given, float | None]]:
+        """The texts and photos as the model is to read them, each with the share of files that is read by then.
 
         Raises:
             AttnscopeError: A file or a part of it cannot be read.
         """
+        photos = tuple(map(read_photo, self.images))
+        if not (self.texts or self.files):
+            yield from ((photo, None) for photo in photos)
         for text in self.texts:
-            yield self._prompt(read_text(text)), None
+            yield self._prompt(read_text(text), photos), None
         if self.files:
             corpus = Corpus(self.files, split=self.split, field=self.field)  # type: ignore[arg-type]  # checked above
             for one in corpus:
                 if one.text is None:
                     raise AttnscopeError(f"{one.source} holds token numbers, no text", "name the --field with the text")
-                yield self._prompt(one.text), share_read(corpus)
+                yield self._prompt(one.text, photos), share_read(corpus)
             if corpus.problems:
                 raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
     def start(self) -> Mapping[str, str]:
         """How the page opens, as its address says it."""
         opened = {"words": "1" if self.words else "", "hide": "1" if self.hide_special else ""}
-        opened["scale"] = "" if self.scale == "fixed" else self.scale
+        opened["scale"] = self.scale
         picked = self.choice.pick or ()
         if len(picked) == 1:
             opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
         return {name: value for name, value in opened.items() if value}
 
-    def _prompt(self, text: str) -> Prompt:
+    def _prompt(self, text: str, photos: tuple[Photo, ...]) -> Given:
+        if photos:
+            return View(photos, text, self.generate)
         return Prompt(text, self.pair, self.target, self.chat, self.generate)
 
 
@@ -169,11 +178,12 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
     # What is at hand first: a record that cannot be read is said before a model runs.
     findings, atlas = (None, []) if wanted.heads_record is None else _load_heads(file_of(wanted.heads_record))
     shown = [PageText(_chosen(_load_maps(path), wanted.choice)) for path in wanted.records]
-    if wanted.texts or wanted.files:
+    if wanted.texts or wanted.files or wanted.images:
         prompts = wanted.prompts()
         first = [*islice(prompts, _FEW + 1)]
-        few = len(first) <= _FEW
-        model = loading.load_to_look(spec, [prompt for prompt, _ in first]) if few else loading.load(spec)
+        texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
+        few = len(texts) == len(first) <= _FEW
+        model = loading.load_to_look(spec, texts) if few else loading.load(spec)
         n_tokens = 0
         for number, (prompt, share) in enumerate(chain(first, prompts), 1):
             shown.append(page_text(model, prompt, wanted.choice))

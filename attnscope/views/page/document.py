@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +24,8 @@ from attnscope.records.record import Record
 from attnscope.records.storage import PAGE_MARK, finite, plain
 from attnscope.version import VERSION
 from attnscope.views.heads_summary import MARKS, MORE_COLORS, label, marks_of, printable
-from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, STEP, most_pieces, pack
+from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
+from attnscope.views.page.photos import pack_photos, with_ordinary_patches
 
 PAGE_SCHEMA = "attnscope.page/1"
 
@@ -39,6 +40,7 @@ MODULES = (
 
 PARTS = {
     "atlas": ("catalog", "query", "scatter", "atlas", "card", "examples", "head"),
+    "photo": ("photo",),
     "viewer": ("archive", "reading", "viewer"),
 }
 """The modules that only pages of some kind have, and a style sheet of that name; `app` follows all."""
@@ -113,11 +115,10 @@ def page_of(
     """
     if not (texts or atlas):
         raise AttnscopeError("a page needs a text")
-    # Its grids, matrices and links have a row for each column.
-    texts = [replace(one, record=one.record.squared()) for one in texts]
+    has_photos = any(one.record.picture is not None or one.record.pictures for one in texts)
     step = FINE_STEP if not texts or require_room(texts) <= FINE_UP_TO else STEP
     blocks: list[str] = list(atlas)
-    manifest = {
+    manifest: dict[str, Any] = {
         "schema": PAGE_SCHEMA,
         "version": VERSION,
         "step": step,
@@ -127,9 +128,12 @@ def page_of(
         "roles": None if findings is None else _roles(findings),
         "start": dict(start or {}),
     }
+    if has_photos and not atlas:
+        # One patch of hundreds seldom gets much: on a scale up to 1 none would be seen.
+        manifest["start"] = {"scale": "head", **{k: v for k, v in manifest["start"].items() if k != "v"}}
     if atlas:
         manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
-    return Page(_html(manifest, blocks, ("atlas",) if atlas else ()))
+    return Page(_html(manifest, blocks, (*["atlas"] * bool(atlas), *["photo"] * has_photos)))
 
 
 def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:
@@ -171,7 +175,7 @@ def empty_page(blocks: Sequence[str] = (), record: Mapping[str, Any] | None = No
             "record": record,
         },
     }
-    return Page(_html(manifest, blocks, ("atlas", "viewer")))
+    return Page(_html(manifest, blocks, ("atlas", "photo", "viewer")))
 
 
 def require_room(texts: Sequence[PageText]) -> int:
@@ -183,7 +187,10 @@ def require_room(texts: Sequence[PageText]) -> int:
     n = 0
     for text in texts:
         for attention in text.record.maps:
-            n += len(text.record.chosen(attention)) * len(attention.queries) * len(attention.keys)
+            # A part of a map of words has a row for each column, of which the others are empty.
+            is_square = attention.part is not None and not text.record.pictures
+            n_rows = len(attention.keys if is_square else attention.queries)
+            n += len(text.record.chosen(attention)) * n_rows * len(attention.keys)
     if not n:
         raise AttnscopeError("there is no head to show")
     if n > MOST_WEIGHTS:
@@ -197,15 +204,28 @@ def require_room(texts: Sequence[PageText]) -> int:
 
 def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
     record = one.record
-    return {
+    # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
+    flat = record.with_pictures_as_one() if record.pictures else record
+    squared = flat.squared()
+    told = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
         "run": plain(dict(record.run), finite),
         "changes": list(record.changes),
         "maps": [
-            _map(record, attention, one.full_width.get(attention.kind), blocks, step) for attention in record.maps
+            _map(
+                squared, attention, one.full_width.get(attention.kind), blocks,
+                step if record.picture is None else PATCH_STEP,
+            ) for attention in squared.maps
         ],
-    }
+    }  # fmt: skip
+    if record.picture is not None or record.pictures:
+        told["photos"] = pack_photos(record, blocks)
+    if record.pictures:
+        # Which of the rows above its first row is: a word is then the same one in all views.
+        first = 0 if flat.maps[0].part is None else flat.maps[0].part[0]
+        told["looking"] = {**_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP), "first": first}
+    return told
 
 
 def _map(
@@ -220,6 +240,7 @@ def _map(
     for chunk in pack(held, attention.keys, step):
         chunks.append([len(blocks), list(chunk.heads)])
         blocks.append(chunk.data)
+    has_own_keys = attention.kind == "cross" or attention.part is not None
     return {
         "kind": attention.kind,
         "heads": [list(pair) for pair in chosen],
@@ -227,8 +248,9 @@ def _map(
         # How much of its attention a head gives to one key, over queries: what the grid can be sorted by.
         "focus": [round(float(weights.max(-1).mean()), 4) for weights in held[: len(chosen)]],
         "queries": _tokens(attention.queries),
-        "keys": _tokens(attention.keys) if attention.kind == "cross" else None,
+        "keys": _tokens(attention.keys) if has_own_keys else None,
         "chunks": chunks,
+        **({"step": step, "mostPieces": most_pieces(step)} if step == PATCH_STEP else {}),
     }
 
 

@@ -31,6 +31,9 @@ STEP = 1 / 1112
 FINE_STEP = 1 / 10000
 """The same in small pages, all of whose decimals are true."""
 
+PATCH_STEP = 1 / 58000
+"""The same where keys are patches of a picture, of which hundreds share a row: as fine as 16 bits reach."""
+
 FINE_UP_TO = 1 << 20
 """How many weights a page may have to be a small one."""
 

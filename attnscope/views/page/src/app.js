@@ -30,7 +30,7 @@ const MAKERS = {
   compare: CompareView,
   headcount: HeadCountView,
 };
-const WITH_HEADS = ["matrix", "links", "text", "compare"];
+const WITH_HEADS = ["photo", "matrix", "links", "text", "compare"];
 
 const KEYS = [
   ["1 … 9", "the views, in the order of their tabs"],

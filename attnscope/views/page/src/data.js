@@ -101,13 +101,19 @@ class Axis {
   }
 }
 
+/** A map of a text by its number; "looking" is that of words over patches, whose photos its other maps have as one token. */
+export function heldOf(text, map) {
+  const { maps, looking } = manifest.texts[text];
+  return map === "looking" ? looking : maps[map];
+}
+
 const axes = new Map();
 
 /** The axis of the queries ("queries") or keys ("keys") of a map. */
 export function axisOf(text, map, side, hide, words) {
   const name = [text, map, side, !!hide, !!words].join();
   if (!axes.has(name)) {
-    const held = manifest.texts[text].maps[map];
+    const held = heldOf(text, map);
     axes.set(name, new Axis((side === "keys" && held.keys) || held.queries, hide, words));
   }
   return axes.get(name);
@@ -144,13 +150,13 @@ export function forget() {
 }
 
 function chunkOf(text, map, index) {
-  const held = manifest.texts[text].maps[map];
+  const held = heldOf(text, map);
   return held.chunks.find(([, heads]) => heads.includes(index));
 }
 
 /** Unpacks the heads of a chunk: codes by (query, key), and what a row's codes are multiplied with. */
 async function unpack(text, map, [block, heads]) {
-  const held = manifest.texts[text].maps[map];
+  const held = heldOf(text, map);
   const n_queries = held.queries.labels.length;
   const tokens = held.keys || held.queries;
   const n_keys = tokens.labels.length;
@@ -176,7 +182,7 @@ async function unpack(text, map, [block, heads]) {
 /** Weights by (query, key) as `unpack` gives them, but not rounded. */
 function coded(held, weights) {
   const tokens = held.keys || held.queries;
-  const worth = steps(tokens);
+  const worth = steps(held);
   const special = new Set(tokens.special);
   const n_keys = worth.length;
   const scales = special.size ? new Float32Array(weights.length / n_keys) : null;
@@ -195,7 +201,7 @@ function coded(held, weights) {
 }
 
 async function raw(text, map, index) {
-  const held = manifest.texts[text].maps[map];
+  const held = heldOf(text, map);
   if (held.weights) return coded(held, held.weights(index));
   const chunk = chunkOf(text, map, index);
   const size = chunk[1].length * held.queries.labels.length * (held.keys || held.queries).labels.length;
@@ -204,20 +210,22 @@ async function raw(text, map, index) {
 }
 
 /** What one code of each key is worth, in a row that is not scaled. */
-function steps(tokens) {
-  const worth = new Float64Array(tokens.labels.length).fill(manifest.step);
+function steps(held) {
+  const tokens = held.keys || held.queries;
+  const { step, mostPieces } = held.step ? held : manifest;
+  const worth = new Float64Array(tokens.labels.length).fill(step);
   let at = 0;
   for (const size of tokens.groups || []) {
-    if (size > 1) worth.fill(manifest.step / Math.min(size, manifest.mostPieces), at, at + size);
+    if (size > 1) worth.fill(step / Math.min(size, mostPieces), at, at + size);
     at += size;
   }
   return worth;
 }
 
-function derive({ codes, scales }, rows, columns, hide) {
+function derive(held, { codes, scales }, rows, columns, hide) {
   const n = columns.length;
   const values = new Float32Array(rows.length * n);
-  const worth = steps(columns.tokens);
+  const worth = steps(held);
   const n_keys = worth.length;
   const hidden = hide && scales !== null;
   // Of a word whose pieces lost nearly all of their row with the special tokens, the others are averaged.
@@ -252,7 +260,7 @@ function indexOf(held, spec) {
 
 /** The heads that a spec such as "3.1", "mean", "mean3" or "full3" is made of; empty if it is not there. */
 function partsOf(text, map, spec) {
-  const held = manifest.texts[text].maps[map];
+  const held = heldOf(text, map);
   if (spec.startsWith("mean")) {
     const layer = spec.slice(4);
     return held.heads.flatMap(([of], index) => (layer === "" || of === Number(layer) ? [index] : []));
@@ -292,7 +300,7 @@ export function matrix(text, map, spec, hide, words) {
     for (const index of parts) {
       const packed = await raw(text, map, index);
       await breathe();
-      const one = derive(packed, rows, columns, hide);
+      const one = derive(heldOf(text, map), packed, rows, columns, hide);
       if (values === null) values = one;
       else for (let at = 0; at < one.length; at++) values[at] += one[at];
     }

@@ -1,5 +1,5 @@
 // All heads as thumbnails: a large grid, or a small one beside a view.
-import { breathe, manifest, matrix, nameOf, rolesOf } from "./data.js";
+import { breathe, heldOf, manifest, matrix, nameOf, rolesOf } from "./data.js";
 import { el, fill } from "./dom.js";
 import { paintPooled } from "./heat.js";
 import { mapOf, state } from "./state.js";
@@ -11,7 +11,7 @@ export async function largestOf(text, map, hide, words) {
     largestOf.name_ = name;
     largestOf.value = (async () => {
       let most = 0;
-      for (const [layer, head] of manifest.texts[text].maps[map].heads) {
+      for (const [layer, head] of heldOf(text, map).heads) {
         most = Math.max(most, (await matrix(text, map, `${layer}.${head}`, hide, words)).largest);
         await breathe();
       }

@@ -95,16 +95,97 @@ function mapOfBlock(kind, layers, heads, picked, queries, keys, held) {
   return mapOfArray(kind, pairs, ([layer, head]) => layers.indexOf(layer) * heads.length + heads.indexOf(head), queries, keys, held);
 }
 
-async function textOfHeatmap(name, { told, array }) {
+/** Some of the tokens of a side, `names` in the place of labels. */
+function taken(tokens, kept, names) {
+  const has = new Set(kept);
+  const [groups, words] = [[], []];
+  let at = 0;
+  (tokens.groups || []).forEach((size, number) => {
+    if (has.has(at)) {
+      groups.push(has.has(at + size - 1) ? size : 1);
+      words.push(names.get(at) ?? tokens.words[number]);
+    }
+    at += size;
+  });
+  const special = new Set(tokens.special);
+  return {
+    ...tokens,
+    labels: kept.map((token) => names.get(token) ?? tokens.labels[token]),
+    offsets: kept.flatMap((token) => tokens.offsets.slice(2 * token, 2 * token + 2)),
+    special: kept.flatMap((token, place) => (special.has(token) ? [place] : [])),
+    segments: tokens.segments && kept.map((token) => tokens.segments[token]),
+    groups: tokens.groups && groups,
+    words: tokens.groups && words,
+    given: tokens.given < 0 ? -1 : kept.filter((token) => token < tokens.given).length,
+  };
+}
+
+/** A map of words with each photo as one key, what stands between its patches as another, and a row for each column. */
+function withPicturesAsOne(map, pictures, first) {
+  const n = map.keys.labels.length;
+  const photos = new Map();
+  for (const { source, cells } of pictures) {
+    const photo = source.replace(/, small$/, "");
+    photos.set(photo, [...(photos.get(photo) || []), ...cells.flat().filter((cell) => cell >= 0)]);
+  }
+  const group = Array.from({ length: n }, (_, at) => at);
+  const names = new Map();
+  for (const [photo, places] of photos) {
+    const mine = new Set(places);
+    const [low, high] = [places.reduce((a, b) => Math.min(a, b), n), places.reduce((a, b) => Math.max(a, b), 0)];
+    const between = group.slice(low, high + 1).filter((token) => !mine.has(token));
+    for (const [name, some] of [[photo, [...mine].sort((a, b) => a - b)], [`marks of ${photo}`, between]]) {
+      if (some.length) names.set(some[0], name);
+      for (const token of some) group[token] = some[0];
+    }
+  }
+  const kept = [...new Set(group)].sort((a, b) => a - b);
+  const placeOf = new Map(kept.map((token, place) => [token, place]));
+  const to = group.map((token) => placeOf.get(token));
+  const weights = (index) => {
+    const [whole, some] = [new Float32Array(kept.length ** 2), map.weights(index)];
+    some.forEach((weight, at) => (whole[(to[first] + Math.floor(at / n)) * kept.length + to[at % n]] += weight));
+    return whole;
+  };
+  return [{ ...map, queries: taken(map.keys, kept, names), keys: null, weights }, to[first]];
+}
+
+/** A picture of a record as the page shows it; `cells` says which key each of its patches is, row by row. */
+async function photoOf(told, cells, held, name) {
+  const { shape, data } = need(held, `the array ${name}`);
+  const [rows, columns] = told.grid;
+  if (shape.length !== 3 || shape[2] !== 3 || cells.length !== rows * columns) throw new Unreadable("its picture does not fit its patches");
+  const facts = `${told.source}, ${told.size.join(" \u00d7 ")}, as the model saw it: ${shape[1]} \u00d7 ${shape[0]} pixels, ${columns} \u00d7 ${rows} patches`;
+  return { source: told.source, facts, grid: told.grid, cells, size: [shape[1], shape[0]], pixels: data };
+}
+
+/** What the view of photos needs: the pictures, and of pictures among words the map of words over their patches. */
+async function picturesOf({ told, array }, maps) {
+  if (told.picture) {
+    const special = new Set((maps[0].keys || maps[0].queries).special);
+    const cells = Array.from({ length: (maps[0].keys || maps[0].queries).labels.length }, (_, at) => at).filter((at) => !special.has(at));
+    return { photos: [await photoOf(told.picture, cells, await array("picture"), "picture")] };
+  }
+  if (!told.pictures?.length) return {};
+  const photos = await Promise.all(told.pictures.map(async (one, at) => photoOf(one, one.cells.flat(), await array(`picture_${at}`), `picture_${at}`)));
+  const patches = new Set(photos.flatMap(({ cells }) => cells));
+  const keys = maps[0].keys || maps[0].queries;
+  const [flat, first] = withPicturesAsOne({ ...maps[0], keys }, told.pictures, told.maps[0].part?.[0] || 0);
+  const looking = { ...maps[0], keys: { ...keys, special: keys.special.filter((token) => !patches.has(token)) }, first };
+  return { photos, looking, maps: [flat] };
+}
+
+async function textOfHeatmap(name, content) {
+  const { told, array } = content;
   const maps = [];
   for (const map of need(told.maps, "the description of its maps")) {
     const prefix = map.kind === "encoder" || told.maps.length === 1 ? "" : `${map.kind}_`;
     const held = need((await array(`${prefix}weights`)) || (await array(`${map.kind}_weights`)), "the array weights");
-    const cross = map.kind === "cross";
+    const cross = map.kind === "cross" || told.pictures?.length;
     maps.push(mapOfBlock(map.kind, map.layers, map.heads, map.picked || told.picked, tokensOfRecord(map.queries), cross ? tokensOfRecord(map.keys) : null, held));
   }
   const run = told.run || told;
-  return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run, changes: told.changes || [], maps, within: 0.0001 };
+  return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run, changes: told.changes || [], maps, within: 0.0001, ...(await picturesOf(content, maps)) };
 }
 
 /** The tokens along one side of a pooled map: so many of them are a cell. */

@@ -8,6 +8,7 @@ const DEFAULTS = {
   h: "", // the head, such as 3.1, or mean, mean3, full3
   q: -1, // the query token that is looked at; -1 = none
   k: -1, // the key token
+  p: "", // Photo: the patch, as picture,row,column
   hide: 0, // special tokens hidden
   words: 0, // word pieces merged
   scale: "fixed", // what the darkest colour means: fixed, head, figure
@@ -48,6 +49,7 @@ export function viewsOf() {
   const some = manifest.texts.some((text) => text.example === undefined);
   return [
     ...(manifest.atlas ? ["atlas", "head"] : []),
+    ...(brought.photo && manifest.texts.some(({ photos }) => photos) ? ["photo"] : []),
     ...(some ? ["grid", "matrix", "links", "text", "compare", "headcount"] : []),
     ...(manifest.atlas?.heads && !some ? ["matrix", "links"] : []),
   ];
@@ -130,9 +132,11 @@ function mend() {
   state.t = whole(state.t, 0, manifest.texts.length - 1, 0);
   state.m = whole(state.m, 0, manifest.texts[state.t].maps.length - 1, 0);
   const map = mapOf();
+  if (!has(state.t, state.m, state.h) && state.v === "photo") state.h = "mean";
   if (!has(state.t, state.m, state.h)) state.h = map.heads.length ? map.heads[0].join(".") : "mean";
   state.q = whole(state.q, 0, map.queries.labels.length - 1, -1);
   state.k = whole(state.k, 0, (map.keys || map.queries).labels.length - 1, -1);
+  if (!/^\d+,\d+,\d+$/.test(state.p)) state.p = "";
   state.hide = state.hide ? 1 : 0;
   state.words = state.words ? 1 : 0;
   if (!["fixed", "head", "figure"].includes(state.scale)) state.scale = "fixed";

@@ -12,6 +12,42 @@ function largestIn(weights) {
   return weights.reduce((most, weight) => Math.max(most, weight), 0);
 }
 
+/**
+ * Tokens as they read, each to be chosen: the element, and the spans by the tokens' places.
+ *
+ * @param how `wanted(at)`: which tokens there are; `opening`: whether what stands before the first one is part of it
+ */
+export function pageOf(axis, side, heading, { wanted = () => true, opening = true } = {}) {
+  const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": heading || "The text" });
+  const spans = [];
+  let segment = 0;
+  prose(axis).forEach(({ before, shown, chip }, at) => {
+    if (!wanted(at)) return;
+    const next = axis.tokens.segments ? axis.tokens.segments[axis.groups[at].first] : 0;
+    if (next !== segment) body.append(el("br"), el("br"));
+    segment = next;
+    if (before && opening) body.append(before);
+    opening ||= !chip;
+    const span = el(
+      "span",
+      {
+        class: chip ? "tok chip-token" : "tok",
+        role: "button",
+        tabindex: "-1",
+        "data-at": at,
+        "data-side": side,
+        "aria-pressed": "false",
+      },
+      shown,
+    );
+    if (axis.written[at]) span.classList.add("written");
+    spans[at] = span;
+    body.append(span);
+    if (chip) body.append(" ");
+  });
+  return { root: heading ? el("section", {}, el("h2", {}, heading), body) : body, spans };
+}
+
 export class TextView {
   constructor(app) {
     this.app = app;
@@ -95,31 +131,9 @@ export class TextView {
     const cross = !!mapOf().keys;
     this.spans = { q: [], k: [] };
     const page = (axis, side, heading) => {
-      const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": heading || "The text" });
-      let segment = 0;
-      prose(axis).forEach(({ before, shown, chip }, at) => {
-        const next = axis.tokens.segments ? axis.tokens.segments[axis.groups[at].first] : 0;
-        if (next !== segment) body.append(el("br"), el("br"));
-        segment = next;
-        if (before) body.append(before);
-        const span = el(
-          "span",
-          {
-            class: chip ? "tok chip-token" : "tok",
-            role: "button",
-            tabindex: "-1",
-            "data-at": at,
-            "data-side": side,
-            "aria-pressed": "false",
-          },
-          shown,
-        );
-        if (axis.written[at]) span.classList.add("written");
-        this.spans[side].push(span);
-        body.append(span);
-        if (chip) body.append(" ");
-      });
-      return heading ? el("section", {}, el("h2", {}, heading), body) : body;
+      const { root, spans } = pageOf(axis, side, heading);
+      this.spans[side] = spans;
+      return root;
     };
     if (cross)
       fill(

@@ -57,7 +57,7 @@ class Viewer {
       forget();
       forgetCatalog();
       const first = !manifest.opened;
-      Object.assign(manifest, { texts, roles, atlas: told && { heads: detail && [] }, opened: (manifest.opened || 0) + 1 });
+      Object.assign(manifest, { texts, roles, start: texts[0]?.photos ? { scale: "head" } : {}, atlas: told && { heads: detail && [] }, opened: (manifest.opened || 0) + 1 });
       if (told) showCatalog(told, detail);
       await begin(first);
       this.welcome.remove();

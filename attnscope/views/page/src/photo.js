@@ -1,0 +1,518 @@
+// Photo: where in a picture a word looks, and which words look at a patch; of vision models patch by patch.
+import { inkOn, palette, stepOf } from "./colour.js";
+import { breathe, digits, has, heldOf, manifest, matrix, nameOf } from "./data.js";
+import { canvas, el, fill, say, segmented, tick } from "./dom.js";
+import { Legend, drawScale, endOf } from "./heat.js";
+import { strongest, titleOf } from "./matrix.js";
+import { CanvasPen } from "./pen.js";
+import { mapOf, register, state, update } from "./state.js";
+import { pageOf } from "./text.js";
+
+const DARKEST = 0.6; // how much of a colour is left where the photo is black, as in the figures
+const MOST_HIGH = 0.62; // of the window: words stay in sight beside the photo
+const SAVED = 640; // pixels a picture is wide in a saved figure
+
+/** A photo's pixels: as they are, and as the grey that colours are multiplied with. */
+async function imagesOf(photo) {
+  const [width, height] = photo.size;
+  const whole = Object.assign(document.createElement("canvas"), { width, height });
+  const context = whole.getContext("2d", { willReadFrequently: true });
+  if (photo.pixels) {
+    const data = new ImageData(width, height);
+    for (let at = 0; at < width * height; at++) {
+      for (let channel = 0; channel < 3; channel++) data.data[4 * at + channel] = photo.pixels[3 * at + channel];
+      data.data[4 * at + 3] = 255;
+    }
+    context.putImageData(data, 0, 0);
+  } else {
+    const image = new Image();
+    image.src = `data:image/jpeg;base64,${document.getElementById(`d${photo.block}`).textContent}`;
+    await image.decode();
+    context.drawImage(image, 0, 0);
+  }
+  const shade = context.getImageData(0, 0, width, height);
+  const { data } = shade;
+  for (let at = 0; at < data.length; at += 4) {
+    const grey = 0.2126 * data[at] + 0.7152 * data[at + 1] + 0.0722 * data[at + 2];
+    data[at] = data[at + 1] = data[at + 2] = Math.round(255 * DARKEST + (1 - DARKEST) * grey);
+  }
+  const grey = Object.assign(document.createElement("canvas"), { width, height });
+  grey.getContext("2d").putImageData(shade, 0, 0);
+  return { whole, grey };
+}
+
+/** Draws a photo, with a colour a patch laid over it where there are weights. */
+function paintOver(context, { whole, grey }, [rows, columns], weights, look, width, height) {
+  context.imageSmoothingEnabled = true;
+  context.imageSmoothingQuality = "high";
+  context.globalCompositeOperation = "source-over";
+  if (!weights) return context.drawImage(whole, 0, 0, width, height);
+  const cells = Object.assign(document.createElement("canvas"), { width: columns, height: rows });
+  const pixels = new ImageData(columns, rows);
+  const colours = new Uint32Array(pixels.data.buffer);
+  weights.forEach((weight, at) => (colours[at] = Number.isNaN(weight) ? 0xffffffff : look.table.packed[stepOf(weight, look.low, look.high)]));
+  cells.getContext("2d").putImageData(pixels, 0, 0);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(cells, 0, 0, width, height);
+  context.imageSmoothingEnabled = true;
+  context.globalCompositeOperation = "multiply";
+  context.drawImage(grey, 0, 0, width, height);
+  context.globalCompositeOperation = "source-over";
+}
+
+const sumOf = (weights) => weights.reduce((sum, weight) => sum + (weight || 0), 0);
+const largestOfAll = (weights) => weights.reduce((high, weight) => Math.max(high, weight || 0), 0);
+const inPercent = (share) => `${(100 * share).toFixed(1)}%`;
+
+/** One picture on the screen: its canvas, and what goes to it. */
+class Panel {
+  constructor(view, photo, number) {
+    Object.assign(this, { view, photo, number });
+    this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
+    this.over = canvas({
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "picture in patches",
+      "aria-label": `${photo.source}. Arrow keys go from patch to patch, Enter keeps one.`,
+    });
+    this.told = el("span", {});
+    this.root = el(
+      "figure",
+      { class: "photo" },
+      el("div", { class: "frame" }, this.base, this.over),
+      el("figcaption", {}, el("b", {}, photo.source), this.told, el("span", { class: "faint" }, photo.facts.replace(`${photo.source}, `, ""))),
+    );
+    this.over.addEventListener("pointermove", (event) => view.point(this.patchAt(event)));
+    this.over.addEventListener("pointerleave", () => view.point(null));
+    this.over.addEventListener("click", (event) => view.pickPatch(this.patchAt(event)));
+    this.over.addEventListener("focus", () => this.over.matches(":focus-visible") && view.point(this.start()));
+    this.over.addEventListener("blur", () => view.point(null));
+    this.over.addEventListener("keydown", (event) => this.key(event));
+    imagesOf(photo).then((images) => {
+      this.images = images;
+      this.draw();
+    });
+  }
+
+  /** The patch that keys begin at. */
+  start() {
+    const { patch } = this.view;
+    if (patch?.picture === this.number) return patch;
+    const [rows, columns] = this.photo.grid;
+    return { picture: this.number, row: Math.floor(rows / 2), column: Math.floor(columns / 2) };
+  }
+
+  patchAt(event) {
+    const box = this.over.getBoundingClientRect();
+    const [rows, columns] = this.photo.grid;
+    const within = (share, n) => Math.max(0, Math.min(n - 1, Math.floor(share * n)));
+    return { picture: this.number, row: within((event.clientY - box.top) / box.height, rows), column: within((event.clientX - box.left) / box.width, columns) };
+  }
+
+  key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const at = this.start();
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      return this.view.pickPatch(at);
+    }
+    const far = event.shiftKey ? 10 : 1;
+    const step = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const [rows, columns] = this.photo.grid;
+    const held = (value, n) => Math.max(0, Math.min(n - 1, value));
+    this.view.point({ picture: this.number, row: held(at.row + step[0], rows), column: held(at.column + step[1], columns) });
+    say(this.view.read.textContent);
+  }
+
+  show(weights, look) {
+    Object.assign(this, { weights, look });
+    this.draw();
+  }
+
+  draw() {
+    const room = this.root.clientWidth;
+    if (!room || !this.images) return;
+    const [w, h] = this.photo.size;
+    const width = Math.floor(Math.min(room, (innerHeight * MOST_HIGH * w) / h));
+    const height = Math.round((width * h) / w);
+    this.room = [width, height];
+    paintOver(this.base.fit(width, height), this.images, this.photo.grid, this.weights, this.look, width, height);
+    this.mark();
+    this.root.dataset.painted = `${width},${height}`;
+  }
+
+  /** Frames the patch that is looked at. */
+  mark() {
+    if (!this.room) return;
+    const [width, height] = this.room;
+    const context = this.over.fit(width, height);
+    context.clearRect(0, 0, width, height);
+    const pen = new CanvasPen(context);
+    const [rows, columns] = this.photo.grid;
+    const [dx, dy] = [width / columns, height / rows];
+    for (const { picture, row, column } of this.view.marks())
+      if (picture === this.number) {
+        pen.frame(column * dx, row * dy, dx, dy, "#ffffff", 4);
+        pen.frame(column * dx, row * dy, dx, dy, "#d55e00", 2);
+      }
+  }
+}
+
+class PhotoView {
+  constructor(app) {
+    this.app = app;
+    this.title = el("div", { class: "title" });
+    this.read = el("div", { class: "read", id: "readout" });
+    this.sides = segmented(
+      "Direction",
+      [
+        ["q", "attends to", "what the chosen patch attends to"],
+        ["k", "attended by", "who attends to the chosen patch"],
+      ],
+      (side) => update({ side }),
+    );
+    this.bare = tick("photo alone", (on) => {
+      this.isBare = on;
+      this.shade();
+    });
+    this.photos = el("div", { class: "photos" });
+    this.pages = el("div", { class: "pages" });
+    this.list = el("div", {});
+    this.legends = [new Legend("weight on a patch"), new Legend("weight of a word on the patch")];
+    this.root = el(
+      "div",
+      { class: "view photo" },
+      el("div", { class: "toolbar" }, this.title, this.read, this.sides, this.bare),
+      el("div", { class: "looking" }, el("section", { "aria-label": "Pictures" }, this.legends[0].root, this.photos), el("section", { "aria-label": "Words" }, this.legends[1].root, this.pages)),
+    );
+    const of = (event) => event.target.closest("[data-at]");
+    this.pages.addEventListener("click", (event) => this.pickWord(of(event)));
+    this.pages.addEventListener("pointerover", (event) => this.hear(of(event)));
+    this.pages.addEventListener("pointerleave", () => this.hear(null));
+    this.pages.addEventListener("focusin", (event) => this.app.byKeys && this.hear(of(event)));
+    this.pages.addEventListener("focusout", () => this.hear(null));
+    this.pages.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** The number of the map that is shown: words over patches, else patches over patches. */
+  get map() {
+    return manifest.texts[state.t].looking ? "looking" : state.m;
+  }
+
+  /** The head that is shown; a single head over the full width is not known of pictures among words. */
+  get spec() {
+    return has(state.t, this.map, state.h) ? state.h : "mean";
+  }
+
+  beside() {
+    return [this.list];
+  }
+
+  focus() {
+    (this.pages.querySelector('[tabindex="0"]') || this.panels?.[0]?.over)?.focus({ preventScroll: true });
+  }
+
+  name() {
+    return `photo ${nameOf(this.spec)}`;
+  }
+
+  async show() {
+    const asked = (this.asked = {});
+    const { photos } = manifest.texts[state.t];
+    if (!photos) {
+      this.shown = null;
+      this.built = "";
+      for (const part of [this.title, this.photos, this.pages, this.list]) fill(part);
+      for (const { root } of this.legends) root.hidden = true;
+      this.bare.hidden = this.sides.hidden = true;
+      fill(this.read, el("span", { class: "faint" }, "this text has no picture"));
+      this.root.dataset.shown = [state.t, state.m, state.h].join();
+      return;
+    }
+    const { map, spec } = this;
+    const shown = await matrix(state.t, map, spec, state.hide, state.words);
+    const high = state.scale === "figure" ? await this.largest() : 0;
+    if (this.asked !== asked) return;
+    Object.assign(this, { shown, high, amongWords: map === "looking" });
+    this.bare.hidden = false;
+    this.sides.hidden = this.amongWords;
+    this.sides.show(state.side);
+    this.build(photos);
+    fill(this.title, titleOf(spec));
+    this.shade();
+    this.root.dataset.shown = [state.t, state.m, state.h].join();
+  }
+
+  /** The largest weight of any head on a patch. */
+  async largest() {
+    const name = [manifest.opened, state.t, this.map, state.hide, state.words].join();
+    if (this.largestName === name) return this.largestValue;
+    let value = 0;
+    for (const [layer, head] of heldOf(state.t, this.map).heads) {
+      const { rows, columns, values } = await matrix(state.t, this.map, `${layer}.${head}`, state.hide, state.words);
+      for (const { cells } of manifest.texts[state.t].photos)
+        for (const cell of cells)
+          if (cell >= 0 && columns.place[cell] >= 0)
+            for (let row = 0; row < rows.length; row++) value = Math.max(value, values[row * columns.length + columns.place[cell]]);
+      await breathe();
+    }
+    Object.assign(this, { largestName: name, largestValue: value || 1 });
+    return this.largestValue;
+  }
+
+  build(photos) {
+    const { rows } = this.shown;
+    const name = [manifest.opened, state.t, state.m, state.hide, state.words].join();
+    if (name === this.built) return;
+    if (this.builtPhotos !== photos) {
+      this.panels = photos.map((photo, number) => new Panel(this, photo, number));
+      fill(this.photos, this.panels.map(({ root }) => root));
+      this.builtPhotos = photos;
+    }
+    this.built = name;
+    this.overWord = this.overPatch = null;
+    // Of a vision model only what is no patch stands in a line: CLS, registers.
+    const patches = new Set(photos.flatMap(({ cells }) => cells));
+    const wanted = (at) => this.amongWords || !patches.has(rows.groups[at].first);
+    const page = pageOf(rows, "q", this.amongWords ? "The words after the picture" : "Tokens that are no patch", { wanted, opening: false });
+    this.spans = page.spans;
+    fill(this.pages, page.spans.some(Boolean) ? page.root : null);
+  }
+
+  // What is looked at ---------------------------------------------------------------------------------------------
+
+  /** The patch that is pointed at, else the one that is kept. */
+  get patch() {
+    return this.overPatch || this.keptPatch();
+  }
+
+  keptPatch() {
+    const [picture, row, column] = state.p.split(",").map(Number);
+    const [rows, columns] = manifest.texts[state.t].photos?.[picture]?.grid || [0, 0];
+    return state.p && row < rows && column < columns ? { picture, row, column } : null;
+  }
+
+  /** The place of a patch among rows or columns; -1 = no token stands for it. */
+  placeOf(patch, axis) {
+    const { grid, cells } = manifest.texts[state.t].photos[patch.picture];
+    const cell = cells[patch.row * grid[1] + patch.column];
+    return cell < 0 ? -1 : axis.place[cell];
+  }
+
+  keptWord() {
+    const { rows } = this.shown;
+    const token = state.q - (manifest.texts[state.t].looking?.first || 0);
+    const at = state.q >= 0 && token >= 0 && token < rows.place.length ? rows.place[token] : -1;
+    return at >= 0 && this.spans[at] ? at : null;
+  }
+
+  /** What the colours over the picture are of: {side, at} with a name; `at` null = the mean over `rows`. */
+  source() {
+    const { rows, columns } = this.shown;
+    const word = this.overWord ?? this.keptWord();
+    if (this.amongWords) {
+      if (word !== null) return { side: "q", at: word, name: rows.labels[word] };
+      const ordinary = rows.groups.flatMap((_, at) => (rows.special[at] ? [] : [at]));
+      const written = ordinary.filter((at) => rows.written[at]);
+      return { side: "q", at: null, name: written.length ? "mean over the words it wrote" : "mean over the words", rows: written.length ? written : ordinary };
+    }
+    const kept = this.keptPatch();
+    const patch = this.overWord !== null ? null : kept || (this.keptWord() === null ? this.overPatch : null);
+    const axis = state.side === "q" ? rows : columns;
+    if (patch) {
+      const at = this.placeOf(patch, axis);
+      if (at >= 0) return { side: state.side, at, name: `patch ${axis.labels[at]}`, patch };
+    }
+    const cls = axis.labels.indexOf("CLS");
+    const at = word ?? (cls >= 0 ? cls : null);
+    if (at !== null) return { side: state.side, at, name: axis.labels[at] };
+    return { side: "q", at: null, name: "mean over patches", rows: rows.groups.flatMap((_, row) => (rows.special[row] ? [] : [row])) };
+  }
+
+  /** What tokens of the other side give or get, by their place. */
+  line({ side, at, rows: of }) {
+    const { rows, columns, values } = this.shown;
+    const n = columns.length;
+    if (side === "k") return Float32Array.from({ length: rows.length }, (_, row) => values[row * n + at]);
+    if (at !== null) return values.subarray(at * n, (at + 1) * n);
+    return Float32Array.from({ length: n }, (_, column) => of.reduce((sum, row) => sum + values[row * n + column], 0) / (of.length || 1));
+  }
+
+  /** The weights of the patches of a picture, row by row; NaN where no token stands for one. */
+  over(photo, { side }, line) {
+    const axis = side === "q" ? this.shown.columns : this.shown.rows;
+    return photo.cells.map((cell) => (cell < 0 || axis.place[cell] < 0 ? NaN : line[axis.place[cell]]));
+  }
+
+  marks() {
+    return [this.patch, this.keptPatch()].filter(Boolean);
+  }
+
+  // Showing it ----------------------------------------------------------------------------------------------------
+
+  top(weights) {
+    return { fixed: 1, figure: this.high }[state.scale] || largestOfAll(weights) || 1;
+  }
+
+  shade() {
+    if (!this.shown) return;
+    const { photos } = manifest.texts[state.t];
+    const source = this.source();
+    const line = this.line(source);
+    const all = photos.map((photo) => this.over(photo, source, line));
+    const light = palette("light").one; // over a photo dark ground would hide the photo, not the small weights
+    const largest = largestOfAll(all.flat());
+    const look = { low: 0, high: this.top(all.flat()), table: light };
+    this.now = { source, all, look };
+    this.legends[0].root.hidden = this.isBare;
+    this.legends[0].show(look, endOf(look.high), largest);
+    const goes = source.side === "q" ? "goes here" : "comes from here";
+    this.panels.forEach((panel, number) => {
+      const weights = all[number];
+      const high = largestOfAll(weights);
+      const at = weights.indexOf(high);
+      const [, columns] = photos[number].grid;
+      const where = at < 0 ? "" : `, at most ${digits(high)}, to row ${Math.floor(at / columns)}, column ${at % columns}`;
+      const share = source.side === "q" ? `${inPercent(sumOf(weights))} of its attention ${goes}${where}` : `${digits(sumOf(weights) / (weights.length || 1))} on average ${goes}`;
+      fill(panel.told, share);
+      panel.show(this.isBare ? null : weights, look);
+    });
+    this.shadeWords(source, line);
+    this.tell(source);
+    fill(
+      this.list,
+      strongest(
+        `${source.name}: patches`,
+        all
+          .flatMap((weights, number) => weights.map((weight, at) => ({ label: `${photos.length > 1 ? `${number}:` : ""}${Math.floor(at / photos[number].grid[1])},${at % photos[number].grid[1]}`, weight })))
+          .filter(({ weight }) => weight >= 0.00005)
+          .sort((a, b) => b.weight - a.weight)
+          .slice(0, 10),
+        look.high,
+      ),
+    );
+  }
+
+  /** What each word gives to the patch that is looked at; of vision models what tokens without a place give or get. */
+  wordWeights(source, line) {
+    if (!this.amongWords) return line;
+    const column = this.patch ? this.placeOf(this.patch, this.shown.columns) : -1;
+    return column < 0 ? null : this.line({ side: "k", at: column });
+  }
+
+  shadeWords(source, line) {
+    const weights = this.wordWeights(source, line);
+    const { one } = this.app.palette;
+    const high = weights && this.top(this.amongWords ? weights : [this.now.look.high]);
+    this.legends[1].root.hidden = !weights || !this.amongWords;
+    if (weights) this.legends[1].show({ low: 0, high, table: one }, endOf(high), largestOfAll(weights));
+    const mine = this.amongWords || !source.patch ? source.at : null;
+    const first = this.spans.findIndex(Boolean);
+    this.spans.forEach((span, at) => {
+      span.style.backgroundColor = span.style.color = "";
+      const step = weights ? stepOf(weights[at], 0, high) : 0;
+      if (step >= 2) {
+        span.style.backgroundColor = one.css[step];
+        span.style.color = inkOn(one.rgb[step]);
+      }
+      span.classList.toggle("focus", at === mine);
+      span.setAttribute("aria-pressed", at === this.keptWord());
+      span.tabIndex = at === (this.keptWord() ?? first) ? 0 : -1;
+    });
+  }
+
+  tell(source) {
+    const { patch } = this;
+    const named = el("q", { class: "token" }, source.name);
+    const weight = patch && !(source.patch && patch === source.patch) ? this.now.all[patch.picture][patch.row * manifest.texts[state.t].photos[patch.picture].grid[1] + patch.column] : NaN;
+    if (!patch || Number.isNaN(weight)) {
+      const hint = this.amongWords ? "point at a word, or at the picture" : "point at the picture";
+      const verb = source.side === "q" ? "attends to what is shaded" : "is attended by what is shaded";
+      return fill(this.read, source.at === null ? el("span", { class: "faint" }, `${source.name} \u00b7 ${hint}`) : el("span", {}, named, ` ${verb}`));
+    }
+    const theirs = el("q", { class: "token" }, `row ${patch.row}, column ${patch.column}`);
+    fill(this.read, el("span", { class: "pair" }, source.side === "q" ? [named, " attends to ", theirs] : [theirs, " attends to ", named]), el("b", { class: "value" }, digits(weight)));
+  }
+
+  // Pointing and choosing -----------------------------------------------------------------------------------------
+
+  /** Points at a patch; null = at none. */
+  point(patch) {
+    if (!this.shown || String(Object.values(patch || {})) === String(Object.values(this.overPatch || {}))) return;
+    this.overPatch = patch;
+    this.shade();
+  }
+
+  /** Points at a word; null = at none. */
+  hear(span) {
+    const at = span ? Number(span.dataset.at) : null;
+    if (!this.shown || at === this.overWord) return;
+    this.overWord = at;
+    this.shade();
+  }
+
+  pickWord(span) {
+    if (!span) return;
+    const at = Number(span.dataset.at);
+    const token = this.shown.rows.groups[at].first + (manifest.texts[state.t].looking?.first || 0);
+    update({ q: this.keptWord() === at ? -1 : token, ...(this.amongWords ? {} : { p: "" }) });
+  }
+
+  pickPatch(patch) {
+    const told = Object.values(patch).join();
+    update({ p: state.p === told ? "" : told, ...(this.amongWords ? {} : { q: -1 }) });
+  }
+
+  key(event) {
+    const span = event.target.closest("[data-at]");
+    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      return this.pickWord(span);
+    }
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const spans = this.spans.filter(Boolean);
+    spans[Math.max(0, Math.min(spans.length - 1, spans.indexOf(span) + step))].focus();
+    say(`${span.ownerDocument.activeElement.textContent}: ${this.now.all.map((weights) => inPercent(sumOf(weights))).join(", ")} on the picture`);
+  }
+
+  // Files ---------------------------------------------------------------------------------------------------------
+
+  async figure() {
+    const { source, all, look } = this.now;
+    const { photos } = manifest.texts[state.t];
+    const heights = photos.map(({ size }) => Math.round((SAVED * size[1]) / size[0]));
+    const tops = heights.map((_, at) => 46 + heights.slice(0, at).reduce((sum, height) => sum + height + 30, 0));
+    const colours = this.app.palette;
+    return {
+      width: SAVED,
+      height: tops.at(-1) + heights.at(-1) + 56,
+      draw: (pen) => {
+        pen.text(`${nameOf(this.spec)} \u00b7 ${source.name} ${source.at === null ? "" : source.side === "q" ? "attends to" : "is attended by"}`, 0, 12, { size: 13, weight: 600, colour: colours.ink });
+        this.panels.forEach(({ images, photo }, number) => {
+          const picture = Object.assign(document.createElement("canvas"), { width: 2 * SAVED, height: 2 * heights[number] });
+          paintOver(picture.getContext("2d"), images, photo.grid, this.isBare ? null : all[number], look, 2 * SAVED, 2 * heights[number]);
+          const share = source.side === "q" ? `: ${inPercent(sumOf(all[number]))}` : "";
+          pen.text(`${photo.source}${share}`, 0, tops[number] - 12, { size: 11, colour: colours.faint });
+          pen.image(picture, 0, 0, 2 * SAVED, 2 * heights[number], 0, tops[number], SAVED, heights[number]);
+        });
+        drawScale(pen, { ...look, colours }, 0, tops.at(-1) + heights.at(-1) + 18, 160, ["0", endOf(look.high)]);
+      },
+    };
+  }
+
+  async rows() {
+    const { source, all } = this.now;
+    const { photos } = manifest.texts[state.t];
+    const patches = all.flatMap((weights, number) =>
+      weights.map((weight, at) => [nameOf(this.spec), source.name, photos[number].source, Math.floor(at / photos[number].grid[1]), at % photos[number].grid[1], Number.isNaN(weight) ? "" : weight.toFixed(6)]),
+    );
+    return [["head", source.side === "q" ? "query" : "key", "picture", "row", "column", "weight"], ...patches];
+  }
+}
+
+register("photo", "Photo", PhotoView);
