@@ -194,6 +194,7 @@ DIFFER = {
     ),
     ("heads", "--image"): "many pictures",
     ("rollout", "--image"): "one picture, without words",
+    ("page", "--image"): "a page is looked into, nothing is drawn",
     ("heads", "--audio"): "many recordings",
     ("ablate", "--target"): "an answer to each of many texts",
     ("prune", "--target"): "an answer to each of many texts",
@@ -211,7 +212,7 @@ DIFFER = {
         for name in ("heatmap", "page", "atlas", "prune", "show", "viewer", "trace", "split", "cost")
     },
     **{(name, "--format"): _WRITES for name in ("heatmap", "batch", "atlas", "rollout", "show", "split", "cost")},
-    **{(name, "--scale"): _USUAL for name in ("heatmap", "rollout", "show")},
+    **{(name, "--scale"): _USUAL for name in ("batch", "rollout", "show")},
     ("trace", "--engine"): "plain Python loops are one more",
     ("cost", "--dtype"): "of scores that nobody computes",
     ("relations", "FILES"): "annotated files",

@@ -15,8 +15,8 @@ from attnscope.cli import groups, options
     pick="Single heads, such as L3H1,L5H11.",
     words="Open with word pieces merged.",
     hide_special="Open with special tokens hidden.",
-    scale="What the darkest colour means as it opens: weight 1 (fixed), each head's largest (head), all heads' "
-    "(figure).  [default: fixed; head for pictures]",
+    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    "[default: fixed; head for pictures and sound]",
     out="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]",
 )
 def page(
@@ -68,7 +68,7 @@ def page(
     wanted = PageWanted(
         texts=tuple(texts or ()), files=tuple(several.file or ()), split=several.split, field=several.field,
         images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which.choice(),
-        out=where.out, words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale or "", **vars(reading),
+        out=where.out, words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale, **vars(reading),
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
         written = write_page(model, wanted, loading.options(), report)

@@ -61,7 +61,8 @@ class PageWanted:
             text and heads.
         words: Whether the page opens with word pieces merged.
         hide_special: Whether it opens with special tokens hidden.
-        scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; "" = "fixed", of pictures "head".
+        scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; None = "fixed", of pictures
+            "head".
     """
 
     texts: tuple[str, ...] = ()
@@ -79,14 +80,14 @@ class PageWanted:
     out: Path | None = None
     words: bool = False
     hide_special: bool = False
-    scale: str = ""
+    scale: str | None = None
 
     def __post_init__(self) -> None:
         if not (self.texts or self.files or self.images or self.records):
             raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
         if self.split not in get_args(Split):
             raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
-        if self.scale and self.scale not in SCALES:
+        if self.scale is not None and self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
         if self.out is not None and self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
@@ -116,7 +117,7 @@ class PageWanted:
     def start(self) -> Mapping[str, str]:
         """How the page opens, as its address says it."""
         opened = {"words": "1" if self.words else "", "hide": "1" if self.hide_special else ""}
-        opened["scale"] = self.scale
+        opened["scale"] = self.scale or ""
         picked = self.choice.pick or ()
         if len(picked) == 1:
             opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
