@@ -37,7 +37,14 @@ if TYPE_CHECKING:
     from attnscope.records.atlas import Atlas
     from attnscope.records.batches import Batch
     from attnscope.records.circuits import Circuits
-    from attnscope.records.comparison import Comparison, HeadComparison, MinimalPair, ModelComparison, PickedHeads
+    from attnscope.records.comparison import (
+        Comparison,
+        HeadComparison,
+        MinimalPair,
+        ModelComparison,
+        PickedHeads,
+        PicturePair,
+    )
     from attnscope.records.findings import Findings
     from attnscope.records.pooled import PooledHeatmap
     from attnscope.records.relations import Relations
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
     from attnscope.studies.batch import BatchOptions, batch
     from attnscope.studies.circuits import CircuitsOptions, circuits
     from attnscope.studies.compare import CompareOptions, compare, compare_models
+    from attnscope.studies.compare_pictures import compare_pictures
     from attnscope.studies.compare_texts import compare_heads, compare_texts
     from attnscope.studies.cost import cost
     from attnscope.studies.descriptions import DescribeOptions, describe
@@ -105,6 +113,7 @@ _PUBLIC = {
     "NeedleOptions": "attnscope.studies.needles:NeedleOptions",
     "Page": "attnscope.views.page:Page",
     "PickedHeads": "attnscope.records.comparison:PickedHeads",
+    "PicturePair": "attnscope.records.comparison:PicturePair",
     "PooledHeatmap": "attnscope.records.pooled:PooledHeatmap",
     "PruneOrder": "attnscope.studies.pruning:PruneOrder",
     "Relations": "attnscope.records.relations:Relations",
@@ -122,6 +131,7 @@ _PUBLIC = {
     "compare": "attnscope.studies.compare:compare",
     "compare_heads": "attnscope.studies.compare_texts:compare_heads",
     "compare_models": "attnscope.studies.compare:compare_models",
+    "compare_pictures": "attnscope.studies.compare_pictures:compare_pictures",
     "compare_texts": "attnscope.studies.compare_texts:compare_texts",
     "cost": "attnscope.studies.cost:cost",
     "describe": "attnscope.studies.descriptions:describe",
@@ -186,6 +196,7 @@ __all__ = [
     "NeedleOptions",
     "Page",
     "PickedHeads",
+    "PicturePair",
     "PooledHeatmap",
     "PruneOrder",
     "Relations",
@@ -204,6 +215,7 @@ __all__ = [
     "compare",
     "compare_heads",
     "compare_models",
+    "compare_pictures",
     "compare_texts",
     "cost",
     "describe",

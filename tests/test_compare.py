@@ -10,7 +10,8 @@ import torch
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import load
-from attnscope.records.comparison import Comparison, head_name
+from attnscope.records.comparison import Comparison
+from attnscope.records.pair_tables import head_name
 from attnscope.records.reading import schema_of
 from attnscope.studies import compare as study
 from attnscope.studies.choice import Choice

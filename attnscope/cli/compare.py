@@ -19,6 +19,11 @@ def compare(
     other_text: Annotated[
         str | None, typer.Option("--with", help="A second text that differs in little: which heads change most?")
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        "Two photos that TEXT is asked about, or one and two questions (--with): which heads look elsewhere?",
+        "Text",
+    ] = None,
     other_model: Annotated[
         str | None,
         typer.Option(
@@ -29,7 +34,9 @@ def compare(
         "Model",
     ] = None,
     query: Annotated[
-        str | None, "With --with: rank heads at this token, a word, or a place such as @3.", "Drawing"
+        str | None,
+        "With --with, or photos: rank heads at this token, a word, or a place such as @3.",
+        "Drawing",
     ] = None,
     measures: Annotated[
         str, typer.Option("--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or both.")
@@ -44,11 +51,12 @@ def compare(
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
-    """Compare heads: with each other, side by side, on a minimal pair, or between two models.
+    """Compare heads: with each other, side by side, on a minimal pair of texts or photos, or between two models.
 
     - `attnscope compare --file sample_texts/alice.txt --split paragraph -o out`
     - `attnscope compare "…" --pick L3H1,L5H11 -o out`
     - `attnscope compare "… it was too tired." --with "… it was too wide." --query it`
+    - `attnscope compare --image before.jpg --image after.jpg "What is on the table?" -m ./smolvlm`
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
     if more:
@@ -56,12 +64,14 @@ def compare(
             "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
             _minimal_pair(texts.text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
         )
+    from attnscope.senses.photos import read_photo
     from attnscope.studies.compare_order import CompareOrder, study
 
     output = where.plan("compare", printing, **drawing.options())
     order = CompareOrder(
         texts=texts.wanted(), choice=which.choice(), other_text=other_text, other_model=other_model, query=query,
         measures=measures, hide_special=hide_special, heads_record=heads_record,
+        photos=tuple(map(read_photo, image or ())),
     )  # fmt: skip
     load = loading.options()
     with options.progress(printing.quiet) as report:

@@ -10,89 +10,32 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
 from attnscope.records.codec import build
+from attnscope.records.pair_tables import (
+    Arrangement,
+    Floats,
+    HeadPlace,
+    PairTable,
+    find_table,
+    head_name,
+    pair_row,
+    pair_rows,
+    place_of,
+    table_arrays,
+    table_facts,
+    tables_from,
+)
+from attnscope.records.pictures import Picture, picture_from
 from attnscope.records.reading import require_weights
 from attnscope.records.record import Record
 from attnscope.records.tokens import Tokens, require_whole_tokens
-
-Floats = NDArray[np.float64]
-HeadPlace = tuple[int, int]
-"""Layer and head."""
-
-
-def head_name(place: HeadPlace) -> str:
-    """Such as L3H1."""
-    return f"L{place[0]}H{place[1]}"
-
-
-@dataclass(frozen=True, eq=False)
-class PairTable:
-    """One divergence of all pairs of heads, over texts; the rows are heads of one side, the columns of the other.
-
-    Attributes:
-        measure: "hellinger": the squared Hellinger distance h² = 1/2 Σ_k (√p_k - √q_k)², 0 to 1; or "jensen_shannon":
-            the divergence in nats, 0 to ln 2.
-        special: Whether special tokens take part. Without them their rows and columns are taken out, and each row is
-            divided by what is left of it; a row of which less than 1% is left takes no part.
-        mean: Σ divergence / Σ queries over all queries of all texts, (head, head); NaN where never compared.
-        low: Lower end of the 95% interval of the mean over texts, at least 0; NaN with fewer than 2 texts.
-        high: Upper end.
-        count: Over how many queries.
-    """
-
-    measure: str
-    special: bool
-    mean: Floats
-    low: Floats
-    high: Floats
-    count: Floats
-
-    @property
-    def name(self) -> str:
-        """Such as "hellinger", or "hellinger_without_special"."""
-        return self.measure + ("" if self.special else "_without_special")
-
-    @property
-    def distances(self) -> Floats:
-        """The metric √mean: the root mean square Hellinger distance, or the root of the mean divergence."""
-        found: Floats = np.sqrt(self.mean)
-        return found
-
-    def distance_interval(self, a: int, b: int) -> tuple[float, float, float]:
-        """The distance of a pair, and the ends of its 95% interval."""
-        return math.sqrt(self.mean[a, b]), math.sqrt(self.low[a, b]), math.sqrt(self.high[a, b])
-
-
-@dataclass(frozen=True, eq=False)
-class Arrangement:
-    """Heads put in order by their distances.
-
-    Attributes:
-        merges: The clusters, (heads - 1, 4), as scipy's linkage has them: average linkage of the distances.
-        order: The heads in the order of the leaves, (head,), int64.
-        places: The plane of classical multidimensional scaling, (head, 2), in the unit of the distances.
-        explained: The share of the variance along each of its axes, (2,).
-        layers: The distance between the heads of two layers, (layer, layer): the root of the mean divergence over all
-            pairs of heads and all queries; on the diagonal over the pairs within, NaN where there are none.
-        layers_low: Lower end of its 95% interval over texts.
-        layers_high: Upper end.
-    """
-
-    merges: Floats
-    order: NDArray[np.int64]
-    places: Floats
-    explained: Floats
-    layers: Floats
-    layers_low: Floats
-    layers_high: Floats
 
 
 class Comparison(Record):
     """What every comparison can do: save itself, and say what it holds.
 
     Attributes:
-        shape: Which comparison: "heads", "pick", "texts" or "models".
+        shape: Which comparison: "heads", "pick", "texts", "pictures" or "models".
         run: What made it. Plain JSON values.
     """
 
@@ -112,7 +55,7 @@ class Comparison(Record):
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
         """The comparison of whichever shape that `describe` and `arrays` were made of."""
-        made = {kind.shape: kind for kind in (HeadComparison, PickedHeads, MinimalPair, ModelComparison)}
+        made = {kind.shape: kind for kind in (HeadComparison, PickedHeads, MinimalPair, PicturePair, ModelComparison)}
         found = made[described["shape"]]._from(described, {n: held[n] for n in held if n != "record"})
         if not isinstance(found, cls):
             raise ValueError(f"it holds a comparison of {found.shape}")
@@ -158,7 +101,7 @@ class HeadComparison(Comparison):
 
     def table(self, name: str) -> PairTable:
         """The table of a name such as "hellinger" or "hellinger_without_special"."""
-        return _table(self.tables, name)
+        return find_table(self.tables, name)
 
     def most_alike(self, table: PairTable, most: int = 10) -> list[tuple[int, int]]:
         """The pairs of heads with the least distance, as places in `heads`."""
@@ -182,7 +125,7 @@ class HeadComparison(Comparison):
             "corpus": self.corpus,
             "kind": self.kind,
             "heads": [head_name(place) for place in self.heads],
-            "tables": [_table_facts(table) for table in self.tables],
+            "tables": [table_facts(table) for table in self.tables],
             "roles": self.roles,
             "roles_source": self.roles_source,
         }
@@ -191,19 +134,19 @@ class HeadComparison(Comparison):
         """The numbers by name."""
         found: dict[str, NDArray[Any]] = {}
         for table, arrangement in zip(self.tables, self.arrangements, strict=True):
-            found |= _table_arrays(table) | {f"{table.name}.{k}": v for k, v in vars(arrangement).items()}
+            found |= table_arrays(table) | {f"{table.name}.{k}": v for k, v in vars(arrangement).items()}
         return found
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """A row a pair of heads and table."""
-        return _pair_rows(self.tables, self.heads)
+        return pair_rows(self.tables, self.heads)
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> HeadComparison:
-        tables = _tables_from(data, arrays)
+        tables = tables_from(data, arrays)
         fields = Arrangement.__dataclass_fields__
         arranged = tuple(Arrangement(**{name: arrays[f"{t.name}.{name}"] for name in fields}) for t in tables)
-        heads, n = tuple(map(_place, data["heads"])), len(data["heads"])
+        heads, n = tuple(map(place_of, data["heads"])), len(data["heads"])
         layers = len({layer for layer, _ in heads})
         shapes = {
             "merges": (max(0, n - 1), 4), "order": (n,), "places": (n, 2), "explained": (2,),
@@ -278,7 +221,7 @@ class PickedHeads(Comparison):
             "kind": self.kind,
             "heads": [head_name(place) for place in self.heads],
             "single_note": self.single_note,
-            "tables": [_table_facts(table) for table in self.tables],
+            "tables": [table_facts(table) for table in self.tables],
             "changes": self.changes,
         }
 
@@ -288,16 +231,16 @@ class PickedHeads(Comparison):
         if self.single is not None:
             found["single"] = self.single
         for table in self.tables:
-            found |= _table_arrays(table)
+            found |= table_arrays(table)
         return found
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """A row a pair of heads and measure."""
-        return _pair_rows(self.tables, self.heads)
+        return pair_rows(self.tables, self.heads)
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PickedHeads:
-        tokens, heads = build(Tokens, data["tokens"]), tuple(map(_place, data["heads"]))
+        tokens, heads = build(Tokens, data["tokens"]), tuple(map(place_of, data["heads"]))
         n = len(tokens)
         maps = [arrays["weights"], arrays["mean"], *([arrays["single"]] if "single" in arrays else [])]
         if any(m.shape[-2:] != (n, n) for m in maps) or len(maps[0]) != len(heads):
@@ -305,12 +248,56 @@ class PickedHeads(Comparison):
         weights, mean, *single = (np.asarray(m, np.float32) for m in maps)
         return cls(
             data["run"], tokens, data["kind"], heads, weights, mean, single[0] if single else None,
-            data["single_note"], _tables_from(data, arrays), tuple(data["changes"]),
+            data["single_note"], tables_from(data, arrays), tuple(data["changes"]),
         )  # fmt: skip
 
 
+class ChangedPair(Comparison):
+    """How the rows of every head change from one thing that a model reads to another: which heads change most.
+
+    Attributes:
+        heads: Layer and number of each head.
+        divergences: Of each aligned query by measure, (head, pair); NaN where a row is empty.
+        equal: Which of the aligned queries are equal tokens, (pair,), bool.
+        measure: That by which heads are ranked.
+        query: The token that heads were asked about; None = none.
+        queries: Which of the aligned pairs it names.
+    """
+
+    heads: tuple[HeadPlace, ...]
+    divergences: Mapping[str, Floats]
+    equal: NDArray[np.bool_]
+    measure: str
+    query: str | None
+    queries: tuple[int, ...]
+
+    def overall(self, measure: str | None = None) -> Floats:
+        """How much each head's rows change, (head,): the root of the mean divergence over queries equal in both texts.
+
+        NaN where there are none.
+        """
+        return _root_mean(self.divergences[measure or self.measure][:, self.equal])
+
+    def at_query(self, measure: str | None = None) -> Floats:
+        """The same at the tokens that `query` names, (head,); NaN without one."""
+        return _root_mean(self.divergences[measure or self.measure][:, list(self.queries)])
+
+    def ranked(self) -> list[int]:
+        """The heads by how much they change, most first: at the query if there is one, else overall."""
+        change = self.at_query() if self.queries else self.overall()
+        return [int(head) for head in np.argsort(-change, kind="stable") if not math.isnan(change[head])]
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row a head: its change overall and at the query, by each measure."""
+        names = list(self.divergences)
+        yield "head", *(f"{name}_{where}" for name in names for where in ("overall", "at_query"))
+        changes = [change(name).tolist() for name in names for change in (self.overall, self.at_query)]
+        for place, *values in zip(self.heads, *changes, strict=True):
+            yield head_name(place), *values
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class MinimalPair(Comparison):
+class MinimalPair(ChangedPair):
     """How the rows of every head change from one text to another that differs from it in little.
 
     Tokens are aligned: equal ones, and replaced ones where as many stand in one text as in the other. A row is compared
@@ -355,22 +342,6 @@ class MinimalPair(Comparison):
             for side, tokens in enumerate(self.tokens)
         )
 
-    def overall(self, measure: str | None = None) -> Floats:
-        """How much each head's rows change, (head,): the root of the mean divergence over queries equal in both texts.
-
-        NaN where there are none.
-        """
-        return _root_mean(self.divergences[measure or self.measure][:, self.equal])
-
-    def at_query(self, measure: str | None = None) -> Floats:
-        """The same at the tokens that `query` names, (head,); NaN without one."""
-        return _root_mean(self.divergences[measure or self.measure][:, list(self.queries)])
-
-    def ranked(self) -> list[int]:
-        """The heads by how much they change, most first: at the query if there is one, else overall."""
-        change = self.at_query() if self.queries else self.overall()
-        return [int(head) for head in np.argsort(-change, kind="stable") if not math.isnan(change[head])]
-
     def facts(self) -> dict[str, Any]:
         """All but the arrays and the run, as plain JSON values."""
         return {
@@ -395,18 +366,10 @@ class MinimalPair(Comparison):
             **{f"divergence.{name}": values for name, values in self.divergences.items()},
         }
 
-    def rows(self) -> Iterator[Sequence[Any]]:
-        """A row a head: its change overall and at the query, by each measure."""
-        names = list(self.divergences)
-        yield "head", *(f"{name}_{where}" for name in names for where in ("overall", "at_query"))
-        changes = [change(name).tolist() for name in names for change in (self.overall, self.at_query)]
-        for place, *values in zip(self.heads, *changes, strict=True):
-            yield head_name(place), *values
-
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> MinimalPair:
         first, second = (build(Tokens, tokens) for tokens in data["tokens"])
-        heads = tuple(map(_place, data["heads"]))
+        heads = tuple(map(place_of, data["heads"]))
         weights, others = (np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights"))
         aligned = np.asarray(arrays["aligned"], np.int64).reshape(-1, 2)
         mark = "divergence."
@@ -424,6 +387,104 @@ class MinimalPair(Comparison):
             data["run"], (first, second), data["kind"], heads, weights, others, aligned,
             np.asarray(arrays["equal"], np.bool_), held, data["measure"], data["query"], tuple(data["queries"]),
             tuple(data["changes"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PicturePair(ChangedPair):
+    """How what words give to a picture changes from one photo to another, or from one question to another.
+
+    Rows are compared over the cells of one grid over all that the model saw, and over all that is elsewhere, together.
+
+    Attributes:
+        run: What made it. Plain JSON values.
+        texts: What was asked of the first, and of the second.
+        words: The labels of aligned words in both, (first, second).
+        pictures: What the model saw, resized so that the cells of the grid are whole pixels.
+        kind: "decoder".
+        heads: Layer and number of each head.
+        weights: What words give to the cells in the first, (head, word, row, column), float32.
+        other_weights: The same in the second.
+        equal: Which words are equal; the others are replaced, (word,), bool.
+        divergences: Of each word by measure, (head, word).
+        measure: That by which heads are ranked.
+        query: The words that heads were asked about; None = none.
+        queries: Which of the words it names.
+    """
+
+    shape: ClassVar[str] = "pictures"
+    run: Mapping[str, Any]
+    texts: tuple[str, str]
+    words: tuple[tuple[str, str], ...]
+    pictures: tuple[Picture, Picture]
+    kind: str
+    heads: tuple[HeadPlace, ...]
+    weights: NDArray[np.float32]
+    other_weights: NDArray[np.float32]
+    equal: NDArray[np.bool_]
+    divergences: Mapping[str, Floats]
+    measure: str = "hellinger"
+    query: str | None = None
+    queries: tuple[int, ...] = ()
+
+    @property
+    def asked(self) -> list[int]:
+        """The words that maps are of: those that are named, else those that are equal in both, else all."""
+        return list(self.queries) or np.flatnonzero(self.equal).tolist() or list(range(len(self.words)))
+
+    def maps(self, head: int) -> tuple[Floats, Floats]:
+        """What the words of `asked` give to the cells on average, (row, column), in the first and in the second."""
+        first, second = (w[head, self.asked].mean(0, dtype=np.float64) for w in (self.weights, self.other_weights))
+        return first, second
+
+    def facts(self) -> dict[str, Any]:
+        """All but the arrays and the run, as plain JSON values."""
+        return {
+            "texts": list(self.texts),
+            "words": [list(pair) for pair in self.words],
+            "pictures": [picture.describe() for picture in self.pictures],
+            "kind": self.kind,
+            "heads": [head_name(place) for place in self.heads],
+            "measure": self.measure,
+            "query": self.query,
+            "queries": self.queries,
+            "ranked": [head_name(self.heads[head]) for head in self.ranked()],
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        return {
+            "weights": self.weights,
+            "other_weights": self.other_weights,
+            "equal": self.equal,
+            **{f"picture_{number}": picture.pixels for number, picture in enumerate(self.pictures)},
+            **{f"divergence.{name}": values for name, values in self.divergences.items()},
+        }
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PicturePair:
+        first, second = (
+            picture_from(told, arrays[f"picture_{number}"]) for number, told in enumerate(data["pictures"])
+        )
+        if first is None or second is None or first.grid != second.grid:
+            raise ValueError("its pictures are not of one grid")
+        heads = tuple(map(place_of, data["heads"]))
+        words = tuple((str(ours), str(theirs)) for ours, theirs in data["words"])
+        weights, others = (np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights"))
+        mark = "divergence."
+        held = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
+        if (
+            any(w.shape != (len(heads), len(words), *first.grid) for w in (weights, others))
+            or data["measure"] not in held
+            or any(d.shape != (len(heads), len(words)) for d in held.values())
+            or any(not 0 <= place < len(words) for place in data["queries"])
+            or arrays["equal"].shape != (len(words),)
+        ):
+            raise ValueError("its weights do not fit its words and pictures")
+        ours, theirs = map(str, data["texts"])
+        return cls(
+            data["run"], (ours, theirs), words, (first, second), data["kind"], heads, weights, others,
+            np.asarray(arrays["equal"], np.bool_), held, data["measure"], data["query"], tuple(data["queries"]),
         )  # fmt: skip
 
 
@@ -455,7 +516,7 @@ class ModelComparison(Comparison):
 
     def table(self, name: str) -> PairTable:
         """The table of a name such as "hellinger" or "hellinger_without_special"."""
-        return _table(self.tables, name)
+        return find_table(self.tables, name)
 
     def same(self) -> list[tuple[int, int]]:
         """The heads that both models have by number: places in `heads` and in `other_heads`."""
@@ -474,7 +535,7 @@ class ModelComparison(Comparison):
             "kind": self.kind,
             "heads": [head_name(place) for place in self.heads],
             "other_heads": [head_name(place) for place in self.other_heads],
-            "tables": [_table_facts(table) for table in self.tables],
+            "tables": [table_facts(table) for table in self.tables],
             "matched": {
                 table.name: [[head_name(self.heads[a]), head_name(self.other_heads[b])] for a, b in matching]
                 for table, matching in zip(self.tables, self.matchings, strict=True)
@@ -485,7 +546,7 @@ class ModelComparison(Comparison):
         """The numbers by name."""
         found: dict[str, NDArray[Any]] = {}
         for table, matching in zip(self.tables, self.matchings, strict=True):
-            found |= _table_arrays(table) | {f"{table.name}.matching": matching}
+            found |= table_arrays(table) | {f"{table.name}.matching": matching}
         return found
 
     def rows(self) -> Iterator[Sequence[Any]]:
@@ -495,12 +556,12 @@ class ModelComparison(Comparison):
             matched = set(map(tuple, matching.tolist()))
             for a, place in enumerate(self.heads):
                 for b, other in enumerate(self.other_heads):
-                    yield *_pair_row(table, place, other, a, b), (a, b) in matched
+                    yield *pair_row(table, place, other, a, b), (a, b) in matched
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> ModelComparison:
-        heads, others = tuple(map(_place, data["heads"])), tuple(map(_place, data["other_heads"]))
-        tables = _tables_from(data, arrays)
+        heads, others = tuple(map(place_of, data["heads"])), tuple(map(place_of, data["other_heads"]))
+        tables = tables_from(data, arrays)
         matchings = tuple(np.asarray(arrays[f"{t.name}.matching"], np.int64).reshape(-1, 2) for t in tables)
         shape = (len(heads), len(others))
         if any(t.mean.shape != shape for t in tables) or any(
@@ -521,51 +582,3 @@ def _root_mean(divergences: Floats) -> Floats:
     sums = np.where(known, divergences, 0.0).sum(1)
     change: Floats = np.sqrt(np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0))
     return change
-
-
-def _table(tables: Sequence[PairTable], name: str) -> PairTable:
-    for table in tables:
-        if table.name == name:
-            return table
-    raise AttnscopeError(f"there is no {name!r} in this record", f"it has {', '.join(t.name for t in tables)}")
-
-
-def _table_facts(table: PairTable) -> dict[str, Any]:
-    return {"name": table.name, "measure": table.measure, "special_tokens": table.special}
-
-
-def _table_arrays(table: PairTable) -> dict[str, NDArray[Any]]:
-    return {f"{table.name}.{part}": getattr(table, part) for part in ("mean", "low", "high", "count")}
-
-
-def _tables_from(data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> tuple[PairTable, ...]:
-    tables = []
-    for facts in data["tables"]:
-        parts = [arrays[f"{facts['name']}.{part}"] for part in ("mean", "low", "high", "count")]
-        if {part.shape for part in parts} != {parts[0].shape} or parts[0].ndim != 2:
-            raise ValueError("its tables are not of one shape")
-        tables.append(PairTable(str(facts["measure"]), bool(facts["special_tokens"]), *parts))
-    if not tables:
-        raise ValueError("it holds no table")
-    return tuple(tables)
-
-
-def _pair_row(table: PairTable, first: HeadPlace, second: HeadPlace, a: int, b: int) -> tuple[Any, ...]:
-    mean = float(table.mean[a, b])
-    return (
-        table.measure, "with" if table.special else "without", head_name(first), head_name(second), math.sqrt(mean),
-        mean, float(table.low[a, b]), float(table.high[a, b]), int(table.count[a, b]),
-    )  # fmt: skip
-
-
-def _pair_rows(tables: Sequence[PairTable], heads: Sequence[HeadPlace]) -> Iterator[Sequence[Any]]:
-    """A row a table and pair of heads of one model, the header first."""
-    yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
-    for table in tables:
-        for a, b in zip(*np.triu_indices(len(heads), 1), strict=True):
-            yield _pair_row(table, heads[int(a)], heads[int(b)], int(a), int(b))
-
-
-def _place(name: str) -> HeadPlace:
-    layer, head = name.removeprefix("L").split("H")
-    return int(layer), int(head)

@@ -10,8 +10,10 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.comparison import Comparison
 from attnscope.records.findings import Findings
+from attnscope.senses.photos import Photo
 from attnscope.studies.choice import Choice
 from attnscope.studies.compare import CompareOptions, compare, compare_models, require_measures
+from attnscope.studies.compare_pictures import compare_pictures
 from attnscope.studies.compare_texts import compare_heads, compare_texts
 from attnscope.studies.inputs import LoadOptions, TextsWanted
 from attnscope.studies.texts import Report
@@ -32,6 +34,7 @@ class CompareOrder:
         measures: Such as "hellinger,jensen-shannon".
         hide_special: Whether special tokens are left out.
         heads_record: A record of heads, for their roles.
+        photos: Two photos, that one question is asked about; or one, and two questions.
     """
 
     texts: TextsWanted
@@ -42,14 +45,17 @@ class CompareOrder:
     measures: str
     hide_special: bool
     heads_record: Path | None
+    photos: tuple[Photo, ...] = ()
 
     def __post_init__(self) -> None:
         picked = self.choice.pick is not None
         shapes = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}
+        if self.photos:
+            self._require_pair_of_pictures()
         asked = [option for option, given in shapes.items() if given]
         if len(asked) > 1:
             raise UsageError(f"{' and '.join(asked)} are different comparisons", "give one of them")
-        if self.query is not None and self.other_text is None:
+        if self.query is not None and self.other_text is None and not self.photos:
             raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
         if self.heads_record is not None and asked:
             raise UsageError("--heads-record tells the roles where all heads are compared", f"leave out {asked[0]}")
@@ -57,6 +63,22 @@ class CompareOrder:
             raise UsageError(f"{asked[0]} takes one TEXT", f'such as: attnscope compare "…" {asked[0]} …')
         if self.other_text is not None and (self.choice.layers is not None or self.choice.heads is not None):
             raise UsageError("--with ranks all heads", "leave out -L and -H")
+
+    def _require_pair_of_pictures(self) -> None:
+        refused = {
+            "--pick": self.choice.pick, "-L": self.choice.layers, "-H": self.choice.heads, "--file": self.texts.files,
+            "--with-model": self.other_model, "--heads-record": self.heads_record, "--hide-special": self.hide_special,
+        }  # fmt: skip
+        for option, given in refused.items():
+            if given:
+                raise UsageError(f"{option} cannot be given beside --image", "leave out one of them")
+        if self.texts.text is None:
+            raise UsageError("what is compared is where words look", "give a TEXT, such as a question about the photos")
+        if len(self.photos) + (self.other_text is not None) != 2:
+            raise UsageError(
+                "two photos are compared, or two questions about one",
+                'such as: attnscope compare --image a.jpg --image b.jpg "…", or --image a.jpg "…" --with "…"',
+            )
 
     @property
     def measure_names(self) -> tuple[str, ...]:
@@ -84,10 +106,13 @@ def _comparison(
 ) -> Callable[[Model, LoadOptions], Comparison]:
     """What is to be done with the loaded model; all that can be refused before is refused here."""
     measures, texts = order.measure_names, order.texts
-    if order.other_text is not None or order.choice.pick is not None:
+    if order.other_text is not None or order.choice.pick is not None or order.photos:
         if workers is not None:
             raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
         text = read_text(texts.text)
+        if order.photos:
+            asked = [text] if order.other_text is None else [text, order.other_text]
+            return lambda model, _: compare_pictures(model, order.photos, asked, query=order.query, measure=measures[0])
         if order.other_text is not None:
             other = order.other_text
             require_text(other, "the second text")

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records import Heatmap, Tokens
-from attnscope.records.comparison import HeadPlace, MinimalPair, PairTable, PickedHeads, head_name
+from attnscope.records.comparison import MinimalPair, PickedHeads
 from attnscope.records.maps import divided_by_rest
+from attnscope.records.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.studies.choice import Choice
 from attnscope.studies.compare import MEASURES, require_measures, require_one_kind
 from attnscope.studies.heatmap import apply_changes, outline, run_model
@@ -135,7 +136,7 @@ def compare_texts(
         divergences=divergences,
         measure=measure,
         query=query,
-        queries=() if query is None else _queries(query, tokens, aligned),
+        queries=() if query is None else pairs_named(query, tokens, aligned),
         changes=records[0].changes,
     )
 
@@ -162,8 +163,12 @@ def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.
     return np.array(pairs, np.int64).reshape(-1, 2), np.array(equal, np.bool_), keys
 
 
-def _queries(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> tuple[int, ...]:
-    """The aligned pairs that a query names, in the first text, else in the second."""
+def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> tuple[int, ...]:
+    """The aligned pairs that a query names, in the first text, else in the second.
+
+    Raises:
+        AttnscopeError: There are none.
+    """
     named = False
     for side in (0, 1):
         if query.startswith("@") and side:

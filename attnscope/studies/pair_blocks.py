@@ -15,8 +15,8 @@ from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Batch, Model
-from attnscope.records.comparison import Arrangement, HeadPlace, PairTable
 from attnscope.records.maps import divided_by_rest
+from attnscope.records.pair_tables import Arrangement, HeadPlace, PairTable
 from attnscope.studies import passes
 from attnscope.studies.choice import Choice
 from attnscope.studies.memory import Room, give_memory_back, halves, padded_size, physical_bytes

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from attnscope.records.comparison import (
     Comparison,
     HeadComparison,
-    HeadPlace,
     MinimalPair,
     ModelComparison,
     PickedHeads,
-    head_name,
+    PicturePair,
 )
-from attnscope.views import compare_maps, layout
+from attnscope.records.pair_tables import HeadPlace, head_name
+from attnscope.views import compare_maps, compare_pictures, layout
 from attnscope.views.canvas import (
     FAINT,
     INK,
@@ -34,6 +34,7 @@ from attnscope.views.canvas import (
 )
 from attnscope.views.compare_summary import (
     HIDDEN,
+    PICTURE_NOTES,
     both_texts,
     distance,
     meaning,
@@ -70,7 +71,7 @@ def draw(
     """Draws a comparison into a folder, each file whole or not at all; the same record gives the same bytes.
 
     All heads: `matrix`, `map`, `layers`. Picked heads: `picked`, `differences`. A minimal pair: `change`, `maps`, and
-    with a query `query-N`. Two models: `matrix`, `same-heads`.
+    with a query `query-N`. Two photos or questions: `change`, `pictures`. Two models: `matrix`, `same-heads`.
 
     Raises:
         AttnscopeError: An unknown format; the folder cannot be written.
@@ -95,6 +96,9 @@ def pages(found: Comparison, style: Style = USUAL) -> Iterator[tuple[str, Page]]
     elif isinstance(found, MinimalPair):
         yield "change", change_page(found, style.paper)
         yield from compare_maps.pair_pages(found, style.paper)
+    elif isinstance(found, PicturePair):
+        yield "change", change_page(found, style.paper)
+        yield "pictures", compare_pictures.maps_page(found, style)
 
 
 # -- matrices
@@ -400,9 +404,9 @@ def same_heads_page(found: ModelComparison, lettering: Lettering) -> Page:
     return grid_page(title, subtitle, [("", values)], notes, lettering, framed=moved)
 
 
-def change_page(found: MinimalPair, paper: Paper = SCREEN) -> Page:
+def change_page(found: MinimalPair | PicturePair, paper: Paper = SCREEN) -> Page:
     """How much the rows of each head change, layers down and heads across: at the query, and overall."""
-    lettering = lettering_for([title_of(found), *(tokens.text for tokens in found.tokens), found.query or ""], paper)
+    lettering = lettering_for([title_of(found), both_texts(found), found.query or ""], paper)
     grids = [
         ("overall: queries that are equal in both texts", dict(zip(found.heads, found.overall().tolist(), strict=True)))
     ]
@@ -410,7 +414,10 @@ def change_page(found: MinimalPair, paper: Paper = SCREEN) -> Page:
         at = dict(zip(found.heads, found.at_query().tolist(), strict=True))
         grids.insert(0, (f"at “{found.query}”", at))
     notes = ["framed: the five heads that change most", meaning(found.measure)]
-    notes += [HIDDEN] if "hide_special" in found.changes else []
+    if isinstance(found, PicturePair):
+        notes += PICTURE_NOTES
+    elif "hide_special" in found.changes:
+        notes.append(HIDDEN)
     framed = {found.heads[head] for head in found.ranked()[:5]}
     return grid_page(title_of(found), both_texts(found), grids, notes, lettering, framed=framed)
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records import Tokens
-from attnscope.records.comparison import MinimalPair, PickedHeads, head_name
+from attnscope.records.comparison import MinimalPair, PickedHeads
+from attnscope.records.pair_tables import head_name
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, colormap, wrap_lines
 from attnscope.views.compare_summary import HIDDEN, both_texts, distance, distance_name, key_name, title_of

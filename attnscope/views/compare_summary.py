@@ -12,10 +12,10 @@ from attnscope.records.comparison import (
     HeadComparison,
     MinimalPair,
     ModelComparison,
-    PairTable,
     PickedHeads,
-    head_name,
+    PicturePair,
 )
+from attnscope.records.pair_tables import PairTable, head_name
 from attnscope.views.heads_summary import GIVEN, UNDEFINED, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
@@ -24,6 +24,10 @@ _MEANINGS = {
     "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two heads' rows, 0 to 0.83 (√ln 2)",
 }
 HIDDEN = "without special tokens: rows are divided by what is left of them (one with less than 1% left is left out)"
+
+PICTURE_NOTES = (
+    "over the cells of one grid over what the model saw, the coarser of the two, and all that is elsewhere as one",
+)
 
 
 def distance_name(measure: str) -> str:
@@ -89,6 +93,9 @@ def title_of(found: Comparison) -> str:
         return f"{model} · {named}{more} side by side"
     if isinstance(found, MinimalPair):
         return f"{model} · what changes from one text to the other"
+    if isinstance(found, PicturePair):
+        from_to = "one photo to the other" if found.texts[0] == found.texts[1] else "one question to the other"
+        return f"{model} · how attention over the picture changes from {from_to}"
     if isinstance(found, ModelComparison):
         return f"{model} and {model_of(found.other_run)} · their heads compared"
     return model
@@ -111,8 +118,12 @@ def tokens_changed(found: MinimalPair) -> list[tuple[str, str]]:
     return stretches
 
 
-def both_texts(found: MinimalPair) -> str:
-    """The two texts on one line."""
+def both_texts(found: MinimalPair | PicturePair) -> str:
+    """The two texts on one line; of two photos their names, and what was asked."""
+    if isinstance(found, PicturePair):
+        names = list(dict.fromkeys(printable(picture.source) for picture in found.pictures))
+        asked = list(dict.fromkeys(" ".join(text.split()) for text in found.texts))
+        return f"{'  →  '.join(names)}: “{'”  →  “'.join(asked)}”"
     return "“" + "”  →  “".join(" ".join(tokens.text.split()) for tokens in found.tokens) + "”"
 
 

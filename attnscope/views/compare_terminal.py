@@ -15,15 +15,18 @@ from attnscope.records.comparison import (
     HeadComparison,
     MinimalPair,
     ModelComparison,
-    PairTable,
     PickedHeads,
-    head_name,
+    PicturePair,
 )
+from attnscope.records.pair_tables import PairTable, head_name
 from attnscope.views.compare_summary import (
     HIDDEN,
+    PICTURE_NOTES,
+    both_texts,
     distance,
     distance_name,
     distance_with_interval,
+    key_name,
     largest_change,
     table_line,
     table_notes,
@@ -57,6 +60,8 @@ def tables(found: Comparison, console: Console, most: int = 10) -> RenderableTyp
         parts += _picked(found, console)
     elif isinstance(found, MinimalPair):
         parts += _pair(found, most)
+    elif isinstance(found, PicturePair):
+        parts += _pictures(found, most)
     elif isinstance(found, ModelComparison):
         parts += _models(found, most)
     return Group(*parts)
@@ -142,6 +147,23 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
     if "hide_special" in found.changes:
         said.append(Text(HIDDEN, style="dim"))
     return said
+
+
+def _pictures(found: PicturePair, most: int) -> list[RenderableType]:
+    said: list[RenderableType] = [Text(both_texts(found), style="dim")]
+    said += [Text(facts, style="dim") for facts in dict.fromkeys(picture.facts for picture in found.pictures)]
+    overall, at = found.overall(), found.at_query()
+    where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
+    columns = ["head", *([where] if found.queries else []), "overall", "on the picture", "most at the word"]
+    said.append(_heading(f"the heads whose attention moves most {where}, by {distance_name(found.measure)}"))
+    ranked = _table(columns)
+    for head in found.ranked()[:most]:
+        before, after = (float(cells.sum()) for cells in found.maps(head))
+        word = int(np.nan_to_num(found.divergences[found.measure][head], nan=-1.0).argmax())
+        row = [distance(at[head])] if found.queries else []
+        moved = Text(f"{before:.0%} → {after:.0%}", style="cyan")
+        ranked.add_row(head_name(found.heads[head]), *row, distance(overall[head]), moved, key_name(*found.words[word]))
+    return [*said, ranked, Text(), *dim_lines(list(PICTURE_NOTES))]
 
 
 def _models(found: ModelComparison, most: int) -> list[RenderableType]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.comparison import head_name
+from attnscope.records.pair_tables import head_name
 from attnscope.records.relations import Example, ExampleLink, Relation, Relations
 from attnscope.views import layout
 from attnscope.views import relations_summary as summary

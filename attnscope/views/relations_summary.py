@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnscope.records.comparison import head_name
+from attnscope.records.pair_tables import head_name
 from attnscope.records.relations import LEAST_MASS, Example, Relation, Relations
 from attnscope.views.heads_summary import UNDEFINED, interval, number, printable
 

@@ -1,0 +1,146 @@
+"""Divergences between heads as tables: all pairs, with intervals over texts. NumPy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+
+Floats = NDArray[np.float64]
+HeadPlace = tuple[int, int]
+"""Layer and head."""
+
+
+def head_name(place: HeadPlace) -> str:
+    """Such as L3H1."""
+    return f"L{place[0]}H{place[1]}"
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """One divergence of all pairs of heads, over texts; the rows are heads of one side, the columns of the other.
+
+    Attributes:
+        measure: "hellinger": the squared Hellinger distance h² = 1/2 Σ_k (√p_k - √q_k)², 0 to 1; or "jensen_shannon":
+            the divergence in nats, 0 to ln 2.
+        special: Whether special tokens take part. Without them their rows and columns are taken out, and each row is
+            divided by what is left of it; a row of which less than 1% is left takes no part.
+        mean: Σ divergence / Σ queries over all queries of all texts, (head, head); NaN where never compared.
+        low: Lower end of the 95% interval of the mean over texts, at least 0; NaN with fewer than 2 texts.
+        high: Upper end.
+        count: Over how many queries.
+    """
+
+    measure: str
+    special: bool
+    mean: Floats
+    low: Floats
+    high: Floats
+    count: Floats
+
+    @property
+    def name(self) -> str:
+        """Such as "hellinger", or "hellinger_without_special"."""
+        return self.measure + ("" if self.special else "_without_special")
+
+    @property
+    def distances(self) -> Floats:
+        """The metric √mean: the root mean square Hellinger distance, or the root of the mean divergence."""
+        found: Floats = np.sqrt(self.mean)
+        return found
+
+    def distance_interval(self, a: int, b: int) -> tuple[float, float, float]:
+        """The distance of a pair, and the ends of its 95% interval."""
+        return math.sqrt(self.mean[a, b]), math.sqrt(self.low[a, b]), math.sqrt(self.high[a, b])
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """Heads put in order by their distances.
+
+    Attributes:
+        merges: The clusters, (heads - 1, 4), as scipy's linkage has them: average linkage of the distances.
+        order: The heads in the order of the leaves, (head,), int64.
+        places: The plane of classical multidimensional scaling, (head, 2), in the unit of the distances.
+        explained: The share of the variance along each of its axes, (2,).
+        layers: The distance between the heads of two layers, (layer, layer): the root of the mean divergence over all
+            pairs of heads and all queries; on the diagonal over the pairs within, NaN where there are none.
+        layers_low: Lower end of its 95% interval over texts.
+        layers_high: Upper end.
+    """
+
+    merges: Floats
+    order: NDArray[np.int64]
+    places: Floats
+    explained: Floats
+    layers: Floats
+    layers_low: Floats
+    layers_high: Floats
+
+
+def find_table(tables: Sequence[PairTable], name: str) -> PairTable:
+    """The table of a name.
+
+    Raises:
+        AttnscopeError: There is none.
+    """
+    for table in tables:
+        if table.name == name:
+            return table
+    raise AttnscopeError(f"there is no {name!r} in this record", f"it has {', '.join(t.name for t in tables)}")
+
+
+def table_facts(table: PairTable) -> dict[str, Any]:
+    """What a record tells of a table beside its arrays."""
+    return {"name": table.name, "measure": table.measure, "special_tokens": table.special}
+
+
+def table_arrays(table: PairTable) -> dict[str, NDArray[Any]]:
+    """The arrays of a table by name."""
+    return {f"{table.name}.{part}": getattr(table, part) for part in ("mean", "low", "high", "count")}
+
+
+def tables_from(data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> tuple[PairTable, ...]:
+    """The tables that `table_facts` and `table_arrays` tell of.
+
+    Raises:
+        ValueError: Their parts do not fit each other.
+    """
+    tables = []
+    for facts in data["tables"]:
+        parts = [arrays[f"{facts['name']}.{part}"] for part in ("mean", "low", "high", "count")]
+        if {part.shape for part in parts} != {parts[0].shape} or parts[0].ndim != 2:
+            raise ValueError("its tables are not of one shape")
+        tables.append(PairTable(str(facts["measure"]), bool(facts["special_tokens"]), *parts))
+    if not tables:
+        raise ValueError("it holds no table")
+    return tuple(tables)
+
+
+def pair_row(table: PairTable, first: HeadPlace, second: HeadPlace, a: int, b: int) -> tuple[Any, ...]:
+    """A pair of heads in a table as a row."""
+    mean = float(table.mean[a, b])
+    return (
+        table.measure, "with" if table.special else "without", head_name(first), head_name(second), math.sqrt(mean),
+        mean, float(table.low[a, b]), float(table.high[a, b]), int(table.count[a, b]),
+    )  # fmt: skip
+
+
+def pair_rows(tables: Sequence[PairTable], heads: Sequence[HeadPlace]) -> Iterator[Sequence[Any]]:
+    """A row a table and pair of heads of one model, the header first."""
+    yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
+    for table in tables:
+        for a, b in zip(*np.triu_indices(len(heads), 1), strict=True):
+            yield pair_row(table, heads[int(a)], heads[int(b)], int(a), int(b))
+
+
+def place_of(name: str) -> HeadPlace:
+    """The place of a head from its name, such as L3H1."""
+    layer, head = name.removeprefix("L").split("H")
+    return int(layer), int(head)
