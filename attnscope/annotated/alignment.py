@@ -73,12 +73,12 @@ def placed(
         The chunks that have links, and the links that none has: relation -> reason -> how many.
     """
     left_out: dict[str, Counter[str]] = {}
-    whole = _pieces(text.words, tokens)
+    whole = pieces_of(text.words, tokens)
     waiting = list(enumerate(text.links))
     made: list[Placed] = []
     reasons: dict[int, str] = {}
     for part in parts:
-        pieces = whole if len(parts) == 1 else _pieces(text.words, part.tokens)
+        pieces = whole if len(parts) == 1 else pieces_of(text.words, part.tokens)
         unit, word, tokens_of = _units(pieces, whole, len(part.tokens))
         unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
         here, rest = [], []
@@ -106,7 +106,7 @@ def placed_pair(text: AnnotatedText, whole: Chunk, target: Tokens) -> tuple[list
         whole: Its tokens, uncut.
         target: The target's tokens, as the decoder reads them.
     """
-    pieces, looking = _pieces(text.words, whole.tokens), _pieces(text.target_words, target)
+    pieces, looking = pieces_of(text.words, whole.tokens), pieces_of(text.target_words, target)
     unit, word, _ = _units(pieces, pieces, len(whole))
     _, own_word, tokens_of = _units(looking, looking, len(target))
     unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
@@ -135,7 +135,7 @@ def _link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causa
     return PlacedLink(shown, looking, own, tuple(unit_of[word] for word in seen))
 
 
-def _pieces(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
+def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
     """For each word the tokens that share characters with it, ascending."""
     pieces: list[list[int]] = [[] for _ in words]
     starts = [start for start, _ in words]

@@ -10,6 +10,7 @@ from attnscope.records import file_of
 from attnscope.records.reading import schema_of
 from attnscope.records.relations import Relations
 from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.relation_sounds import is_spoken, require_no_options, sound_relations
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.studies.texts import Report
 from attnscope.studies.workers import Workers
@@ -37,6 +38,9 @@ def study(
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
+    if is_spoken(order.files):
+        require_no_options(order)
+        return sound_relations(loading.load(spec), order.files, report)
     corpus = _corpus(order.files, order.kind, order.unit)
     options = RelationsOptions(_labels(order.only), order.chunk, order.stride, order.examples, order.combine)
     return relations(loading.load(spec), corpus, options, report, workers)
