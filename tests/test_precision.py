@@ -133,8 +133,15 @@ def test_every_measure_is_float32(dtype: torch.dtype) -> None:
         )
     )
     ours, theirs = (abs(one.sum - oracle.sum) for one in (found, plainly))
-    # Relative to what is added up: the largest sum of the measure.
+    # Relative to what is added up: the largest sum of the measure; of one whose terms cancel, of their sizes.
     size = abs(oracle.sum).max((1, 2), keepdims=True).clip(1)
+    assert facts.embeddings is not None
+    direction = torch.nn.functional.normalize(facts.embeddings, dim=-1)
+    cosine = direction @ direction.mT
+    allowed = rest[:, 0]
+    mean = (cosine * allowed).sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True)
+    terms = (attention_weights(high) * abs(cosine - mean)[:, None]).sum(-1) * facts.real[:, None]
+    size[[name.startswith("similar_token") for name in found.names]] = terms.sum(-1).max()
     picks = [name in ("positional", "rarest_token") for name in found.names]  # who is largest: a tie breaks either way
     for row, name in enumerate(found.names):
         if not picks[row]:

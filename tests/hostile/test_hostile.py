@@ -63,6 +63,11 @@ def test_much_that_is_given(generator: Generator, home: Path) -> None:
 WRITING = [(name, number) for name in BASES for number, line in enumerate(BASES[name]) if "OUT" in line]
 
 
+_BEGUN = (  # as `python -m attnscope`, but says when Python has started: what comes before that is Python's to answer
+    "import runpy; print(end='.', flush=True); runpy.run_module('attnscope', run_name='__main__', alter_sys=True)"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_stopped_at_any_moment_files_are_whole_and_no_process_is_left(
@@ -72,13 +77,15 @@ def test_stopped_at_any_moment_files_are_whole_and_no_process_is_left(
     lot = random.Random(7)
     for turn in range(100):
         case = generator.base(*WRITING[turn % len(WRITING)])
-        call = [sys.executable, "-m", "attnscope", *case.arguments]
-        with started(call, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        call = [sys.executable, "-c", _BEGUN, *case.arguments]
+        with started(call, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            assert run.stdout is not None
+            run.stdout.read(1)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 run.wait(lot.uniform(0.05, 5))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, sent) if sent == signal.SIGINT else os.kill(run.pid, sent)
-            said = run.communicate(timeout=60)[1]  # until none of its processes holds its stderr any more
+            _, said = run.communicate(timeout=60)  # until none of its processes holds its stderr any more
         told = f"{case.arguments}: {run.returncode}: {said}"
         assert run.returncode in (0, 130, -sent), told
         assert "Traceback" not in said, told
