@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from attnscope.cli import app
-from attnscope.records import Heatmap
+from attnscope.records import Heatmap, load
 from attnscope.views.page import empty_page
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings
 from tests.page_helpers import Opened
 from tests.record_helpers import map_of, record_of, simple, tokens_of
+from tests.test_page_access import AXE, SERIOUS
 
 
 class OpenedViewer(Opened):
@@ -163,7 +164,8 @@ def test_a_comparison_of_texts_is_the_two_texts(viewer: OpenedViewer, tmp_path: 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_records_about_heads_are_tables_of_heads(viewer: OpenedViewer, records: Path, name: str, ending: str) -> None:
     viewer.open(records / name / f"{name}.{ending}")
-    viewer.settle("atlas")
+    viewer.settle("atlas" if name == "ablation" else "numbers")
+    viewer.show(v="atlas")
     rows = list(csv.DictReader(io.StringIO(viewer.saved("csv").decode())))
     told = json.loads((records / name / f"{name}.json").read_text("utf-8"))
     assert len(rows) == 14
@@ -181,6 +183,67 @@ def test_records_about_heads_are_tables_of_heads(viewer: OpenedViewer, records: 
             mine = np.sqrt(np.maximum(told["hellinger.mean"][told["heads"].index(f"L{layer}H{head}")], 0))
             others = np.delete(mine, told["heads"].index(f"L{layer}H{head}"))
             assert float(row["nearest_distance"]) == pytest.approx(others.min())
+
+
+def named(label: str) -> str:
+    """A relation as the page calls it."""
+    return label.replace(":", " ").replace("_", " ")
+
+
+def test_relations_have_a_grid_of_relations_and_heads(viewer: OpenedViewer, records: Path) -> None:
+    viewer.open(records / "relations" / "relations.npz")
+    viewer.settle("numbers")
+    told = json.loads((records / "relations" / "relations.json").read_text("utf-8"))["relations"]
+    table = viewer.table()
+    assert [row[0] for row in table[1:]] == [named(one["name"]) for one in told]
+    for row, one in zip(table[1:], told, strict=True):
+        shown = [float(x) if x else None for x in row[1:]]
+        assert shown == pytest.approx([x for layer in one["accuracy"] for x in layer], rel=1e-6, nan_ok=True)
+    at = next(at for at, one in enumerate(told) if one["n_scored"] > 5)
+    viewer.hover(at, 9)
+    value, low, high = (told[at][name][1][2] for name in ("accuracy", "low", "high"))
+    said = viewer.text("#readout")
+    assert said.startswith(f"L1H2 {named(told[at]['name'])} {value:.2f} [{low:.2f}, {high:.2f}]"), said
+    assert f"{told[at]['n_scored']} links scored" in said
+    left, _, cell, _, _, box = viewer.place()
+    viewer.page.mouse.click(box["x"] + left / 2, box["y"] + float(viewer.place()[1]) + (at + 0.5) * cell)
+    viewer.until("location.hash.includes('o=-')")
+    first = [float(x or -1) for x in viewer.table()[1 + at][1:]]
+    assert first == sorted(first, reverse=True), "a click on its name sorts heads by it"
+    viewer.hover(at, 0, click=True)
+    viewer.settle("head")
+    assert viewer.page.locator(".view.head").is_visible()
+
+
+def test_a_comparison_has_a_grid_of_layers_and_heads(viewer: OpenedViewer, records: Path) -> None:
+    viewer.open(records / "compare" / "compare.npz")
+    viewer.settle("numbers")
+    held = np.load(records / "compare" / "compare.npz")
+    table = "hellinger"
+    mine = np.sqrt(np.maximum(held[f"{table}.mean"][8], 0))
+    other = int(np.argmin(np.where(np.arange(14) == 8, np.inf, mine)))
+    viewer.show(v="numbers", head="L1H0")
+    viewer.page.locator(".numbers .heat canvas").last.press("ArrowRight")
+    viewer.until("location.hash.includes('L1H1')")
+    assert float(viewer.table()[2][2]) == pytest.approx(mine[other], rel=1e-6)
+    low, high = (np.sqrt(max(0.0, held[f"{table}.{end}"][8, other])) for end in ("low", "high"))
+    assert f"[{low:.2f}, {high:.2f}]" in viewer.text("#readout")
+    viewer.page.locator(".numbers .heat canvas").last.press("Enter")
+    viewer.settle("head")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_grids_are_for_all(browser: Any, records: Path, scheme: str, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=True)
+    for name in ("relations", "compare"):
+        opened = Opened(context.new_page(), load(records / name / f"{name}.npz").page().save(records / f"{name}.html"))
+        opened.settle("numbers")
+        opened.page.evaluate(AXE.read_text("utf-8"))
+        told = opened.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert [(one["id"], one["nodes"][0]["html"]) for one in told["violations"] if one["impact"] in SERIOUS] == []
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.complaints == []
+    context.close()
 
 
 def test_another_file_takes_the_place_of_the_first(viewer: OpenedViewer, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from attnscope.records.pictures import Picture, picture_from
 from attnscope.records.reading import require_weights
 from attnscope.records.sounds import Sound, sound_from
 from attnscope.records.tokens import Tokens
-
-if TYPE_CHECKING:
-    from attnscope.records.findings import Findings
 
 LEAST_LEFT = 0.01
 """What must be left of a row without special tokens for it to be shown."""
@@ -287,17 +284,6 @@ class Heatmap(MapsRecord[AttentionMap]):
         held = io.BytesIO()
         np.savez(held, allow_pickle=False, **self.arrays(), record=np.array(json.dumps(self.describe())))
         return held.getvalue()
-
-    def page(self, *, findings: Findings | None = None) -> Any:
-        """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.
-
-        Args:
-            findings: What `attnscope.heads` found about the heads of the same model: names their roles.
-
-        Raises:
-            AttnscopeError: The weights are more than a browser would hold.
-        """
-        return self.record_kind().view("page")(self, findings=findings)
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:

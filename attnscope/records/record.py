@@ -217,6 +217,20 @@ class Record:
         ]
         return f"{type(self).__name__}({', '.join([*told, *extent])})"
 
+    def page(self, *, findings: Any = None) -> Any:
+        """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.
+
+        Args:
+            findings: Of attention: what `attnscope.heads` found about the heads of the same model; names their roles.
+
+        Raises:
+            AttnscopeError: Records of this kind have no page, or it would be more than a browser holds.
+        """
+        kind = self.record_kind()
+        if not kind.page:
+            raise AttnscopeError(f"a {kind.what} has no page")
+        return kind.view("page")(self, findings=findings)
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         # What is shown beside, the picture or the table, stays in the file: it is what exports and other viewers show.
         bundle: dict[str, Any] = load_named(LIVE)(self)

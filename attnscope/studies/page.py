@@ -19,6 +19,7 @@ from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.atlas import Atlas
 from attnscope.records.elsewhere import load_arrays
 from attnscope.records.findings import Findings
+from attnscope.records.kinds import KINDS
 from attnscope.records.reading import schema_of
 from attnscope.records.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.senses.photos import Photo, read_photo
@@ -271,6 +272,13 @@ def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) 
 def _load_maps(path: Path) -> Heatmap:
     """The record of a file or folder, also of bare arrays."""
     path = file_of(path)
+    kind = KINDS.get(schema_of(path).partition("/")[0])
+    if kind is not None and kind.page and not kind.query:
+        raise AttnscopeError(
+            f"{path} holds no attention on a text that a page could show: it is a {kind.what}",
+            f"`attnscope show {path} -f html -o FOLDER` makes the page of it"
+            + (f", --heads-record {path} shows it beside texts" if kind.command in ("atlas", "heads") else ""),
+        )
     return load_arrays(path) or Heatmap.load(path)
 
 

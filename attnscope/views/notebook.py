@@ -82,12 +82,9 @@ def widget(shown: Record | Page, *, height: int = 640) -> Widget:
         raise AttnscopeError("showing a record live needs anywidget", "pip install 'attnscope[notebook]'") from None
     if isinstance(shown, Page):
         return Widget(shown.html, height=height)
-    kind = shown.record_kind()
-    if not kind.page:
-        raise AttnscopeError(f"a {kind.what} has no page that could be shown live")
-    page: Page = kind.view("page")(shown)
+    page: Page = shown.page()
     if isinstance(shown, Heatmap):
-        shown = shown.squared()  # as its page has it
+        shown = (shown.with_pictures_as_one() if shown.pictures else shown).squared()  # as its page has it
     return Widget(page.html, shown if isinstance(shown, MapsRecord) else None, height=height)
 
 

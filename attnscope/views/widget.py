@@ -15,7 +15,7 @@ from attnscope.records.tokens import Tokens
 
 _HEAD = re.compile(r"(?:(?:encoder|decoder|cross) )?L(\d+)H\d+|mean(\d*)|full(\d+)|")
 _LAYER = re.compile(r"(L|mean|full)\d*")
-_VIEWS = ("", "grid", "matrix", "links", "text", "compare", "headcount", "atlas", "head")
+_VIEWS = ("", "grid", "matrix", "links", "text", "compare", "headcount", "numbers", "atlas", "head")
 
 
 class Widget(anywidget.AnyWidget):
@@ -25,7 +25,7 @@ class Widget(anywidget.AnyWidget):
 
     Attributes:
         view: The view: "grid", "matrix", "links", "text", "compare", "headcount"; of records about heads "atlas" (all
-            heads) and "head".
+            heads), "head", and of relations and comparisons "numbers" (their grid).
         text: The number of the text, from 0.
         kind: "encoder", "decoder" or "cross"; empty where all heads are shown.
         head: Such as "L3H1"; "mean" of all heads, "mean3" of layer 3, "full3" for the full-width head of layer 3.

@@ -39,9 +39,9 @@ MODULES = (
 """The ES modules of every page, each after those that it imports."""
 
 PARTS = {
-    "atlas": ("catalog", "query", "scatter", "atlas", "card", "examples", "head"),
+    "atlas": ("catalog", "query", "scatter", "atlas", "cardfigure", "card", "examples", "head"),
     "photo": ("photo",),
-    "viewer": ("archive", "reading", "viewer"),
+    "viewer": ("numbers", "archive", "reading", "viewer"),
 }
 """The modules that only pages of some kind have, and a style sheet of that name; `app` follows all."""
 

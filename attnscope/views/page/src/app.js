@@ -238,7 +238,7 @@ class App {
   async go(name) {
     const known = manifest.texts.some((text) => text.example === undefined);
     if (WITH_HEADS.includes(name) && manifest.atlas && (!known || state.ex >= 0)) update(await atlasHooks.example(name));
-    else update({ v: name, ...(ofExample() && !["atlas", "head"].includes(name) && { ex: -1, q: -1, k: -1 }) });
+    else update({ v: name, ...(ofExample() && !ofAtlas({ v: name }) && { ex: -1, q: -1, k: -1 }) });
   }
 
   show() {
@@ -370,7 +370,7 @@ class App {
 
   stepAtlas(by) {
     const head = this.viewOf("atlas").step(by);
-    update({ v: state.v === "atlas" ? "atlas" : "head", head, ex: -1, q: -1 });
+    update({ v: ["atlas", "numbers"].includes(state.v) ? state.v : "head", head, ex: -1, q: -1 });
     say(head);
   }
 

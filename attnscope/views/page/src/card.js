@@ -1,5 +1,6 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
+import { figureOfCard } from "./cardfigure.js";
 import { catalogs, commandOfExample, headOf, percent, shortNumber } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
@@ -161,6 +162,7 @@ export class Card {
       .filter((name) => Number.isFinite(columns.get(name).values[at]))
       .sort((a, b) => resting.includes(b) - resting.includes(a) || columns.get(a).rank(at) - columns.get(b).rank(at));
     const names = [...effects, ...(this.all ? ranked : ranked.slice(0, Math.max(FEW, resting.length)))];
+    this.measuresSeen = names;
     const n = catalogs.shown.heads.length;
     const line = (name) => {
       const column = columns.get(name);
@@ -263,15 +265,18 @@ export class Card {
     return this.by === "mass" ? row.mass : (row.low ?? row.lift ?? 0);
   }
 
+  rowsOf(side) {
+    return (this.told.tables || [])
+      .filter((row) => row.side === side)
+      .sort((a, b) => this.key(b) - this.key(a))
+      .slice(0, MOST_TOKENS);
+  }
+
   showTables() {
-    const rows = this.told.tables;
     fill(
       this.tableHost,
       Object.entries(SIDES).map(([side, title]) => {
-        const mine = rows
-          .filter((row) => row.side === side)
-          .sort((a, b) => this.key(b) - this.key(a))
-          .slice(0, MOST_TOKENS);
+        const mine = this.rowsOf(side);
         if (!mine.length) return null;
         return el(
           "table",
@@ -351,16 +356,17 @@ export class Card {
     fill(this.command, el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copy), el("pre", { class: "numpy", tabindex: "0" }, code), part);
   }
 
+  /** All of the card, as it is seen. */
   figure() {
-    const [width, height] = [560, 240];
-    return {
-      width,
-      height,
-      draw: (pen) => {
-        pen.text(`${this.head.name}: attention by offset (bars), an even spread (line)`, 0, 10, { size: 12, weight: 600, colour: this.colours.ink });
-        drawProfile(pen.moved ? pen.moved(0, 22) : pen, { ...this.told, colours: this.colours, width, height: height - 22 });
-      },
-    };
+    const { told, head, colours } = this;
+    return figureOfCard({
+      head,
+      measures: this.measuresSeen,
+      tables: told ? Object.entries(SIDES).map(([side, title]) => [title, this.rowsOf(side)]).filter(([, rows]) => rows.length) : [],
+      near: told?.near || head.near || [],
+      drawProfile: told && ((pen, width, height) => drawProfile(pen, { ...told, colours, width, height })),
+      colours,
+    });
   }
 
   rows() {

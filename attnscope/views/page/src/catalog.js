@@ -384,7 +384,7 @@ async function readAtlas() {
 atlasHooks.prepare = async () => {
   await readAtlas();
   const shown = catalogs.shown;
-  if (!shown?.detail || state.ex < 0 || ["atlas", "head"].includes(state.v) || !Number.isInteger(state.ex)) return;
+  if (!shown?.detail || state.ex < 0 || ofAtlas() || !Number.isInteger(state.ex)) return;
   await exampleAsText(headOf(), state.ex);
 };
 
@@ -398,6 +398,7 @@ atlasHooks.mend = () => {
   if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "";
   if (!/^(-?[\d.]+(e[-+]?\d+)?,){3}-?[\d.]+(e[-+]?\d+)?$/.test(state.br)) state.br = "";
   if (!["name", "role", "words"].includes(state.o.replace("-", "")) && !columns.has(state.o.replace("-", ""))) state.o = "";
+  if (!["layers", "measures"].includes(state.g)) state.g = shown.told.grid || "";
   if (!["top", "decile", "failure"].includes(state.tab)) state.tab = "top";
   if (!Number.isInteger(state.ex) || state.ex < -1) state.ex = -1;
   if (ofAtlas()) return;

@@ -7,7 +7,7 @@ import { state, update } from "./state.js";
 
 const MOST_CELL = 120;
 const LABEL_PX = 12;
-const LEAST_MARKED = 5; // cells of so many pixels are marked where their weight was not kept
+const LEAST_MARKED = 5; // cells of so many pixels are marked where their number is not known
 const NUMBERS_FROM = 34; // cells of so many pixels have their numbers written into them
 
 /** A picture of one pixel a cell; of several cells a pixel (the largest of them) where there is no room for all. */
@@ -120,7 +120,7 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
         sw * factor * cell,
         sh * factor * cell,
       );
-    if (look.kept && cell >= LEAST_MARKED) markMissing(pen, shown, place, look, first, last);
+    if (look.missing && cell >= LEAST_MARKED) markMissing(pen, shown, place, look, first, last);
     if (cell >= NUMBERS_FROM) writeNumbers(pen, shown, place, look, first, last);
   });
   const [right, bottom] = [
@@ -155,11 +155,11 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
   }
 }
 
-/** A stroke through each cell whose weight was not kept: it is not known to be 0. */
+/** A stroke through each cell whose number is not known. */
 function markMissing(pen, shown, { left, top, cell, x, y }, look, first, last) {
   for (let row = first.row; row < last.row; row++)
     for (let column = first.column; column < last.column; column++) {
-      if (shown.values[row * shown.columns.length + column]) continue;
+      if (!look.missing(shown.values[row * shown.columns.length + column])) continue;
       const [at, down] = [left + (column + 0.5) * cell - x, top + (row + 0.5) * cell - y];
       const reach = Math.min(3, cell * 0.22);
       pen.line(at - reach, down + reach, at + reach, down - reach, look.colours.line, 1);

@@ -51,7 +51,7 @@ export class Host {
   patch({ text, kind, head, query, key }) {
     const patch = {};
     if (head && (ofAtlas() || ofExample())) {
-      if (head !== atlasHooks.head() || state.v === "atlas") Object.assign(patch, { v: "head", head, ex: -1, q: -1 });
+      if (head !== atlasHooks.head() || state.v === "atlas") Object.assign(patch, { v: state.v === "numbers" ? state.v : "head", head, ex: -1, q: -1 });
     } else if (head) patch.h = head.replace(/^L(\d+)H(\d+)$/, "$1.$2");
     if (Number.isInteger(text) && text !== state.t && !ofAtlas() && !ofExample()) Object.assign(patch, { t: text, q: -1, k: -1, z: "", y: 0 });
     const at = manifest.texts[patch.t ?? state.t]?.maps.findIndex((map) => map.kind === kind) ?? -1;

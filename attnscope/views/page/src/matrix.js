@@ -161,7 +161,8 @@ export class MatrixView {
     this.heat.view = viewAt(state.z);
     const within = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;
     this.heat.cursor = (within && this.over) || cursorOf(shown);
-    this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette, kept: keptOf() };
+    this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette };
+    if (keptOf()) this.look.missing = (value) => !value;
     this.heat.set(shown, this.look);
     this.legend.show(this.look, endOf(high), shown.largest);
     fill(this.title, titleOf(state.h));
@@ -234,7 +235,7 @@ export class MatrixView {
       ...rows.labels.map((label, row) => [
         label,
         ...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), (value) =>
-          this.look.kept && !value ? "" : value.toFixed(4),
+          this.look.missing?.(value) ? "" : value.toFixed(4),
         ),
       ]),
     ];

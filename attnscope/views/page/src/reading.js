@@ -277,7 +277,7 @@ async function headsOfRelations({ told, array }) {
     const expressed = relations.filter((_, relation) => found.data[at(relation)]).map(({ name }) => name);
     return { measures, words: expressed.length ? `expresses ${expressed.join(", ")}` : "" };
   });
-  return { ...told, even: "baseline", options: { ...told.options, measures: facts }, heads };
+  return { ...told, grid: "measures", rows: "relation", quantity: "accuracy", even: "baseline", options: { ...told.options, measures: facts }, heads };
 }
 
 async function headsOfComparison({ told, array }) {
@@ -287,7 +287,10 @@ async function headsOfComparison({ told, array }) {
   const mean = need(await array(`${table.name}.mean`), `${table.name}.mean`);
   const [rows, columns] = mean.shape;
   const others = told.other_heads || names;
-  const distance = (a, b) => Math.sqrt(Math.max(0, mean.data[a * columns + b]));
+  const [low, high] = [await array(`${table.name}.low`), await array(`${table.name}.high`)];
+  const root = (held, a, b) => (held ? Math.sqrt(Math.max(0, held.data[a * columns + b])) : NaN);
+  const distance = (a, b) => root(mean, a, b);
+  const estimate = (a, b) => ({ value: distance(a, b), low: root(low, a, b), high: root(high, a, b) });
   const positions = await array(`${table.name}.places`);
   const self = !told.other_heads;
   const heads = names.slice(0, rows).map((name, at) => {
@@ -299,9 +302,9 @@ async function headsOfComparison({ told, array }) {
     return {
       kind: kind || told.kind || "encoder", layer: Number(layer), head: Number(head), ...noRoles,
       measures: {
-        nearest_distance: { value: known[0] ?? NaN },
+        nearest_distance: nearest ? estimate(at, nearest[0]) : { value: NaN },
         mean_distance: { value: known.reduce((sum, one) => sum + one, 0) / (known.length || 1) },
-        ...(self ? {} : { same_number_distance: { value: distance(at, others.indexOf(name)) } }),
+        ...(self ? {} : { same_number_distance: estimate(at, others.indexOf(name)) }),
       },
       near: self ? all.slice(0, NEAREST) : [],
       words: nearest ? `nearest ${self ? "" : `in ${told.other_run?.model || "the other"} `}is ${others[nearest[0]]}, ${nearest[1].toFixed(3)} away` : "",
@@ -310,7 +313,7 @@ async function headsOfComparison({ told, array }) {
   const what = `${table.measure} distance`;
   const facts = { nearest_distance: { what: `${what} to the nearest head` }, mean_distance: { what: `mean ${what} to all others` }, same_number_distance: { what: `${what} to the head of the same number in the other model` } };
   const places = positions && Array.from({ length: rows }, (_, at) => [positions.data[2 * at], positions.data[2 * at + 1]]);
-  return { run: told.run, corpus: told.corpus || {}, options: { measures: facts }, heads, positions: places };
+  return { grid: "layers", rows: "distance", quantity: "distance", run: told.run, corpus: told.corpus || {}, options: { measures: facts }, heads, positions: places };
 }
 
 async function atlasOf({ told, array }) {

@@ -32,6 +32,7 @@ const DEFAULTS = {
   f: "", // Atlas: the filter
   br: "", // Atlas: the brush, as left,right,low,high in the axes' own units
   o: "", // Atlas: what the list is sorted by; - before it = the largest first
+  g: "", // Grid of heads: layers or measures; empty = as the record has it
   tab: "top", // Head: which examples
   ex: -1, // the example of the head whose token is looked at, or that is open as a map; -1 = none
   d: "", // light or dark; empty = as the system
@@ -48,6 +49,7 @@ export function register(name, shown, made) {
 export function viewsOf() {
   const some = manifest.texts.some((text) => text.example === undefined);
   return [
+    ...(manifest.atlas?.grid ? ["numbers"] : []),
     ...(manifest.atlas ? ["atlas", "head"] : []),
     ...(brought.photo && manifest.texts.some(({ photos }) => photos) ? ["photo"] : []),
     ...(some ? ["grid", "matrix", "links", "text", "compare", "headcount"] : []),
@@ -57,7 +59,7 @@ export function viewsOf() {
 
 /** Whether a view is of the atlas, not of a text. */
 export function ofAtlas(s = state) {
-  return s.v === "atlas" || s.v === "head";
+  return ["numbers", "atlas", "head"].includes(s.v);
 }
 
 /** Whether the text that is shown is an example of the atlas. */

@@ -57,7 +57,8 @@ class Viewer {
       forget();
       forgetCatalog();
       const first = !manifest.opened;
-      Object.assign(manifest, { texts, roles, start: texts[0]?.photos ? { scale: "head" } : {}, atlas: told && { heads: detail && [] }, opened: (manifest.opened || 0) + 1 });
+      const atlas = told && { heads: detail && [], grid: told.grid };
+      Object.assign(manifest, { texts, roles, start: texts[0]?.photos ? { scale: "head" } : {}, atlas, opened: (manifest.opened || 0) + 1 });
       if (told) showCatalog(told, detail);
       await begin(first);
       this.welcome.remove();
