@@ -6,7 +6,7 @@ import { fitted, widthOf } from "./pen.js";
 
 const WIDE = 620;
 const LINE = 18;
-const endsOf = (low, high, said = shortNumber) => (Number.isFinite(low) && Number.isFinite(high) ? ` [${said(low)}, ${said(high)}]` : "");
+const spanSaid = (low, high, said = shortNumber) => (Number.isFinite(low) && Number.isFinite(high) ? ` [${said(low)}, ${said(high)}]` : "");
 
 /** A text in lines of a width. */
 function wrapped(text, size, width) {
@@ -33,7 +33,7 @@ const columnsLine = (cells) => ({
 
 function titleParts(head, colours) {
   const roles = head.roles.map((role) => {
-    const said = `${manifest.roles.marks[role.name].label} ${shortNumber(role.value ?? NaN)}${endsOf(role.low ?? NaN, role.high ?? NaN)}${role.tentative ? " (tentative)" : ""}`;
+    const said = `${manifest.roles.marks[role.name].label} ${shortNumber(role.value ?? NaN)}${spanSaid(role.low ?? NaN, role.high ?? NaN)}${role.tentative ? " (tentative)" : ""}`;
     return { said, colour: manifest.roles.marks[role.name].color };
   });
   const { description } = head;
@@ -41,7 +41,7 @@ function titleParts(head, colours) {
     ? ""
     : description.nats < 0.1
       ? `${shortNumber(description.nats)} nats from uniform`
-      : `explains ${percent(description.explained ?? NaN)}${endsOf(description.low ?? NaN, description.high ?? NaN, percent)} of ${shortNumber(description.nats)} nats from uniform`;
+      : `explains ${percent(description.explained ?? NaN)}${spanSaid(description.low ?? NaN, description.high ?? NaN, percent)} of ${shortNumber(description.nats)} nats from uniform`;
   return [
     textLine(head.name, { size: 17, weight: 700, colour: colours.ink }, 24),
     ...roles.map(({ said, colour }) => ({
@@ -70,7 +70,7 @@ function measureParts(names, at, colours) {
       const even = column.uniforms?.[at];
       return columnsLine([
         [0, "left", fitted(column.title, 11, 280), { colour: colours.ink }],
-        [460, "right", `${shortNumber(column.values[at])}${endsOf(low, high)}`, { colour: colours.ink, weight: 600 }],
+        [460, "right", `${shortNumber(column.values[at])}${spanSaid(low, high)}`, { colour: colours.ink, weight: 600 }],
         [540, "right", Number.isFinite(even) ? shortNumber(even) : "", faint],
         [WIDE, "right", String(column.rank(at)), faint],
       ]);
@@ -87,7 +87,7 @@ function tableParts(tables, colours) {
       columnsLine([
         [0, "left", fitted(row.tokens.join(" \u2192 "), 11, 270), { colour: colours.ink }],
         [340, "right", percent(row.mass), { colour: colours.ink }],
-        [500, "right", `${shortNumber(row.lift ?? NaN)}\u00d7${endsOf(row.low ?? NaN, row.high ?? NaN)}`, { colour: colours.ink, weight: 600 }],
+        [500, "right", `${shortNumber(row.lift ?? NaN)}\u00d7${spanSaid(row.low ?? NaN, row.high ?? NaN)}`, { colour: colours.ink, weight: 600 }],
         [WIDE, "right", String(row.n_texts), faint],
       ]),
     ),
