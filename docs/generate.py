@@ -74,21 +74,54 @@ the role is *tentative*. A head without a role is unclassified.
 
 The thresholds are conventions: `--threshold induction=0.3` sets another. {uniform}"""
 
+_ABOUT_WRITTEN = """
+`attnscope heads --writes` measures these beside the others. They are of *predictions*: each next token of a decoder,
+or each masked token (15% of a text, seed 0) of an encoder with a head for words; `q` is the token where it is made,
+`a` the right answer. `z_q` is what the head puts out, and `g(t)` by how much the logit of token t, less the mean
+logit of the vocabulary, rises with it along the direct path: W_O, and the norms up to the unembedding, with the
+lengths that they divide by taken as they were. `A_qk v_k · g(t)` is the part of it that comes from key k.
+
+`b` is a *matched* token: of the tokens that stand in what is read, the one that stands there as often as t, or
+nearly, and of several the one that is as near; not t, not the answer, not the token at q. Occurrences exclude the
+first token, on which heads rest, and special tokens. So a head that raises all tokens of a text alike, or looks at
+whatever is near, moves nothing in these measures, and what is compared is as frequent.
+
+For `suppression`, t is what the rest of the model would copy: of the {candidates} tokens of what is read that have
+the largest logits (but for the token at q), the one that has the largest where the head's own part is taken away, if
+it is then among the {among} likeliest of the vocabulary. For `induction`, t is what came after the nearest earlier
+occurrence of the token at q; what is masked has no such token, so encoders have no such measure. Uniform attention is
+here the same weight on each key that the mask allows, with the same values and the same slopes g.
+"""
+
+_ABOUT_BEHAVIOUR = """
+The roles of *behaviour* (`copying`, `copy_suppression`, `induction_by_effect`) are given with `--writes` alone. Each
+rests on two measures that must both pass: one of where the head looks (`_weight`, at least {weight} above even
+attention; for induction also above the best fixed offset), and one of what it moves from there (`_nats`, its threshold
+above even attention). The larger of the two p-values is that of both (intersection-union test, Berger 1982); then all
+roles share one false discovery rate. They stand after a head's roles of looking.
+"""
+
 _REFERENCES = """
 ## References
 
 - Benjamini & Hochberg 1995, Controlling the False Discovery Rate, *JRSS B* 57.
+- Berger 1982, Multiparameter Hypothesis Testing and Acceptance Sampling, *Technometrics* 24.
 - Clark, Khandelwal, Levy & Manning 2019, What Does BERT Look At? An Analysis of BERT's Attention, *BlackboxNLP*.
+- Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, *Transformer Circuits Thread*.
 - Gu et al. 2024, When Attention Sink Emerges in Language Models: An Empirical View, arXiv 2410.10781 (*ICLR* 2025).
 - Kobayashi, Kuribayashi, Yokoi & Inui 2020, Attention is Not Only a Weight: Analyzing Transformers with Vector Norms,
   *EMNLP*.
 - Kovaleva, Romanov, Rogers & Rumshisky 2019, Revealing the Dark Secrets of BERT, *EMNLP*.
+- McDougall, Conmy, Rushing, McGrath & Nanda 2023, Copy Suppression: Comprehensively Understanding an Attention Head,
+  arXiv 2310.04625.
 - Olsson et al. 2022, In-context Learning and Induction Heads, *Transformer Circuits Thread*.
 - Simes 1986, An Improved Bonferroni Procedure for Multiple Tests of Significance, *Biometrika* 73.
 - Vig & Belinkov 2019, Analyzing the Structure of Attention in a Transformer Language Model, *BlackboxNLP*.
 - Sun, Chen, Kolter & Liu 2024, Massive Activations in Large Language Models, *COLM*.
 - Voita, Talbot, Moiseev, Sennrich & Titov 2019, Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy
   Lifting, the Rest Can Be Pruned, *ACL*.
+- Wang, Variengien, Conmy, Shlegeris & Steinhardt 2023, Interpretability in the Wild: a Circuit for Indirect Object
+  Identification in GPT-2 Small, *ICLR*.
 - Xiao, Tian, Chen, Han & Lewis 2024, Efficient Streaming Language Models with Attention Sinks, *ICLR*.
 
 "Ours" is a definition for which we know no earlier publication in this form.
@@ -104,7 +137,9 @@ def _range(low: float, high: float) -> str:
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
     from attnscope.core.measures import MEASURES, REACH
+    from attnscope.core.written import WRITTEN
     from attnscope.studies import roles
+    from attnscope.studies.copy_targets import AMONG, N_CANDIDATES
 
     parts = ["# Measures and roles", _MADE, _ABOUT_MEASURES.strip(), f"## The {len(MEASURES)} measures"]
     for measure in MEASURES.values():
@@ -132,6 +167,15 @@ def measures_page() -> str:
         "layer reads cannot be seen. `received` adds up, text by text, what the most attended key received, and "
         "divides by the number of queries."
     )
+    parts += ["## What heads write", _ABOUT_WRITTEN.strip().format(candidates=N_CANDIDATES, among=AMONG)]
+    for written in WRITTEN.values():
+        parts += [
+            f"### {written.name}",
+            f"A large value says: the head {written.what}.",
+            f"```text\n{written.formula}\n```",
+            f"unit: {written.unit}; range: {_range(written.low, written.high)}; counts: {written.counts}; "
+            f"source: {written.source}.",
+        ]
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]
     about = _ABOUT_ROLES.format(
         least_active=roles.LEAST_ACTIVE,
@@ -148,11 +192,14 @@ def measures_page() -> str:
         besides = []
         if rule.least_defined:
             besides.append(f"the measure is defined for {rule.least_defined:.0%} of the queries")
+        if rule.weight:
+            besides.append(f"`{rule.weight}` is {roles.BEHAVIOUR_WEIGHT:g} above even attention")
         if rule.needs_preference:
             besides.append("`relative_entropy` is at most the threshold of `diffuse`")
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(f"| `{name}` | {rule.what} | {measures} | {rule.threshold:g} | {'; '.join(besides)} |")
-    parts += [f"## The {len(roles.RULES)} roles", about.strip(), "\n".join(rows), _REFERENCES.strip()]
+    behaviour = _ABOUT_BEHAVIOUR.strip().format(weight=roles.BEHAVIOUR_WEIGHT)
+    parts += [f"## The {len(roles.RULES)} roles", about.strip(), behaviour, "\n".join(rows), _REFERENCES.strip()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -10,10 +10,12 @@ import torch
 import attnscope
 from attnscope.core.attention import attend
 from attnscope.core.probes import Place
+from attnscope.core.written import WRITTEN
 from attnscope.errors import AttnscopeError
 from attnscope.models.attribution import DirectPaths, Parts
 from attnscope.models.model import Batch
 from attnscope.records.findings import Findings
+from attnscope.studies.heads import HeadsOptions
 from tests.conftest import VOCABULARY, Run, write_tokenizer
 from tests.test_stream import random_model
 
@@ -113,39 +115,64 @@ def test_the_command_says_what_heads_write(decoder: Path, run: Run, tmp_path: Pa
     status, out, err = run(*told, "--writes", "-o", tmp_path / "out", "-f", "npz,csv,json")
     assert status == 0, err
     record = Findings.load(tmp_path / "out" / "heads.npz")
-    first = record.heads[0].writes
-    assert set(first) == {"writes", "writes_attended", "writes_elsewhere", "answer_weight"}
+    first = record.heads[0].measures
+    assert set(WRITTEN) <= set(first)
     on_all, looked, other = (first[name] for name in ("writes", "writes_attended", "writes_elsewhere"))
-    assert on_all.count == looked.count + other.count == record.options["writes"]["n_predictions"]
+    assert on_all.count == looked.count + other.count == record.corpus["writes"]["n_predictions"]
     mixed = (looked.value * looked.count + other.value * other.count) / on_all.count
     assert on_all.value == pytest.approx(mixed, abs=1e-6)
     assert on_all.low <= on_all.value <= on_all.high
     assert looked.value > other.value, "a head that copies adds more to the answers that it attends to"
-    parts = record.options["writes"]["parts"]
+    parts = record.corpus["writes"]["parts"]
     assert parts["logit"] == pytest.approx(sum(value for name, value in parts.items() if name != "logit"), abs=1e-4)
     header = (tmp_path / "out" / "heads.csv").read_text("utf-8").splitlines()[0].split(",")
     assert {"writes", "writes_low", "writes_attended_count", "answer_weight"} <= set(header)
-    assert "writes" in json.loads((tmp_path / "out" / "heads.json").read_text("utf-8"))["heads"][0]
+    told = json.loads((tmp_path / "out" / "heads.json").read_text("utf-8"))
+    assert "writes" in told["heads"][0]["measures"] and "copying" in told["options"]["roles"]
     status, out, _ = run("show", tmp_path / "out" / "heads.npz", "-q")
     assert status == 0 and "heads that raise the logits of right answers most" in out and "feed-forward" in out
 
 
-def test_the_order_of_the_texts_is_no_matter(decoder: Path) -> None:
-    from attnscope.studies.writes import with_writes
+TEXTS = ["a b a b", "the cat the cat the", "c d e f c d", "a a a", "e f a b e f a b", "b c d e a the cat b c"]
 
+
+def written(found: Findings) -> list[Any]:
+    return [one for head in found.heads for name, one in head.measures.items() if name in WRITTEN]
+
+
+def test_the_order_of_the_texts_is_no_matter(decoder: Path) -> None:
     model = attnscope.load(str(decoder))
-    texts = ["a b a b", "the cat the cat the", "c d e f c d", "a a a"]
-    values = []
-    for given in (texts, texts[::-1]):
-        found = with_writes(attnscope.heads(model, given), model, given)
-        values.append([effect for head in found.heads for effect in head.writes.values()])
+    values = [written(attnscope.heads(model, given, HeadsOptions(writes=True))) for given in (TEXTS, TEXTS[::-1])]
     for one, other in zip(*values, strict=True):
         assert one.count == other.count
         assert one.value == pytest.approx(other.value, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
+def test_each_token_is_predicted_once_however_chunks_overlap(decoder: Path) -> None:
+    model = attnscope.load(str(decoder))
+    text = "a b c d e f a b c d e f a b c d e f"
+    for chunk, stride in ((None, None), (8, 5), (7, 5), (6, 1)):
+        found = attnscope.heads(model, [text], HeadsOptions(writes=True, chunk=chunk, stride=stride))
+        assert found.corpus["writes"]["n_predictions"] == len(text.split())
+
+
+def test_masked_words_are_answers_of_an_encoder(run: Run, tmp_path: Path) -> None:
+    source = random_model("bert", vocab_size=len(VOCABULARY))
+    source.save_pretrained(tmp_path / "bert")
+    write_tokenizer(tmp_path / "bert")
+    texts = [f"{text} {text}" for text in TEXTS]
+    (tmp_path / "texts.txt").write_text("\n".join(texts), "utf-8")
+    status, out, err = run("heads", "--file", "texts.txt", "-m", tmp_path / "bert", "--writes", "--no-describe", "-q",
+                           "-o", tmp_path / "out", "-f", "npz")  # fmt: skip
+    assert status == 0, err
+    record = Findings.load(tmp_path / "out" / "heads.npz")
+    n_words = [len(text.split()) for text in texts]
+    assert record.corpus["writes"]["n_predictions"] == sum(max(1, round(0.15 * n)) for n in n_words)
+    assert "masked tokens: 15%, seed 0" in out
+    head = record.heads[0].measures
+    assert head["copying_nats"].count > 0 and head["induction_nats"].count == 0
+
+
 def test_what_cannot_be_said_is_refused_before_texts_are_read(run: Run) -> None:
     status, _, err = run("heads", "a b", "-m", "own", "--writes")
     assert status == 1 and "does not predict words" in err
-    status, _, err = run("heads", "a b", "-m", "own", "--writes", "--shard", "1/2")
-    assert status == 2 and "--shard" in err

@@ -127,6 +127,18 @@ class RunningSums:
         _carry(whole._limbs)
         return whole
 
+    def beside(self, other: "RunningSums") -> "RunningSums":
+        """These quantities and others after them, along the last axis; for results, not to be merged any more.
+
+        Args:
+            other: Sums of the same shape but for the last axis; they may be over other texts.
+        """
+        whole = RunningSums((*self.shape[:-1], self.shape[-1] + other.shape[-1]))
+        whole.n_texts = max(self.n_texts, other.n_texts)
+        mine, theirs = (one._limbs.reshape(N_LIMBS, *one.shape) for one in (self, other))
+        np.concatenate([mine, theirs], -1, out=whole._limbs.reshape(N_LIMBS, *whole.shape))
+        return whole
+
     def to_arrays(self) -> dict[str, NDArray[np.int64]]:
         """The whole state as integer arrays, for npz without pickle: `limbs`, (24, *shape), and `n_texts`, ()."""
         return {"limbs": self._limbs.reshape(N_LIMBS, *self.shape).copy(), "n_texts": np.array(self.n_texts, np.int64)}

@@ -9,6 +9,7 @@ Source: Elhage et al. 2021 (direct path); the name: Wang et al. 2023, Nostalgebr
 """
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from attnscope.core.attention import AttentionCall, Probe, attend
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.models.projections import OutputWatch, hooks, linear_maps
+from attnscope.models.model import Batch, Model, ModelInfo, example_tokens
+from attnscope.models.projections import OutputWatch, hooks, is_transposed, linear_maps
 from attnscope.models.stream import Norm, measure_norm
 
 _TOLERANCE = 1e-3
@@ -68,6 +69,9 @@ class DirectPaths:
                 "choose a decoder, or an encoder with its head for masked words",
             )
         self._model, self._head = model, head
+        weight = head.get_parameter("weight").detach()
+        self._rows = weight.T if is_transposed(head) else weight
+        self._mean = self._rows.float().mean(0)
         self._outputs = self._find_outputs()
         roots = [*model.modules(), head]
         whole = getattr(getattr(model, "network", None), "model", None)  # with what it has on top
@@ -111,23 +115,23 @@ class DirectPaths:
         return set(watch.found.values())
 
     def run(self, batch: Batch, rows: Tensor, places: Tensor, answers: Tensor, probe: Probe = attend) -> Parts:
-        """Runs a batch and takes the logits of answers apart.
+        """Runs a batch and takes the logits of answers apart; see `trace` and `Traced.parts`."""
+        return self.trace(batch, rows, places, probe).parts(answers)
+
+    def trace(self, batch: Batch, rows: Tensor, places: Tensor, probe: Probe = attend) -> "Traced":
+        """Runs a batch, and keeps the direct paths to the logits of its predictions.
 
         Args:
             batch: Token numbers.
             rows: The row of each prediction.
-            places: The token of each.
-            answers: The token whose logit is taken.
+            places: The token of each, once in a row.
             probe: What computes attention.
-
-        Raises:
-            AttnscopeError: The parts do not add up to the logits: something adds to the stream that is not known.
         """
         written: dict[Place, Tensor] = {}
         added: list[Tensor] = []  # leaves that stand for what networks and embeddings gave
         fixed: list[tuple[Tensor, Tensor]] = []  # a leaf of zeros, and the bias that is added there
         embedded: list[Tensor] = []
-        logits: list[Tensor] = []
+        last: list[tuple[Tensor, Tensor]] = []  # what the unembedding was given, and its logits
 
         def observe(call: AttentionCall) -> Tensor:
             output = probe(call).detach().requires_grad_()
@@ -168,8 +172,8 @@ class DirectPaths:
             passed: Tensor = x * factor.detach()
             return passed
 
-        def head(module: nn.Module, given: Any, gave: Tensor) -> None:
-            logits.append(gave)
+        def head(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> None:
+            last.append((given[0], gave.detach()))
 
         with torch.enable_grad(), contextlib.ExitStack() as stack:
             for module in self._branches:
@@ -181,31 +185,107 @@ class DirectPaths:
             stack.enter_context(hooks(self._adding, lambda module, given, gave: bias_at(gave, module.bias)))
             stack.enter_context(hooks([self._head], head))
             self._model.outputs(batch, observe)
-            chosen = logits[-1][rows, places].float()
-            own = chosen.gather(-1, answers[:, None].to(chosen.device))[:, 0] - chosen.mean(-1)
-            leaves = [*written.values(), *added, *embedded, *(zero for zero, _ in fixed)]
-            slopes = torch.autograd.grad(own.sum(), leaves, allow_unused=True)
-        slope_of = dict(zip(map(id, leaves), slopes, strict=True))
+            hidden = last[-1][0][rows, places]
+        logits = last[-1][1][rows, places].float()
+        return Traced(
+            self._head, self._rows, self._mean, self._model.info, written, added, embedded, fixed, hidden, logits,
+            rows, places, len(batch.ids),
+        )  # fmt: skip
 
-        n_rows = len(batch.ids)
-        heads = {place: _at(output.detach() * _or_zero(slope_of[id(output)], output), rows, places, 1)
-                 for place, output in written.items()}  # fmt: skip
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A batch that was run, with the direct paths to the logits of its predictions.
+
+    Attributes:
+        unembedding: The linear map that gives logits.
+        tokens: Its rows, (vocabulary, d_model).
+        mean: Their mean.
+        info: Of the model.
+        written: Place -> what its heads put out, (batch, head, query, d_value).
+        added: What feed-forward networks gave.
+        embedded: What embeddings gave.
+        fixed: Zeros where biases are added, and those biases.
+        hidden: What the unembedding was given, (prediction, d_model).
+        logits: What it gave, (prediction, vocabulary).
+        rows: The row of each prediction.
+        places: The token of each.
+        n_rows: Rows of the batch.
+    """
+
+    unembedding: nn.Module
+    tokens: Tensor
+    mean: Tensor
+    info: ModelInfo
+    written: dict[Place, Tensor]
+    added: list[Tensor]
+    embedded: list[Tensor]
+    fixed: list[tuple[Tensor, Tensor]]
+    hidden: Tensor
+    logits: Tensor
+    rows: Tensor
+    places: Tensor
+    n_rows: int
+
+    def parts(self, tokens: Tensor) -> Parts:
+        """What the logits of tokens are sums of, one token of each prediction.
+
+        Raises:
+            AttnscopeError: The parts do not add up to the logits: something adds to the stream that is not known.
+        """
+        own = self.logits.gather(-1, tokens[:, None].to(self.logits.device))[:, 0] - self.logits.mean(-1)
+        leaves = [*self.written.values(), *self.added, *self.embedded, *(zero for zero, _ in self.fixed)]
+        slopes = self._slopes(tokens, leaves)
+
+        def total(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+            """Sum of values along their slopes at each prediction."""
+            found = torch.zeros_like(own)
+            for value, leaf in pairs:
+                if (slope := slopes[id(leaf)]) is not None:
+                    product = (value.detach() * slope).float().sum(-1)
+                    # OPT's networks are given all texts in one row.
+                    found = found + product.reshape(self.n_rows, -1)[self.rows, self.places]
+            return found
+
+        heads = {
+            place: self.at((output.detach() * _or_zero(slopes[id(output)], output)).float().sum(-1))
+            for place, output in self.written.items()
+        }
         found = Parts(
-            own.detach(),
+            own,
             heads,
-            _sum_at([(leaf.detach(), slope_of[id(leaf)]) for leaf in added], own, n_rows, rows, places),
-            _sum_at([(leaf.detach(), slope_of[id(leaf)]) for leaf in embedded], own, n_rows, rows, places),
-            _sum_at([(bias, slope_of[id(zero)]) for zero, bias in fixed], own, n_rows, rows, places)
-            + self._bias_of_answers(answers, own),
+            total((leaf, leaf) for leaf in self.added),
+            total((leaf, leaf) for leaf in self.embedded),
+            total((bias, zero) for zero, bias in self.fixed) + self._bias_of(tokens, own),
         )
         self._require_sum(found)
         return found
 
-    def _bias_of_answers(self, answers: Tensor, like: Tensor) -> Tensor:
-        bias = getattr(self._head, "bias", None)
+    def slopes(self, tokens: Tensor) -> dict[Place, Tensor]:
+        """By how much what heads put out raises the logits of tokens, one token of each prediction.
+
+        Returns:
+            Place -> (batch, head, query, d_value): the slope of a logit, less the vocabulary's mean, along what a head
+            puts out at the token where it is predicted; 0 elsewhere.
+        """
+        found = self._slopes(tokens, list(self.written.values()))
+        return {place: _or_zero(found[id(output)], output).float() for place, output in self.written.items()}
+
+    def at(self, values: Tensor) -> Tensor:
+        """(batch, head, query) -> the predictions', (prediction, head)."""
+        return values.movedim(1, -1)[self.rows, self.places]
+
+    def _slopes(self, tokens: Tensor, leaves: list[Tensor]) -> dict[int, Tensor | None]:
+        """By the leaf's identity; None where no path leads from it."""
+        along = self.tokens[tokens.to(self.tokens.device)].float() - self.mean
+        given = torch.autograd.grad(self.hidden, leaves, along.to(self.hidden), retain_graph=True, allow_unused=True)
+        return dict(zip(map(id, leaves), given, strict=True))
+
+    def _bias_of(self, tokens: Tensor, like: Tensor) -> Tensor:
+        bias = getattr(self.unembedding, "bias", None)
         if not isinstance(bias, Tensor):
             return torch.zeros_like(like)
-        return (bias.detach().float()[answers.to(bias.device)] - bias.detach().float().mean()).to(like)
+        return (bias.detach().float()[tokens.to(bias.device)] - bias.detach().float().mean()).to(like)
 
     def _require_sum(self, found: Parts) -> None:
         off = float((found.total - found.logits).abs().max()) if len(found.logits) else 0.0
@@ -213,10 +293,10 @@ class DirectPaths:
             part.abs().max() for part in (*found.heads.values(), found.feed_forward, found.embeddings, found.logits)
         ]
         size = float(torch.stack([one.to("cpu") for one in parts]).max()) if len(found.logits) else 1.0
-        allowed = max(_TOLERANCE, 64 * torch.finfo(getattr(torch, self._model.info.dtype)).eps) * max(size, 1.0)
+        allowed = max(_TOLERANCE, 64 * torch.finfo(getattr(torch, self.info.dtype)).eps) * max(size, 1.0)
         if not off <= allowed:
             raise AttnscopeError(
-                f"the logits of {self._model.info.name} are not the sum of what its heads, its feed-forward networks, "
+                f"the logits of {self.info.name} are not the sum of what its heads, its feed-forward networks, "
                 f"its embeddings and biases add (off by {off:.2g}): something else adds to its stream",
                 "what its heads do can still be seen: attnscope ablate",
             )
@@ -239,19 +319,3 @@ def _try_norm(module: nn.Module, width: int) -> Norm | None:
 
 def _or_zero(slope: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if slope is None else slope
-
-
-def _at(product: Tensor, rows: Tensor, places: Tensor, heads_axis: int) -> Tensor:
-    """(batch, head, query, d) -> what each head adds to each prediction, (prediction, head)."""
-    return product.float().sum(-1).movedim(heads_axis, -1)[rows, places]
-
-
-def _sum_at(pairs: list[tuple[Tensor, Tensor | None]], like: Tensor, n: int, rows: Tensor, places: Tensor) -> Tensor:
-    """Sum of values along their slopes at each prediction, of n rows."""
-    total = torch.zeros_like(like)
-    for value, slope in pairs:
-        if slope is None:
-            continue
-        product = (value * slope).float().sum(-1)
-        total = total + product.reshape(n, -1)[rows, places]  # OPT's networks are given all texts in one row
-    return total

@@ -234,6 +234,10 @@ class DecoderModel(LayeredModel):
         """The network."""
         return [self.network]
 
+    def unembedding(self) -> nn.Module:
+        """The map that the scores come from."""
+        return self.network.unembed
+
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding: (batch, token) numbers -> (batch, token, d_model)."""
         require_numbers(self.info, ids, self.network.config.vocab_size)

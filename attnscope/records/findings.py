@@ -30,14 +30,6 @@ NEEDLES = "needles"
 where it is a recording; or a needle in a haystack."""
 
 
-WRITES = {
-    "writes": "what the head adds to the logit of the right answer by itself, above the vocabulary's mean",
-    "writes_attended": "the same where the head attends to the answer",
-    "writes_elsewhere": "the same where it does not",
-    "answer_weight": "the weight that the head gives to the answer's own occurrences in what is read",
-}
-"""What `--writes` tells of each head."""
-
 _EFFECT_PARTS = ("value", "low", "high", "count")
 
 
@@ -99,7 +91,7 @@ class Head:
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
     With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
-    `--writes`, `writes` has what WRITES names.
+    `--writes`, measures of what it adds to logits are among its measures, and roles of behaviour among its roles.
     """
 
     kind: str
@@ -109,7 +101,6 @@ class Head:
     resting_share: float
     measures: Mapping[str, Estimate]
     effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
-    writes: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
 
     @property
     def name(self) -> str:
@@ -125,11 +116,13 @@ class RoleFacts:
         what: Its definition in a few words; empty if the record does not say.
         measure: The measure that it rests on, without `_active`.
         threshold: What that measure must reach; NaN if the record does not say.
+        does: Of a role of behaviour, what a head with it does, to stand beside where it looks; empty of others.
     """
 
     what: str
     measure: str
     threshold: float
+    does: str = ""
 
 
 @dataclass(frozen=True)
@@ -252,8 +245,9 @@ class Findings(Record):
         seen = next((r for head in (*self.heads, *self.control) for r in head.roles if r.name == role), None)
         measure = told.get("measure", seen.measure.removesuffix("_active") if seen else "")
         return RoleFacts(
-            _words(told.get("what")), str(measure), _bound(told.get("threshold", seen.threshold if seen else None))
-        )
+            _words(told.get("what")), str(measure), _bound(told.get("threshold", seen.threshold if seen else None)),
+            _words(told.get("does")),
+        )  # fmt: skip
 
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""
@@ -302,8 +296,8 @@ class Findings(Record):
                 columns[name if part == "value" else f"{name}_{part}"] = [
                     math.nan if one is None else float(getattr(one, part)) for one in estimates
                 ]
-        for name in dict.fromkeys(name for head in self.heads for name in (*head.effects, *head.writes)):
-            effects = [{**head.effects, **head.writes}.get(name) for head in self.heads]
+        for name in dict.fromkeys(name for head in self.heads for name in head.effects):
+            effects = [head.effects.get(name) for head in self.heads]
             for part in _EFFECT_PARTS:
                 columns[name if part == "value" else f"{name}_{part}"] = [
                     math.nan if one is None else float(getattr(one, part)) for one in effects

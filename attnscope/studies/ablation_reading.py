@@ -111,6 +111,8 @@ class Reader:
             one in turn, in a row of its own (pseudo-log-likelihood, Salazar et al. 2020).
         seed: Of the choice of tokens.
         target: What an encoder-decoder is to write; None = its own greedy answer to each text.
+        chunk: See `corpus.chunks`; a token that two chunks share is predicted in the first of them alone.
+        stride: See there.
 
     Attributes:
         room: How much of a batch fits into memory at once.
@@ -129,8 +131,11 @@ class Reader:
         masked: float | Literal["each"] = 0.15,
         seed: int = 0,
         target: str | None = None,
+        chunk: int | None = None,
+        stride: int | None = None,
     ) -> None:
         self._model, self._loss, self._masked, self._seed = model, loss, masked, seed
+        self._cut = {"chunk": chunk, "stride": stride}
         self.given: dict[str, Any] = {"loss": loss, "masked": masked, "seed": seed, "target": target}
         self.room = Room()
         self._special = special_ids(model)
@@ -151,7 +156,11 @@ class Reader:
     def batches(self, block: Block) -> list[ReadBatch]:
         """The texts of a block, the shortest first, in batches of at most ROW_TOKENS tokens."""
         parts = block_batches(
-            block, self._model.tokenizer.encode, limit=self._model.info.max_tokens, special_ids=self._special
+            block,
+            self._model.tokenizer.encode,
+            limit=self._model.info.max_tokens,
+            special_ids=self._special,
+            **self._cut,
         )
         rows = [row for group in parts for part in group for row in self._rows(part)]
         budget = ROW_TOKENS if self._loss is None else ROW_TOKENS // 2
@@ -181,14 +190,17 @@ class Reader:
                 wanted = np.flatnonzero(~np.isin(target[1:], sorted(self._special)))
             return [Row(part.text, ids, segments, target, wanted, target[wanted + 1], _apart(target, wanted + 1))]
         if self._loss == "causal":
-            wanted = ordinary[ordinary > 0]
+            wanted = ordinary[(ordinary > 0) & ~part.repeated[ordinary]]
             return [Row(part.text, ids, segments, None, wanted - 1, ids[wanted], _apart(ids, wanted))]
         if self._loss == "masked":
-            return [self._hidden(part.text, ids, segments, hidden) for hidden in self._hides(part, ordinary)]
+            asked = ordinary[~part.repeated[ordinary]]
+            return [self._hidden(part.text, ids, segments, hidden) for hidden in self._hides(part, asked)]
         return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing))]
 
     def _hides(self, part: Chunk, ordinary: Numbers) -> list[Numbers]:
-        """The sets of places that are hidden: one set a row."""
+        """The sets of places that are hidden, of those that may be: one set a row."""
+        if not len(ordinary):
+            return []
         if self._masked == EACH:
             return [ordinary[i : i + 1] for i in range(len(ordinary))]
         # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.

@@ -45,6 +45,7 @@ from attnscope.studies.texts import (
     texts_of,
 )
 from attnscope.studies.workers import Workers
+from attnscope.studies.writes import require_writes, with_writes
 
 _NOTHING = Found()
 
@@ -64,6 +65,8 @@ class HeadsOptions:
         seed: Of the random weights.
         describe: How heads are described (`attnscope.describe`); None = they are not. Texts are drawn from the whole
             corpus, whatever the shard.
+        writes: Whether it is measured what heads add to the logits of right answers, for roles of behaviour. The
+            texts are read once more.
     """
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -74,6 +77,7 @@ class HeadsOptions:
     control: bool = False
     seed: int = 0
     describe: DescribeOptions | None = None
+    writes: bool = False
 
 
 def heads(
@@ -163,9 +167,11 @@ def study_heads(
             drivers.append(replace(driver, models=(model.untrained(options.seed),)))
         else:
             drivers.append(replace(driver, make=partial(make, seed=options.seed)))
+    n_passes = len(drivers) + options.writes
     passes: list[Pass[Found]] = []
     for number, one in enumerate(drivers):
-        passes.append(one.run_texts(texts, BLOCK, nothing, scale_report(report, number, len(drivers)), options.shard))
+        step = scale_report(report, number, n_passes)
+        passes.append(one.run_texts(texts, BLOCK, nothing, step, options.shard))
         n_copies = passes[-1].n_copies if n_copies is None else n_copies
         if not passes[-1].complete:
             break
@@ -193,6 +199,9 @@ def study_heads(
     if failures := [failed for one in passes for failed in one.failures]:
         run["failures"] = failures
     found = conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
+    if options.writes and whole(found):
+        thresholds, step = thresholds_from([]) | dict(options.thresholds), scale_report(report, n_passes - 1, n_passes)
+        found = try_step(found, "--writes", lambda known: with_writes(known, model, texts, thresholds, step, workers))
     if options.describe is None or not whole(found):
         return found, passes[0].done
     how = replace(options.describe, chunk=options.chunk, stride=options.stride)
@@ -215,6 +224,8 @@ def _require_measurable(model: Model, options: HeadsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
     # Chunks that do not fit the model are refused here.
     chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
+    if options.writes:
+        require_writes(model)
 
 
 def _notes(model: Model, done: Found, options: HeadsOptions) -> list[str]:
@@ -277,6 +288,7 @@ def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]
         "roles": {
             name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name]}
             for name, rule in RULES.items()
+            if not rule.does
         },
         "measures": {
             name: {

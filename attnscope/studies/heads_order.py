@@ -1,11 +1,12 @@
 """From files of text to findings about heads, and from findings to files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from attnscope.core.written import WRITTEN
 from attnscope.corpus import Corpus, CorpusText, repeat_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
@@ -24,7 +25,6 @@ from attnscope.studies.roles import RULES, thresholds_from
 from attnscope.studies.sense_heads import picture_heads, sound_heads
 from attnscope.studies.texts import Report, scale_report
 from attnscope.studies.workers import Workers
-from attnscope.studies.writes import require_writes, with_writes
 
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 
@@ -60,28 +60,24 @@ def study(
     options = heads_options(order)
     if order.causal and options.shard != (1, 1):
         raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
-    if order.writes and options.shard != (1, 1):
-        raise UsageError("what heads write does not outlive a merge", "leave out --writes or --shard")
     corpus = _corpus(order)
     if order.relations is not None:
         if options.shard != (1, 1):
             raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
         require_relations(order.relations)
     require_names(order)
-    model = (loading.with_head(spec) if order.writes else loading).load(spec)
     if order.writes:
-        require_writes(model)
+        loading = loading.with_head(spec)
+        workers = workers and replace(workers, loading=loading)
+    model = loading.load(spec)
     texts = corpus if corpus is not None else probe_texts(model)
-    n_passes = 1 + order.causal + order.writes
+    n_passes = 1 + order.causal
     found = heads(model, texts, options, scale_report(report, 0, n_passes), workers)
     # What comes now may fail: what has been measured is written all the same.
     if order.causal and whole(found):
         found = try_step(
             found, "--causal", lambda known: with_effects(known, model, texts, scale_report(report, 1, n_passes))
         )
-    if order.writes and whole(found):
-        step = scale_report(report, n_passes - 1, n_passes)
-        found = try_step(found, "--writes", lambda known: with_writes(known, model, texts, step))
     if (annotated := order.relations) is not None:
         found = try_step(
             found, "--relations", lambda known: with_relations(known, relations_of(model, annotated, report))
@@ -104,6 +100,7 @@ def heads_options(order: StudyOrder) -> HeadsOptions:
         frequencies=order.frequencies,
         control=_is_untrained(order.control),
         describe=order.describe,
+        writes=order.writes,
     )
 
 
@@ -185,10 +182,11 @@ def require_names(order: StudyOrder) -> None:
     """
     from attnscope.core.measures import FROM_OFFSETS, measure_names
 
-    measures = (*measure_names(), FROM_OFFSETS)
+    measures = (*measure_names(), *(WRITTEN if order.writes else ()), FROM_OFFSETS)
     _require_named(order.measures, measures)
     if order.where is not None and order.relations is None:
-        HeadQuery(order.where).require_known(names_for(tuple(RULES), measures, order.describe is not None))
+        roles = tuple(name for name, rule in RULES.items() if order.writes or not rule.does)
+        HeadQuery(order.where).require_known(names_for(roles, measures, order.describe is not None))
 
 
 def _require_named(given: str | None, known: Sequence[str]) -> None:

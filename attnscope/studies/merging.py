@@ -6,6 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from attnscope.core.running import RunningSums
+from attnscope.core.written import PARTS
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings
@@ -13,6 +15,8 @@ from attnscope.studies.roles import effective_texts, judge
 from attnscope.studies.tally import Tally, tallies_of
 
 _CONTROL = "control-"
+_WRITES = "writes-"
+_PARTS = _WRITES + "parts."
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -39,14 +43,47 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     thresholds = {name: float(role["threshold"]) for name, role in options["roles"].items()}
     n_texts = int(corpus["n_texts"])
     trained, control = _tallies(sums)
+    written, parts = _written(sums)
+    told: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
+    if parts is not None:
+        means = dict(zip(PARTS, parts.ratio().tolist(), strict=True))
+        told["writes"] = {"n_predictions": int(parts.total("c").max(initial=0)), "parts": means}
+    whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
     return Findings(
         run=run,
-        corpus={**corpus, "effective_texts": max(map(effective_texts, trained.values()), default=0.0)},
+        corpus={**corpus, **told},
         options=options,
-        heads=judge(list(trained.values()), thresholds, n_texts),
+        heads=judge(whole, thresholds, n_texts),
         sums=sums,
         control=judge(list(control.values()), thresholds, n_texts),
     )
+
+
+def add_writes(
+    found: Findings,
+    run: Mapping[str, Any],
+    corpus: Mapping[str, Any],
+    options: Mapping[str, Any],
+    tallies: Mapping[str, Tally],
+    parts: RunningSums | None,
+) -> Findings:
+    """Findings with what their heads write, and the roles that follow from both.
+
+    Args:
+        found: What heads attend to.
+        run: As of `conclude`; likewise corpus and options.
+        corpus: See there.
+        options: See there.
+        tallies: By kind, the measures of `core.written.WRITTEN`.
+        parts: What logits are sums of, by the order of `core.written.PARTS`; None = nothing was predicted.
+    """
+    whole = conclude(run, corpus, options, {**found.sums, **_sums_of_writes(tallies, parts)})
+    return _with_effects(replace(whole, descriptions=found.descriptions), [found])
+
+
+def _sums_of_writes(tallies: Mapping[str, Tally], parts: RunningSums | None) -> dict[str, NDArray[Any]]:
+    arrays = {_WRITES + name: array for tally in tallies.values() for name, array in tally.to_arrays().items()}
+    return arrays | ({} if parts is None else {_PARTS + name: array for name, array in parts.to_arrays().items()})
 
 
 def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
@@ -76,17 +113,22 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
         _require_alike((parts[0], names[0]), (part, name))
     _require_apart(parts, names)
     ordered = sorted(parts, key=lambda part: _shard(part.corpus["shards"][0]))
-    tallies: tuple[dict[str, Tally], dict[str, Tally]] = ({}, {})
+    tallies: tuple[dict[str, Tally], ...] = ({}, {}, {})
+    answers: RunningSums | None = None
     for part, name in zip(parts, names, strict=True):
         try:
-            for mine, added in zip(_tallies(part.sums), tallies, strict=True):
+            written, mine_answers = _written(part.sums)
+            for mine, added in zip((*_tallies(part.sums), written), tallies, strict=True):
                 for kind, tally in mine.items():
                     added[kind] = added[kind].merge(tally) if kind in added else tally
+            if mine_answers is not None:
+                answers = mine_answers if answers is None else answers.merge(mine_answers)
         except (KeyError, ValueError, OverflowError) as error:
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
     backends = dict.fromkeys(part.run["backend"] for part in ordered if "backend" in part.run)
     run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
-    whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums_of(*tallies))
+    sums = {**sums_of(*tallies[:2]), **_sums_of_writes(tallies[2], answers)}
+    whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
     # Descriptions are of texts drawn from the whole corpus, whatever the shard: all parts say the same.
     described = next((part.descriptions for part in ordered if part.descriptions is not None), None)
     return _with_effects(replace(whole, descriptions=described), ordered)
@@ -112,9 +154,15 @@ def _with_effects(whole: Findings, parts: Sequence[Findings]) -> Findings:
 def _tallies(sums: Arrays) -> tuple[dict[str, Tally], dict[str, Tally]]:
     """The tallies of a model and of its control."""
     control = {name.removeprefix(_CONTROL): array for name, array in sums.items() if name.startswith(_CONTROL)}
-    return tallies_of({name: array for name, array in sums.items() if not name.startswith(_CONTROL)}), tallies_of(
-        control
-    )
+    trained = {name: array for name, array in sums.items() if not name.startswith((_CONTROL, _WRITES))}
+    return tallies_of(trained), tallies_of(control)
+
+
+def _written(sums: Arrays) -> tuple[dict[str, Tally], RunningSums | None]:
+    """What heads write by kind, and what logits are sums of; nothing where that was not asked for."""
+    mine = {name.removeprefix(_WRITES): array for name, array in sums.items() if name.startswith(_WRITES)}
+    parts = {name.removeprefix("parts."): mine.pop(name) for name in list(mine) if name.startswith("parts.")}
+    return tallies_of(mine), RunningSums.from_arrays(parts) if parts else None
 
 
 def _require_alike(first: tuple[Findings, str], other: tuple[Findings, str]) -> None:

@@ -4,7 +4,8 @@ A role is given to a head where its measure is above both a threshold and what i
 over texts, with the false discovery rate of all heads x roles held. What it would have anyway is uniform attention's
 value; for links between two tokens also that of the best fixed offset; for similar tokens also the mass on the same
 token. Each measure that a role may rest on is a test; those of one role are combined first (Simes), and its evidence is
-the best of them.
+the best of them. A role of behaviour rests on two measures that must both be above their limits, of where a head looks
+and of what it writes from there: the larger of the two p-values is that of both (intersection-union test, Berger 1982).
 """
 
 import math
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums, benjamini_hochberg, simes
+from attnscope.core.written import WRITTEN
 from attnscope.errors import UsageError
 from attnscope.records.findings import Estimate, Head, Role
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
@@ -45,9 +47,13 @@ difference for chance. In short texts, whose baselines are above the thresholds,
 
 NO_SHARES = (
     "entropy_nats", "distance_tokens", "signed_distance_tokens", "rms_distance_tokens", "similar_token", "rarity",
-    "value_weighted", "norm_weighted",
+    "value_weighted", "norm_weighted", *(name for name in WRITTEN if name != "answer_weight"),
 )  # fmt: skip
 """Measures that are no numbers from 0 to 1. The catalogue says so too, but cannot be read without torch."""
+
+BEHAVIOUR_WEIGHT = 0.1
+"""How much more weight a head with a role of behaviour gives to its token than to another that stands there as often,
+beyond what even attention would: a convention, as the thresholds are."""
 
 _HITS = ("positional", "rarest_token", "sink")
 """Shares of queries or texts, each of which counts 1 or 0; the others are shares of attention."""
@@ -79,6 +85,9 @@ class Rule:
         needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
             same, which of them is the largest says nothing.
         is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is told after all others.
+        does: Of a role of behaviour, what the head does in a few words, to stand beside where it looks; such roles are
+            told after those of where heads look. Empty of others.
+        weight: Of a role of behaviour, the measure of where it looks, that must be above BEHAVIOUR_WEIGHT too.
     """
 
     what: str
@@ -88,6 +97,8 @@ class Rule:
     least_defined: float = 0.0
     needs_preference: bool = False
     is_sink: bool = False
+    does: str = ""
+    weight: str = ""
 
 
 RULES: dict[str, Rule] = {
@@ -111,7 +122,29 @@ RULES: dict[str, Rule] = {
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
+    "copying": Rule(
+        "attends to the token that comes, and raises its logit (Wang 2023)",
+        ("copying_nats",),
+        0.1,
+        does="copies what comes",
+        weight="copying_weight",
+    ),
+    "copy_suppression": Rule(
+        "attends to a token that the rest of the model would copy, and lowers its logit (McDougall 2023)",
+        ("suppression_nats",),
+        0.1,
+        does="lowers what others would copy",
+        weight="suppression_weight",
+    ),
+    "induction_by_effect": Rule(
+        "attends to what came after the same token before, and raises its logit (Olsson 2022)",
+        ("induction_nats",),
+        0.1,
+        does="raises what followed",
+        weight="induction_weight",
+    ),
 }
+"""Roles by name. Those of behaviour are given where it is measured what heads write (`heads --writes`)."""
 
 
 def thresholds_from(given: Iterable[str], known: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -232,11 +265,23 @@ class _Judged:
         shares, hits, unseen = _shares([test.measure for test in self.tests])
         of_shares = tested.share_p_above(self.limits, hits=hits, unseen=unseen)
         p = np.where(shares, of_shares, tested.p_above(self.limits))
+        for i, test in enumerate(self.tests):
+            if test.rule.weight:
+                p[..., i] = np.maximum(p[..., i], self._p_of_weight(test))
         self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
         self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
         self.role_p = np.stack(
             [simes(self.p[..., [test.role == role for test in self.tests]]) for role in self.roles], -1
         )
+
+    def _p_of_weight(self, test: _Test) -> Floats:
+        """That a head looks where its behaviour is about: not by even attention, nor always at one offset."""
+        column = self.tally.names.index(test.rule.weight)
+        baseline = np.fmax(self.uniform[..., column], 0.0)
+        if test.rule.weight == "induction_weight":
+            baseline = np.fmax(baseline, self._best_fixed_offset("induction"))
+        p: Floats = _part(self.tally.measures, [column]).p_above((baseline + BEHAVIOUR_WEIGHT)[..., None])
+        return p[..., 0]
 
     def _column(self, name: str) -> int | None:
         return self.tally.names.index(name) if name in self.tally.names else None
@@ -266,8 +311,13 @@ class _Judged:
         return _divide(mass, counts, np.nan)
 
     def _limit(self, test: _Test, baseline: Floats) -> Floats:
-        """What the value must be above: the threshold, and the baseline by a margin; NaN where that is no question."""
+        """What the value must be above: the threshold, and the baseline by a margin; NaN where that is no question.
+
+        What is moved has no largest value that a margin could be a part of: there it is the threshold.
+        """
         above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
+        if test.rule.does:
+            above = baseline + self.thresholds[test.role]
         limit: Floats = np.fmax(np.full(self.shape, self.thresholds[test.role]), above)
         limit[np.isnan(self.values[..., test.column])] = np.nan
         if test.rule.least_defined:
@@ -329,7 +379,10 @@ class _Judged:
         return made
 
     def _roles(self, at: tuple[int, ...], q: Floats, accepted: float) -> tuple[Role, ...]:
-        """The roles of a head, the strongest first but sinks last, each by the best of the tests that pass alone."""
+        """The roles of a head, each by the best of the tests that pass alone.
+
+        The strongest first; but what it does after where it looks, and sinks last.
+        """
         found = []
         for number, name in enumerate(self.roles):
             if not q[(*at, number)] <= LEVEL:
@@ -338,7 +391,12 @@ class _Judged:
             # The whole measure says more than its active part; of two alike, the larger one.
             best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
             found.append(self._role(at, best, float(self.role_p[(*at, number)]), float(q[(*at, number)])))
-        return tuple(sorted(found, key=lambda role: (RULES[role.name].is_sink, -role.value / role.threshold)))
+
+        def place(role: Role) -> tuple[bool, bool, float]:
+            rule = RULES[role.name]
+            return rule.is_sink, bool(rule.does), -role.value / role.threshold
+
+        return tuple(sorted(found, key=place))
 
     def _role(self, at: tuple[int, ...], number: int, p: float, q: float) -> Role:
         test = self.tests[number]

@@ -1,7 +1,7 @@
 """What a study of heads adds up over texts, for one kind of attention: exact, mergeable, of a fixed size."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,17 @@ class Tally:
             self.names,
             *(getattr(self, part).merge(getattr(other, part)) for part in _PARTS),
         )
+
+    def beside(self, other: "Tally") -> "Tally":
+        """The same with the measures of another tally of the same heads after its own.
+
+        Raises:
+            ValueError: It is of other heads.
+        """
+        if (self.kind, self.layers, self.measures.shape[:2]) != (other.kind, other.layers, other.measures.shape[:2]):
+            raise ValueError(f"measures are of other {self.kind} heads than what these write")
+        joined = {part: getattr(self, part).beside(getattr(other, part)) for part in ("measures", "uniform")}
+        return replace(self, names=(*self.names, *other.names), **joined)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The whole state, for npz: "kind.part.name" -> array."""

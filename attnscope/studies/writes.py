@@ -1,34 +1,44 @@
-"""What do heads write for what comes next? Findings in, the same with what each head adds to the answers' logits."""
+"""What do heads write for what comes next? Findings in, the same with what heads add to logits, and roles by that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums
-from attnscope.corpus import Block, Corpus, CorpusText
+from attnscope.core.written import PARTS, WRITTEN
+from attnscope.corpus import BLOCK, Block, Corpus, CorpusText
 from attnscope.models.model import Model
-from attnscope.records.ablation import Effect
-from attnscope.records.findings import WRITES, Findings
+from attnscope.records.findings import Findings
 from attnscope.studies import passes
-from attnscope.studies.ablation import effects_of
 from attnscope.studies.ablation_reading import ReadBatch, Reader
-from attnscope.studies.ablation_sweep import Going, heads_of, longest_first
-from attnscope.studies.texts import Report, texts_of
+from attnscope.studies.ablation_sweep import longest_first
+from attnscope.studies.copy_targets import AMONG, NOTHING, Standing
+from attnscope.studies.merging import add_writes
+from attnscope.studies.passes import Driver
+from attnscope.studies.roles import RULES
+from attnscope.studies.tally import Tally
+from attnscope.studies.texts import Report, special_ids, texts_of
+from attnscope.studies.workers import Workers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention import AttentionCall
+    from attnscope.core.moved import Moved
     from attnscope.core.probes import Place
+    from attnscope.models.attribution import Traced
 
 ATTENDED = 0.1
 """The weight that a head must give to the answer's own occurrences to count as attending to it: a convention."""
 
-_PARTS = ("logit", "heads", "feed_forward", "embeddings", "biases")
+_NAMES = tuple(WRITTEN)
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,12 +46,12 @@ class Written(passes.Found):
     """What was added up over texts.
 
     Attributes:
-        sums: By place, of each quantity of WRITES and head.
-        parts: What the logits are sums of.
+        tallies: By kind of attention, the measures of WRITTEN.
+        parts: What the logits are sums of; None = nothing was predicted.
     """
 
-    sums: Mapping[Place, RunningSums]
-    parts: RunningSums
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    parts: RunningSums | None = None
 
 
 def require_writes(model: Model) -> None:
@@ -59,82 +69,106 @@ def with_writes(
     found: Findings,
     model: Model,
     texts: Corpus | Sequence[str] | Sequence[CorpusText],
+    thresholds: Mapping[str, float],
     report: Report | None = None,
+    workers: Workers | None = None,
 ) -> Findings:
-    """Adds what each head writes by itself for the right answers: direct logit attribution over a corpus.
+    """Adds what each head writes by itself for the right answers, and the roles that follow from it.
 
     An answer is each next token, or each masked one (15% of the tokens). Its logit, less the mean over the
     vocabulary, is the sum of what all heads, feed-forward networks, embeddings and biases add, with the lengths that
-    norms divide by taken as they were. Of heads it is told on the whole, and apart for answers that the head attends
-    to: whose own occurrences in what is read get a tenth of its weight or more.
+    norms divide by taken as they were (direct logit attribution). Texts are cut as they were for `found`, and only its
+    shard of them is read; sums are as exact and mergeable. What an interruption leaves counts.
 
     Args:
         found: What heads attend to.
         model: Their model; it predicts words.
         texts: The texts they were studied on.
+        thresholds: Of roles, by name.
         report: Called after each batch.
+        workers: Who runs the model, to the same result; None = this process.
 
     Raises:
         AttnscopeError: The model predicts no words, or its logits are no such sum.
     """
-    require_writes(model)
-    going = Going(model, Reader(model, model.loss), texts_of(texts))
-    n_heads = heads_of(going).n_heads
-    nothing = Written(
-        sums={place: RunningSums((len(WRITES), n)) for place, n in n_heads.items()}, parts=RunningSums((len(_PARTS),))
-    )
-    done = going.run(WritesMeasurer, {"n_heads": n_heads}, nothing, report)
-    writes: dict[tuple[str, int, int], dict[str, Effect]] = {}
-    for (kind, layer), sums in done.done.sums.items():
-        rows = effects_of(sums)
-        for head in range(n_heads[kind, layer]):
-            writes[kind, layer, head] = {
-                name: rows[number * n_heads[kind, layer] + head] for number, name in enumerate(WRITES)
-            }
+    reading = {"loss": model.loss, "chunk": found.options["chunk"], "stride": found.options["stride"]}
+    make = partial(_measurer_of, reading=reading)
+    driver = Driver(make, (model,), (workers,) if workers else None, keeps="texts", step="--writes on a later text")
+    k, _, of = found.corpus["shards"][0].partition("/")
+    done = driver.run_texts(texts_of(texts), BLOCK, Written(), report, (int(k), int(of)))
     told = {
         "predicted": "each next token" if model.loss == "causal" else "masked tokens: 15%, seed 0",
         "attended": ATTENDED,
-        "n_predictions": int(np.max(done.done.parts.total("c"))) if done.done.parts.n_texts else 0,
-        "n_texts": done.done.n_texts,
-        "parts": dict(zip(_PARTS, (float(one.value) for one in effects_of(done.done.parts)), strict=True)),
-        "what": dict(WRITES),
+        "among": AMONG,
+    }
+    roles = {
+        name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name], "does": rule.does}
+        for name, rule in RULES.items()
+        if rule.does
+    }
+    measures = {
+        one.name: {
+            "what": one.what, "unit": one.unit, "range": [b if np.isfinite(b) else None for b in (one.low, one.high)],
+        }
+        for one in WRITTEN.values()
+    }  # fmt: skip
+    options = {
+        **found.options,
+        "roles": {**found.options["roles"], **roles},
+        "measures": {**found.options["measures"], **measures},
+        "writes": told,
     }
     run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
     if done.failures:
         run["failures"] = [*run.get("failures", ()), *done.failures]
-    return replace(
-        found,
-        heads=tuple(replace(head, writes=writes.get((head.kind, head.layer, head.head), {})) for head in found.heads),
-        options={**found.options, "writes": told},
-        run=run,
-        corpus={**found.corpus, "complete": found.corpus["complete"] and done.complete},
-    )
+    corpus = {
+        **found.corpus,
+        "complete": found.corpus["complete"] and done.complete,
+        "problems": [*found.corpus["problems"], *(one for one in done.lost if one not in found.corpus["problems"])],
+    }
+    return add_writes(found, run, corpus, options, done.done.tallies, done.done.parts)
+
+
+def _measurer_of(model: Model, *, reading: Mapping[str, Any]) -> WritesMeasurer:
+    return WritesMeasurer(model, Reader(model, **reading))
 
 
 class BlockWrites:
-    """Sums over the texts of a block: (quantity, text, head) by place, with counts."""
+    """Sums over the units of evidence of a block: as of `BlockSums`, each chunk, and each part of a long one.
 
-    def __init__(self, block: Block, n_heads: Mapping[Place, int]) -> None:
+    Attributes:
+        units: By place the sums, counts and sums under even attention, each (unit, head, measure); batch by batch.
+        parts: Of the same units (unit, part), and their counts (unit,).
+    """
+
+    def __init__(self) -> None:
         self.n_texts = self.n_tokens = 0
-        n = len(block.texts)
-        self.row_of = {text.index: row for row, text in enumerate(block.texts)}
-        self.sums = {place: np.zeros((n, len(WRITES), heads)) for place, heads in n_heads.items()}
-        self.counts = {place: np.zeros((n, len(WRITES), heads)) for place, heads in n_heads.items()}
-        self.parts = np.zeros((n, len(_PARTS)))
-        self.n_predictions = np.zeros(n)
+        self.units: dict[Place, list[tuple[Floats, Floats, Floats]]] = {}
+        self.parts: list[tuple[Floats, Floats]] = []
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """What a batch came to, as `BlockWrites` holds it."""
+
+    units: dict[Place, tuple[Floats, Floats, Floats]]
+    parts: tuple[Floats, Floats]
 
 
 class WritesMeasurer:
     """Takes logits apart on the texts of blocks; see `with_writes`."""
 
-    def __init__(self, model: Model, reader: Reader, n_heads: Mapping[Place, int]) -> None:
+    def __init__(self, model: Model, reader: Reader) -> None:
         from attnscope.models.attribution import DirectPaths
 
-        self._paths, self._reader, self._n_heads = DirectPaths(model), reader, n_heads
+        self._paths, self._reader = DirectPaths(model), reader
+        mask = model.tokenizer.mask_id
+        self._looks_back = model.loss == "causal"
+        self._special = special_ids(model) | ({mask} if mask is not None else set())
 
     def begin(self, block: Block) -> BlockWrites:
         """Sums of nothing yet."""
-        return BlockWrites(block, self._n_heads)
+        return BlockWrites()
 
     def steps(self, block: Block, sums: BlockWrites) -> Iterator[None]:
         """Adds a block, batch by batch."""
@@ -143,63 +177,231 @@ class WritesMeasurer:
             if not len(read.rows):
                 continue
             for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
-                self._add(part, found, sums)
-            sums.n_texts, sums.n_tokens = sums.n_texts + len(set(read.texts.tolist())), sums.n_tokens + read.n_tokens
+                if found is not None:
+                    for place, units in found.units.items():
+                        sums.units.setdefault(place, []).append(units)
+                    sums.parts.append(found.parts)
+                sums.n_texts, sums.n_tokens = (
+                    sums.n_texts + len(set(part.texts.tolist())),
+                    sums.n_tokens + part.n_tokens,
+                )
             yield
 
     def finish(self, block: Block, sums: BlockWrites, *, whole: bool) -> Written:
-        """What the sums amount to; a text without predictions counts nothing, nor one that is not finite."""
-        finite = [np.isfinite(one).all((1, 2)) for one in sums.sums.values()]
-        there = np.logical_and.reduce([sums.n_predictions > 0, np.isfinite(sums.parts).all(1), *finite])
-        added = {place: RunningSums((len(WRITES), heads)) for place, heads in self._n_heads.items()}
-        for place, values in sums.sums.items():
-            added[place].add(values[there], sums.counts[place][there])
-        parts = RunningSums((len(_PARTS),))
-        parts.add(sums.parts[there], np.repeat(sums.n_predictions[there, None], len(_PARTS), 1))
+        """What the sums amount to; what is not finite counts nothing."""
+        if not sums.parts:
+            return Written(n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
+        values, counts = (np.concatenate(arrays) for arrays in zip(*sums.parts, strict=True))
+        by_place = {
+            place: tuple(np.concatenate(arrays) for arrays in zip(*units, strict=True))
+            for place, units in sums.units.items()
+        }
+        there = (counts > 0) & np.isfinite(values).all(1)
+        for value, count, even in by_place.values():
+            there &= np.isfinite(value + even + count).all((1, 2))
+        parts = RunningSums((len(PARTS),))
+        parts.add(values[there], np.repeat(counts[there, None], len(PARTS), 1))
+        tallies = {}
+        for kind in dict.fromkeys(kind for kind, _ in by_place):
+            layers = sorted(layer for of, layer in by_place if of == kind)
+            n_heads = max(by_place[kind, layer][0].shape[2] for layer in layers)
+            tallies[str(kind)] = tally = Tally.empty(str(kind), layers, n_heads, _NAMES)
+            value, count, even = (
+                np.stack([_pad_heads(by_place[kind, layer][which][there], n_heads) for layer in layers], 1)
+                for which in range(3)
+            )
+            tally.measures.add(value, count)
+            tally.uniform.add(even, count)
         return Written(
-            sums=added, parts=parts, n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens
-        )
+            tallies=tallies, parts=parts, n_texts=sums.n_texts, n_tokens=sums.n_tokens,
+            halved_to=self._reader.room.tokens,
+        )  # fmt: skip
 
-    def _run_batch(self, read: ReadBatch) -> tuple[Any, dict[Place, Any]] | None:
-        """The parts of the logits, and by place what heads add and their weight on the answers."""
+    def _run_batch(self, read: ReadBatch) -> _Batch | None:
+        """The sums of a batch; none without predictions."""
+        import torch
+
         if not len(read.rows):
             return None
-        attended: dict[Place, Tensor] = {}
+        calls: dict[Place, AttentionCall] = {}
 
-        def observe(call: AttentionCall) -> Tensor:
-            from attnscope.core.attention import attend_with_weights
+        def keep(call: AttentionCall) -> Tensor:
+            from attnscope.core.attention import attend
 
-            output, weights = attend_with_weights(call)
-            ids = read.batch.ids.to(weights.device)
-            is_answer = ids[read.rows] == read.answers[:, None].to(ids.device)
-            on_answers = weights.movedim(1, 2)[read.rows, read.places] * is_answer[:, None]
-            attended[call.kind, call.layer] = on_answers.sum(-1).detach()
-            return output
+            calls[call.kind, call.layer] = call
+            return attend(call)
 
-        parts = self._paths.run(read.batch, read.rows, read.places, read.answers, observe)
+        traced = self._paths.trace(read.batch, read.rows, read.places, keep)
+        parts = traced.parts(read.answers)
+        unit, n_units = _units_of(read)
+        standing = [
+            Standing.of(row.ids, self._special, row.places, row.answers, looks_back=self._looks_back)
+            for row in read.made_of
+        ]
+        asking = _Asking(read, traced, calls)
+        with torch.no_grad():
+            asked = self._ask(asking, standing)
         heads = sum((one.sum(-1) for one in parts.heads.values()), parts.logits * 0)
-        told = (parts.logits, heads, parts.feed_forward, parts.embeddings, parts.biases)
-        return (
-            np.stack([one.cpu().double().numpy() for one in told]),
-            {
-                place: (added.cpu().double().numpy(), attended[place].cpu().double().numpy())
-                for place, added in parts.heads.items()
-            },
-        )
+        told = torch.stack((parts.logits, heads, parts.feed_forward, parts.embeddings, parts.biases), -1)
+        units = {}
+        for place, added in parts.heads.items():
+            with torch.no_grad():
+                columns = asked.columns(place, added)
+            units[place] = tuple(_by_unit(one, unit, n_units) for one in columns)
+        ones = torch.ones(len(read.rows))
+        return _Batch(units, (_by_unit(told, unit, n_units), _by_unit(ones, unit, n_units)))  # type: ignore[arg-type]
 
-    @staticmethod
-    def _add(read: ReadBatch, found: tuple[Any, dict[Place, Any]] | None, sums: BlockWrites) -> None:
-        if found is None:
-            return
-        parts, by_place = found
-        row_of_text = np.array([sums.row_of[int(text)] for text in read.texts])
-        rows = row_of_text[read.rows.cpu().numpy()]
-        np.add.at(sums.parts, rows, parts.T)
-        np.add.at(sums.n_predictions, rows, 1)
-        for place, (added, weight) in by_place.items():
-            looks = (weight >= ATTENDED).astype(np.float64)
-            ones = np.ones_like(added)
-            values = np.stack([added, added * looks, added * (1 - looks), weight], 1)
-            counts = np.stack([ones, looks, 1 - looks, ones], 1)
-            np.add.at(sums.sums[place], rows, values)
-            np.add.at(sums.counts[place], rows, counts)
+    def _ask(self, asking: _Asking, standing: Sequence[Standing]) -> _Asked:
+        """What heads move onto all tokens that are asked about."""
+        import torch
+
+        read = asking.read
+        copied = [one.copied() for one in standing]
+        # Where the answer stands nowhere, its logit is asked about all the same, for what a head adds on the whole.
+        answers, rivals = map(asking.tensor, zip(*copied, strict=True))
+        held = asking.ask(read.answers, torch.where(rivals >= 0, rivals, read.answers))
+        induction = None
+        if self._looks_back:
+            repeated = [one.repeated(self._special) for one in standing]
+            tokens, others, after = map(asking.tensor, zip(*repeated, strict=True))
+            induction = tokens >= 0, asking.ask(tokens, others, after)
+        logits = asking.traced.logits
+        own = logits - logits.mean(-1, keepdim=True)
+        least = own.topk(min(AMONG, own.shape[-1]), -1).values[:, -1]
+        likeliest, first = [], 0
+        for one in standing:
+            rows = slice(first, first := first + len(one.places))
+            types = torch.from_numpy(one.types).to(own.device).clamp(max=own.shape[-1] - 1)
+            likeliest.append(one.likeliest(own[rows][:, types].float().cpu().numpy(), self._special))
+        candidates = []
+        for several in zip(*likeliest, strict=True):
+            tokens, others = map(asking.tensor, zip(*several, strict=True))
+            there = tokens >= 0
+            mine = own.gather(-1, tokens.clamp(min=0)[:, None])[:, 0].where(there, own.new_tensor(-torch.inf))
+            candidates.append((mine, asking.ask(tokens, others)))
+        return _Asked(answers >= 0, held, induction, candidates, least)
+
+
+class _Asking:
+    """Asks of the heads of a batch what they move onto tokens, one token of each prediction."""
+
+    def __init__(self, read: ReadBatch, traced: Traced, calls: Mapping[Place, AttentionCall]) -> None:
+        self.read, self.traced, self._calls = read, traced, calls
+
+    def tensor(self, numbers: Sequence[NDArray[np.int64]]) -> Tensor:
+        """Numbers of the predictions, row by row, where the model is."""
+        import torch
+
+        return torch.from_numpy(np.concatenate(numbers)).to(self.read.rows.device)
+
+    def ask(self, tokens: Tensor, others: Tensor, after: Tensor | None = None) -> dict[Place, tuple[Moved, Tensor]]:
+        """By place, each (prediction, head): what is moved onto tokens, and what heads add to them on the whole.
+
+        Args:
+            tokens: Of each prediction; NOTHING = none is asked about.
+            others: To compare with, likewise.
+            after: See `core.moved.Asked`.
+        """
+        from attnscope.core.moved import Asked, Moved, moved
+
+        read, traced = self.read, self.traced
+        asked = Asked(read.batch.ids, self._lay(tokens), self._lay(others), None if after is None else self._lay(after))
+        slopes, other_slopes = traced.slopes(tokens.clamp(min=0)), traced.slopes(others.clamp(min=0))
+        found = {}
+        for place, call in self._calls.items():
+            told = moved(call, asked, slopes[place], other_slopes[place])
+            whole = (traced.written[place].detach() * slopes[place]).float().sum(-1)
+            found[place] = Moved(*(traced.at(one) for one in vars(told).values())), traced.at(whole)
+        return found
+
+    def _lay(self, tokens: Tensor) -> Tensor:
+        """(prediction,) -> (row, token)."""
+        laid = self.read.batch.ids.new_full(self.read.batch.ids.shape, NOTHING)
+        laid[self.read.rows, self.read.places] = tokens.to(laid)
+        return laid
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What was asked about the predictions of a batch.
+
+    Attributes:
+        stands: Which answers stand in what is read, with another token to compare with.
+        answers: What is moved onto answers.
+        repeated: Which predictions have an induction key, and what is moved onto what stands there; None = of no model
+            that hides what it predicts.
+        candidates: Of each candidate its logit above the vocabulary's mean, and what is moved onto it.
+        least: The logit that is just among the likeliest.
+    """
+
+    stands: Tensor
+    answers: dict[Place, tuple[Moved, Tensor]]
+    repeated: tuple[Tensor, dict[Place, tuple[Moved, Tensor]]] | None
+    candidates: list[tuple[Tensor, dict[Place, tuple[Moved, Tensor]]]]
+    least: Tensor
+
+    def columns(self, place: Place, added: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, counts and values under even attention, each (prediction, measure of WRITTEN, head).
+
+        Args:
+            place: Which attention.
+            added: What each head adds to the answer's logit, (prediction, head).
+        """
+        import torch
+
+        on_answer, _ = self.answers[place]
+        ones = torch.ones_like(added)
+        looks = (on_answer.weight >= ATTENDED).to(added)
+        rows = [
+            (added, ones, on_answer.even_whole),
+            (added, looks, on_answer.even_whole),
+            (added, 1 - looks, on_answer.even_whole),
+            (on_answer.weight, ones, on_answer.even_weight),
+        ]
+        rows += _pair(on_answer, self.stands[:, None].to(added).expand_as(added))
+        rests = torch.stack([logit[:, None] - by_place[place][1] for logit, by_place in self.candidates])
+        rest, best = rests.max(0)
+        chosen = [vars(by_place[place][0]).values() for _, by_place in self.candidates]
+        of_best = type(on_answer)(
+            *(torch.stack(arrays).gather(0, best[None])[0] for arrays in zip(*chosen, strict=True))
+        )
+        rows += _pair(of_best, (rest >= self.least[:, None]).to(added), sign=-1)
+        if self.repeated is None:
+            rows += [(ones * 0,) * 3] * 2
+        else:
+            there, by_place = self.repeated
+            rows += _pair(by_place[place][0], there[:, None].to(added).expand_as(added))
+        values, counts, even = (torch.stack(arrays, 1) for arrays in zip(*rows, strict=True))
+        # Not a product alone: 0 times infinity is none.
+        return values.where(counts > 0, values.new_zeros(())), counts, even.where(counts > 0, even.new_zeros(()))
+
+
+def _pair(told: Moved, counts: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The two measures of a role: what is moved, and the weight."""
+    return [(sign * told.nats, counts, sign * told.even_nats), (told.above, counts, told.even_above)]
+
+
+def _units_of(read: ReadBatch) -> tuple[NDArray[np.int64], int]:
+    """The unit of evidence of each prediction of a batch, and how many units there are."""
+    from attnscope.core.measures.catalogue import unit_queries
+
+    sizes = [unit_queries(len(row.ids)) for row in read.made_of]
+    n_units = [-(-len(row.ids) // size) for row, size in zip(read.made_of, sizes, strict=True)]
+    first = np.cumsum([0, *n_units])
+    units = [first[i] + row.places // sizes[i] for i, row in enumerate(read.made_of)]
+    return np.concatenate(units), int(first[-1])
+
+
+def _by_unit(values: Tensor, unit: NDArray[np.int64], n_units: int) -> Floats:
+    """(prediction, ...) added up by unit, (unit, ...)."""
+    given = values.detach().cpu().double().numpy()
+    found = np.zeros((n_units, *given.shape[1:]))
+    np.add.at(found, unit, given)
+    return found
+
+
+def _pad_heads(values: Floats, n_heads: int) -> Floats:
+    """(unit, measure, head) -> (unit, head, measure) with as many heads as the widest layer has."""
+    laid: Floats = np.zeros((len(values), n_heads, values.shape[1]))
+    laid[:, : values.shape[2]] = values.transpose(0, 2, 1)
+    return laid

@@ -64,9 +64,12 @@ MARKS = {
     "sink": Mark("K", "#E69F00"),
     "delimiter": Mark("D", "#694C50"),
     "diffuse": Mark("U", "#AFC9B4"),
+    "copying": Mark("Y", "#3F1E46"),
+    "copy_suppression": Mark("X", "#9B4E1A"),
+    "induction_by_effect": Mark("W", "#55D3F6"),
 }
 MORE_COLORS = (
-    "#3F1E46", "#9B4E1A", "#55D3F6", "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
+    "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
     "#5D5588",
 )  # fmt: skip
 _LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -175,6 +178,19 @@ def nearest_roles_line(findings: Findings) -> str:
 def unclassified(heads: Iterable[Head]) -> list[Head]:
     """The heads without any role."""
     return [head for head in heads if not head.roles]
+
+
+def does(findings: Findings, head: Head) -> str:
+    """What a head does, by its roles of behaviour, such as "raises what followed"; empty where it has none."""
+    said = [findings.role_facts(role.name).does for role in head.roles]
+    return ", ".join(printable(one, 60) for one in said if one)
+
+
+def head_label(findings: Findings, head: Head) -> str:
+    """Where a head with a role looks, and beside it what it does there: "induction, raises what followed"."""
+    first = head.roles[0].name
+    looks = "" if findings.role_facts(first).does else label(first)
+    return ", ".join(part for part in (looks, does(findings, head)) if part)
 
 
 def number(value: float) -> str:
@@ -288,7 +304,7 @@ def idle_line(findings: Findings) -> str:
     what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
     if not idle:
         return f"each of the {len(tried)} heads with a role does something: none has {what}"
-    named = ", ".join(f"{full_name(head, findings)} ({label(head.roles[0].name)})" for head in idle[:12])
+    named = ", ".join(f"{full_name(head, findings)} ({head_label(findings, head)})" for head in idle[:12])
     more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
     return f"look like something and do nothing ({what}): {named}{more}"
 

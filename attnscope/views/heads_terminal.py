@@ -110,7 +110,7 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
     columns, left_out = _fit_columns(_columns(findings, marks), console.width)
     shown = plain_table(space=1)
     for column in columns:
-        wraps = column.name in ("role", "also")
+        wraps = column.name in ("role", "also", "does")
         shown.add_column(
             column.title, justify=column.justify, no_wrap=not wraps, overflow="fold", min_width=column.width
         )
@@ -311,6 +311,10 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
         columns.append(_Column("effect", "effect", "right", 7, 0, lambda head, role: _effect(findings, head)))
     if any(heads_summary.nearest_role(findings, head) for head in heads):
         columns.append(_Column(_OTHERWISE, _OTHERWISE, "left", 22, 1, lambda head, role: _nearest(findings, head)))
+    if any(heads_summary.does(findings, head) for head in heads):
+        columns.append(
+            _Column("does", "does", "left", 18, 1, lambda head, role: Text(heads_summary.does(findings, head)))
+        )
     if n_more:
         width = min(5, max(4, 2 * n_more - 1))
         columns.append(_Column("also", "also", "left", width, 2, lambda head, role: _other_roles(head, role, marks)))

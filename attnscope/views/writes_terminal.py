@@ -8,24 +8,24 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attnscope.records.ablation import Effect
-from attnscope.records.findings import Findings, Head
+from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views.plain_text import dim_lines, plain_table
 
 _MOST = 6
+_NONE = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
 
 
 def writes_table(findings: Findings) -> list[RenderableType]:
     """The heads that raise and lower the logits of right answers most, and what all parts amount to."""
-    heads = [head for head in findings.heads if math.isfinite(head.writes.get("writes", _NONE).value)]
-    told = findings.options.get("writes")
-    if not heads or not isinstance(told, dict):
+    heads = [head for head in findings.heads if math.isfinite(head.measures.get("writes", _NONE).value)]
+    chosen, told = findings.options.get("writes"), findings.corpus.get("writes")
+    if not heads or not isinstance(chosen, dict) or not isinstance(told, dict):
         return []
     said: list[RenderableType] = []
-    ranked = sorted(heads, key=lambda head: -head.writes["writes"].value)
+    ranked = sorted(heads, key=lambda head: -head.measures["writes"].value)
     for title, shown in (
-        ("raise the logits of right answers most", [h for h in ranked[:_MOST] if h.writes["writes"].value > 0]),
-        ("lower them most", [h for h in ranked[::-1][:_MOST] if h.writes["writes"].value < 0]),
+        ("raise the logits of right answers most", [h for h in ranked[:_MOST] if h.measures["writes"].value > 0]),
+        ("lower them most", [h for h in ranked[::-1][:_MOST] if h.measures["writes"].value < 0]),
     ):
         if shown:
             said += [Text(f"\nheads that {title}", style="bold"), _table(shown)]
@@ -36,16 +36,13 @@ def writes_table(findings: Findings) -> list[RenderableType]:
         Text(),
         *dim_lines(
             [
-                f"mean of {told.get('n_predictions', 0):,} answers ({told.get('predicted', '')}): logit above the "
+                f"mean of {told.get('n_predictions', 0):,} answers ({chosen.get('predicted', '')}): logit above the "
                 f"vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
-                f"attended to: the answer's own occurrences get {told.get('attended', 0):.0%} of the head's weight or "
-                "more; in brackets 95% intervals over texts",
+                f"attended to: the answer's own occurrences get {chosen.get('attended', 0):.0%} of the head's weight "
+                "or more; in brackets 95% intervals over texts",
             ]
         ),
     ]
-
-
-_NONE = Effect(math.nan, math.nan, math.nan, 0)
 
 
 def _table(heads: list[Head]) -> Table:
@@ -53,7 +50,9 @@ def _table(heads: list[Head]) -> Table:
     for column in ("head", "adds", "", "attended to", "answers", "elsewhere"):
         table.add_column(column, style="bold" if column == "head" else "", justify="left")
     for head in heads:
-        on_all, looked, other = (head.writes.get(n, _NONE) for n in ("writes", "writes_attended", "writes_elsewhere"))
+        on_all, looked, other = (
+            head.measures.get(name, _NONE) for name in ("writes", "writes_attended", "writes_elsewhere")
+        )
         share = looked.count / on_all.count if on_all.count else math.nan
         table.add_row(
             head.name, Text(_number(on_all.value), style="cyan"), Text(_interval(on_all), style="dim"),
@@ -67,5 +66,5 @@ def _number(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−") if math.isfinite(value) else "–"
 
 
-def _interval(one: Effect) -> str:
+def _interval(one: Estimate) -> str:
     return f"[{_number(one.low)}, {_number(one.high)}]" if math.isfinite(one.low) else ""

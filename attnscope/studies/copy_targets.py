@@ -1,0 +1,157 @@
+"""Which tokens of a text a head might copy or suppress at each prediction, and which others to compare them with.
+
+Where tokens stand, the first one is left out: heads rest on it, whatever it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOTHING = -1
+"""In place of a token number: there is none. As `core.moved` has it."""
+
+N_CANDIDATES = 3
+"""Of the tokens that are read, so many with the largest logits are tried as what the rest of a model would copy."""
+
+AMONG = 10
+"""Among so many likeliest tokens of the vocabulary one must be to be what a model would say."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """What stands in what is read at each prediction of a row: which tokens, how often, and how near.
+
+    Attributes:
+        ids: The row's token numbers.
+        places: Where each prediction is made.
+        types: The different tokens of the row, ascending.
+        counts: How often each type stands there, (prediction, type); a decoder reads up to the place itself.
+        distance: How far the nearest of them is, in tokens, (prediction, type).
+        is_rival: Which types may be compared with: they stand there, are no special tokens, nor the answer, nor the
+            token at the place itself.
+        answers: The right tokens.
+    """
+
+    ids: Numbers
+    places: Numbers
+    types: Numbers
+    counts: NDArray[np.int32]
+    distance: NDArray[np.int32]
+    is_rival: NDArray[np.bool_]
+    answers: Numbers
+
+    @classmethod
+    def of(
+        cls, ids: Numbers, special: frozenset[int], places: Numbers, answers: Numbers, *, looks_back: bool
+    ) -> Standing:
+        """Counts the tokens of a row.
+
+        Args:
+            ids: Its token numbers as they are read, masks included.
+            special: Numbers of special tokens.
+            places: Where its predictions are made.
+            answers: What is right there.
+            looks_back: Whether each place reads those before it alone.
+        """
+        types, inverse = np.unique(ids, return_inverse=True)
+        at = np.arange(len(ids), dtype=np.int32)[:, None]
+        there = inverse[:, None] == np.arange(len(types))
+        there[:1] = False
+        far = np.int32(2 * len(ids))
+        distance = (at - np.maximum.accumulate(np.where(there, at, -far)))[places]
+        if looks_back:
+            counts = there.cumsum(0, dtype=np.int32)[places]
+        else:
+            counts = np.broadcast_to(there.sum(0, dtype=np.int32), (len(places), len(types)))
+            after = np.minimum.accumulate(np.where(there, at, far)[::-1])[::-1] - at
+            distance = np.minimum(distance, after[places])
+        is_rival = (counts > 0) & ~np.isin(types, sorted(special))
+        is_rival &= (types != ids[places][:, None]) & (types != answers[:, None])
+        return cls(ids, places, types, counts, distance, is_rival, answers)
+
+    def type_of(self, tokens: Numbers) -> Numbers:
+        """The number of each token among the types; NOTHING where it does not stand there."""
+        found = np.minimum(np.searchsorted(self.types, tokens), len(self.types) - 1)
+        there = (self.types[found] == tokens) & (self.counts[np.arange(len(tokens)), found] > 0)
+        return np.where(there, found, NOTHING)
+
+    def others(self, tokens: Numbers, n: Numbers | None = None, distance: Numbers | None = None) -> Numbers:
+        """Another token for each prediction's: one that stands there as often, and about as near.
+
+        Of the rivals the one with the closest count, and of those the one whose nearest occurrence is as near as the
+        token's; of two alike the smaller number. So a head of a fixed reach sees both alike.
+
+        Args:
+            tokens: A token of each prediction, or NOTHING.
+            n: How often it stands there; None = as counted.
+            distance: How near; None = likewise.
+
+        Returns:
+            Token numbers; NOTHING where there is no rival, or no token.
+        """
+        chosen = self.type_of(tokens)
+        row = np.arange(len(tokens))
+        n_there = self.counts[row, chosen].astype(np.int64) if n is None else n
+        far = self.distance[row, chosen].astype(np.int64) if distance is None else distance
+        off = np.abs(self.counts - n_there[:, None]) * (4 * len(self.ids)) + np.abs(self.distance - far[:, None])
+        rivals = self.is_rival & (np.arange(len(self.types)) != chosen[:, None])
+        best = np.where(rivals, off, np.iinfo(np.int64).max).argmin(1)
+        return np.where(rivals.any(1) & (chosen >= 0), self.types[best], NOTHING)
+
+    def copied(self) -> tuple[Numbers, Numbers]:
+        """The answers that stand there, and others; NOTHING for the other predictions."""
+        return _together(self.answers, self.others(self.answers))
+
+    def repeated(self, special: frozenset[int]) -> tuple[Numbers, Numbers, Numbers]:
+        """What came after the nearest earlier occurrence of the token at each place, others, and that token."""
+        followed: dict[int, int] = {}
+        pairs: dict[tuple[int, int], int] = {}
+        found: dict[int, tuple[int, int, int]] = {}
+        ids = self.ids.tolist()
+        for place, token in enumerate(ids):  # `followed` and `pairs` know keys before this place alone
+            if token in followed and token not in special:
+                key = followed[token]
+                if ids[key] not in special:
+                    found[place] = ids[key], pairs[token, ids[key]], place - key
+            if place:
+                followed[ids[place - 1]] = place
+                pairs[ids[place - 1], token] = pairs.get((ids[place - 1], token), 0) + 1
+        nothing = (NOTHING, 0, 0)
+        tokens, n, distance = np.array([found.get(place, nothing) for place in self.places.tolist()]).reshape(-1, 3).T
+        tokens, others = _together(tokens, self.others(tokens, n, distance))
+        return tokens, others, np.where(tokens >= 0, self.ids[self.places], NOTHING)
+
+    def likeliest(self, logits: NDArray[np.floating], special: frozenset[int]) -> list[tuple[Numbers, Numbers]]:
+        """The tokens of what is read that have the largest logits, the first N_CANDIDATES one after another.
+
+        The token at the place itself is none of them: a model that does not say it again is no news.
+
+        Args:
+            logits: Of the types, (prediction, type).
+            special: Numbers of special tokens.
+
+        Returns:
+            Tokens and others, N_CANDIDATES times.
+        """
+        there = (self.counts > 0) & ~np.isin(self.types, sorted(special))
+        there &= self.types != self.ids[self.places][:, None]
+        known = np.where(there, logits, -np.inf)
+        order = np.argsort(-known, 1, kind="stable")
+        made = []
+        for number in range(N_CANDIDATES):
+            best = order[:, min(number, order.shape[1] - 1)]
+            is_there = there[np.arange(len(best)), best] & (number < order.shape[1])
+            tokens = np.where(is_there, self.types[best], NOTHING)
+            made.append(_together(tokens, self.others(tokens)))
+        return made
+
+
+def _together(tokens: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
+    """Both, or neither."""
+    both = (tokens >= 0) & (others >= 0)
+    return np.where(both, tokens, NOTHING), np.where(both, others, NOTHING)
