@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
 from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
-from attnscope.records.storage import PAGE_MARK, require_replaceable
+from attnscope.records.storage import PAGE_MARK, require_replaceable, require_replaceable_folder
 from attnscope.unfinished import fail_if_not_whole, settle
 
 if TYPE_CHECKING:
@@ -200,8 +200,18 @@ def plan(
         require_writable(folder)
     given = {name: value for name, value in options.items() if value is not None}
     found.require_options(given)
+    if given.get("folder"):
+        _require_page(found, out, files, stem)
     load_named("attnscope.views.style:Style")(**_of_style(given))
     return Output(found, out, files, json, quiet, TEXT in named, replace, given, stem)
+
+
+def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: str | None) -> None:
+    """Refuses a page as a folder where there is no page, or something else is there."""
+    if out is None or not {*formats} & {*kind.pages}:
+        raise UsageError("--folder is a way to write the page, and none is written", "name a place with --out, html")
+    page = out / (kind if stem is None else kind.named(stem)).file("html")
+    require_replaceable_folder(page.with_suffix(""), "index.html")
 
 
 def _named_by(out: Path, kind: Kind) -> str:
@@ -253,6 +263,8 @@ def show(
         record = record.only(given.pop("pick"))  # type: ignore[attr-defined]  # maps have heads to pick
     if given.get("query") is not None:
         kind.view("query")(record, given["query"])
+    if given.get("folder"):
+        _require_page(kind, out, files, stem)
     if out is not None:
         require_writable(out)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given)
@@ -286,7 +298,8 @@ def write(
     kind = record.record_kind()
     kind = kind if stem is None else kind.named(stem)
     data = [record.save(out / kind.file(name)) for name in formats if name in kind.data]
-    data += [kind.view("page")(record).save(out / kind.file(name)) for name in formats if name in kind.pages]
+    how = {"folder": True} if options.get("folder") else {}
+    data += [kind.view("page")(record, **how).save(out / kind.file(name)) for name in formats if name in kind.pages]
     figures = [name for name in formats if name in FIGURE_FORMATS]
     if not figures or record.is_empty:
         return data

@@ -20,6 +20,7 @@ from attnscope.records.atlas import Atlas, TokenRow
 from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
+from tests.conftest import Run
 from tests.findings_helpers import described_findings, fake_findings
 from tests.page_helpers import Opened
 from tests.record_helpers import simple
@@ -482,6 +483,89 @@ def test_the_command_puts_an_atlas_beside_texts(browser: Any, tmp_path: Path) ->
     page.wait_for_selector(".view.atlas[data-shown='12']")
     assert opened.complaints == []
     page.close()
+
+
+# A folder of files -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_reads_a_head_when_it_is_asked_for(browser: Any, tmp_path: Path) -> None:
+    index = page_of_atlas(ATLAS, folder=True).save(tmp_path / "atlas.html")
+    assert index == tmp_path / "atlas" / "index.html"
+    assert sorted(path.name for path in (tmp_path / "atlas" / "heads").iterdir()) == sorted(
+        f"{n}.js" for n in range(1, 13)
+    )
+    opened = OpenedAtlas(browser.new_page(), index)
+    opened.requests.clear()
+    assert opened.listed() == NAMES
+    assert opened.requests == []
+    for head in ("L1H2", "L0H3", "L1H2"):
+        opened.go(head)
+        first = mine(head, "top")[0]
+        assert opened.text(".examples article >> nth=0 >> .prose") == f"[CLS] {first.facts.excerpt} [SEP]"
+    assert [Path(url).name for url in opened.requests] == ["7.js", "4.js"]
+    opened.go("L2H1", ex=1)
+    opened.page.keyboard.press("3")
+    opened.settle("matrix")
+    np.testing.assert_allclose(opened.matrix(), mine("L2H1", "top")[1].weights(), atol=5.1e-5)
+    assert opened.complaints == []
+    # What is missing is said, and is there as soon as the file is.
+    held = index.parent / "heads" / "1.js"
+    held.rename(tmp_path / "aside.js")
+    opened.page.evaluate("location.hash = 'v=head&head=L0H0'")
+    opened.page.wait_for_selector(".alert")
+    assert "heads/1.js cannot be read" in opened.text(".alert")
+    (tmp_path / "aside.js").rename(held)
+    opened.go("L0H1")
+    opened.go("L0H0")
+    opened.page.close()
+
+
+def test_a_page_as_a_folder_runs_its_own_files_alone(browser: Any, tmp_path: Path) -> None:
+    index = page_of_atlas(ATLAS, folder=True).save(tmp_path / "atlas.html")
+    assert "unsafe" not in index.read_text("utf-8").split("Security-Policy")[1].split(">")[0]
+    opened = OpenedAtlas(browser.new_page(), index)
+    opened.page.evaluate(
+        """() => { const made = document.createElement("script"); made.textContent = "document.title = 'run'";
+            document.head.append(made); }"""
+    )
+    opened.page.evaluate(
+        """() => { const made = document.createElement("script"); document.head.append(made);
+            made.src = "data:text/javascript,document.title='run'"; }"""
+    )
+    opened.until("document.scripts.length > 0")
+    assert opened.page.title() != "run" and len(opened.complaints) == 2
+    opened.page.close()
+
+
+def test_a_folder_is_replaced_whole_where_it_is_ours(tmp_path: Path) -> None:
+    page = page_of_atlas(ATLAS, folder=True)
+    index = page.save(tmp_path / "atlas.html")
+    (index.parent / "heads" / "99.js").write_text("of an earlier one")
+    page.save(tmp_path / "atlas.html")
+    assert not (index.parent / "heads" / "99.js").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["atlas"]
+    other = tmp_path / "mine"
+    other.mkdir()
+    page.save(tmp_path / "mine.html")  # it was empty
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "index.html").write_text("<p>my own")
+    (tmp_path / "link").symlink_to(other)
+    (tmp_path / "file").write_text("")
+    for name in ("theirs", "link", "file"):
+        with pytest.raises(AttnscopeError, match="no folder of attnscope"):
+            page.save(tmp_path / f"{name}.html")
+    assert (tmp_path / "theirs" / "index.html").read_text() == "<p>my own"
+
+
+def test_the_command_writes_a_folder(tmp_path: Path, run: Run) -> None:
+    ATLAS.save(tmp_path / "atlas.npz")
+    status, out, err = run("show", "atlas.npz", "--folder", "-o", "site.html")
+    assert status == 0 and out.splitlines()[-1] == "site/index.html", err
+    assert run("show", "atlas.npz", "--folder")[0] == 2
+    assert run("show", "atlas.npz", "--folder", "-o", "out", "-f", "npz")[0] == 2
+    simple(5).save(tmp_path / "weights.npz")
+    status, _, err = run("show", "weights.npz", "--folder", "-o", "out")
+    assert status == 2 and "has no --folder" in err
 
 
 def test_hostile_texts_show_as_themselves(browser: Any, tmp_path: Path) -> None:

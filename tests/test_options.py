@@ -208,6 +208,8 @@ DIFFER = {
     ("compare", "--hide-special"): "in the tables only, as the distances need every key",
     ("batch", "--out"): "required: the same command goes on in it",
     ("merge", "--out"): "required",
+    ("merge", "--model"): "its parts name it",
+    ("compare", "--with"): "a second text",
     **{
         (name, "--out"): _WRITES
         for name in ("heatmap", "page", "atlas", "prune", "show", "viewer", "trace", "split", "cost")

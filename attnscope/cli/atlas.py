@@ -1,5 +1,6 @@
 """`attnscope atlas`."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -27,6 +28,9 @@ def atlas(
     sample: Annotated[int, typer.Option(min=1, max=8192, help="How many texts are drawn for deciles.")] = 512,
     measuring: groups.Measuring,
     causal: Annotated[bool, "Take each head that has a role out, and say what changes."] = False,
+    shard: groups.Shard = "1/1",
+    beside: groups.With = None,
+    folder: groups.Folder = False,
     describing: groups.Describing,
     listing: groups.Listing,
     where: groups.Where,
@@ -42,17 +46,20 @@ def atlas(
     - `attnscope atlas --file sample_texts/alice.txt -o atlas.html`
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`
     - `attnscope atlas --file 'corpus/*.txt.gz' --rank induction -o induction.html`
+    - `attnscope atlas --file 'corpus/*.txt.gz' --shard 2/8 -o part2`
+    - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --folder -o site`
     """
     from attnscope.studies.atlas_order import AtlasOrder, study
     from attnscope.studies.heads_order import StudyOrder
 
     load = loading.options()
-    output = where.plan("atlas", printing, measures=measuring.measures, **listing.shown())
+    where = where if shard == "1/1" else replace(where, formats=where.formats or "npz")
+    output = where.plan("atlas", printing, measures=measuring.measures, folder=folder or None, **listing.shown())
     study_of_heads = StudyOrder(
-        texts=texts.wanted(), probe=None, **measuring.order(), control=None, shard="1/1", causal=causal,
+        texts=texts.wanted(), probe=None, **measuring.order(), control=None, shard=shard, causal=causal,
         describe=describing.options(), where=listing.only,
     )  # fmt: skip
-    order = AtlasOrder(study_of_heads, rank, examples, sample)
+    order = AtlasOrder(study_of_heads, rank, examples, sample, tuple(beside or ()))
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
         found = study(model, order, load, report, shared)

@@ -473,6 +473,24 @@ class Where:
         return plan(kind, self.out, self.formats, **vars(printing), **how)
 
 
+Folder = Annotated[
+    bool,
+    "Write the page of an atlas as a folder of small files (index.html), which loads a head when it is asked for.",
+    "Output",
+]
+
+Shard = Annotated[str, "Study a part of the corpus only, such as 2/8; `merge` joins them.", "Running"]
+
+With = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with",
+        help="Of an atlas: a record of the same model, of relations, ablate or circuits: its heads say that too; "
+        "may be given several times.",
+    ),
+    "Heads",
+]
+
 Replace = Annotated[bool, "Give up figures in the folder that are of another model or of other options.", "Output"]
 
 

@@ -42,7 +42,7 @@ def heads(
     writes: Annotated[
         bool, "Say what each head adds to the logits of right answers, next tokens or masked ones."
     ] = False,
-    shard: Annotated[str, "Study a part of the corpus only, such as 2/8; `merge` joins them."] = "1/1",
+    shard: groups.Shard = "1/1",
     describing: groups.Describing,
     listing: groups.Listing,
     where: groups.Where,
@@ -104,21 +104,36 @@ def heads(
     return output.deliver(found)
 
 
-@groups.command(omit=("out", "scale", "cmap"))
+@groups.command(omit=("out", "scale", "cmap", "engine", "dtype"))
 def merge(
     *,
-    parts: Annotated[list[Path], "Records of shards (heads.npz), or the folders that hold them."],
+    parts: Annotated[list[Path], "Records of shards (heads.npz, atlas.npz), or the folders that hold them."],
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", help="Of an atlas, whose texts are read again.  [default: as its parts name it]"),
+        "Model",
+    ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole."), "Output"],
     where: groups.Where,
     drawing: groups.Drawing,
+    loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
     from attnscope.output import plan
-    from attnscope.records import file_of
+    from attnscope.records import file_of, load
+    from attnscope.records.atlas import Atlas
     from attnscope.records.findings import Findings
     from attnscope.studies.merging import merge_findings
 
-    output = plan("heads", out, where.formats, **vars(printing), **drawing.options())
     paths = [file_of(part) for part in parts]
-    output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))
+    if isinstance(load(paths[0]), Atlas):
+        from attnscope.studies.atlas_parts import merge_files
+
+        output = plan("atlas", out, where.formats, **vars(printing), **drawing.options())
+        with options.progress(printing.quiet) as report:
+            found = merge_files([(path, Atlas.load(path)) for path in paths], model, loading.options(), report)
+        return output.deliver(found)
+    options.refuse_beside("parts of heads", model=model)
+    output = plan("heads", out, where.formats, **vars(printing), **drawing.options())
+    return output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))

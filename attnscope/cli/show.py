@@ -36,6 +36,8 @@ def show(
             autocompletion=options.complete_measures,
         ),
     ] = None,
+    beside: groups.With = None,
+    folder: groups.Folder = False,
     printing: groups.Printing,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files."""
@@ -43,12 +45,16 @@ def show(
 
     from attnscope import output
     from attnscope.records import load
+    from attnscope.records.atlas_evidence import with_records
     from attnscope.records.findings import Findings
     from attnscope.records.head_query import choose
 
     loaded = load(record)
+    if beside:
+        loaded.record_kind().require_options(["with"])
+        loaded = with_records(loaded, beside)  # type: ignore[arg-type]  # an atlas alone has this option
     shown = {**drawing.options(), "query": tokens.query, "pick": options.heads_from(which.pick), "measures": measures}
-    shown |= listing.shown()
+    shown |= {**listing.shown(), "folder": folder or None}
     if listing.only is not None and isinstance(loaded, Findings):
         choose(loaded, listing.only)  # before figures are drawn
     try:

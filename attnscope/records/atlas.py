@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.records import codec
 from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.descriptions import Descriptions
 from attnscope.records.findings import Findings, Head
@@ -142,6 +143,46 @@ class Example:
         return found
 
 
+@dataclass(frozen=True)
+class Composition:
+    """How much one head reads of what another writes, by their weights; as `circuits.Link`.
+
+    Attributes:
+        sender: Place of the earlier head in `Atlas.heads`.
+        receiver: That of the later one.
+        by: "Q", "K" or "V".
+        share: |X Y| / (|X| |Y|).
+        expected: The same of random directions, in the mean.
+        deviations: The share's square above its mean for these, in their standard deviations.
+    """
+
+    sender: int
+    receiver: int
+    by: str
+    share: float
+    expected: float
+    deviations: float
+
+
+@dataclass(frozen=True)
+class KeptText:
+    """A text that a part of an atlas keeps, to be read again when all parts are merged.
+
+    Attributes:
+        index: Its number in the corpus.
+        source: Where it comes from.
+        line: On which line.
+        text: What it says; None where it came as token numbers.
+        ids: These.
+    """
+
+    index: int
+    source: str
+    line: int
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(Record):
     """What every head of a model does on a corpus, with the texts that show it.
@@ -169,6 +210,11 @@ class Atlas(Record):
         keys: `Example.keys`, likewise.
         codes: `Example.codes`, likewise.
         descriptions: What each head does in a line; None where heads were not described.
+        compositions: The strongest partners of each head; none where no record of circuits was given.
+        kept: Of a part, which `--shard` makes: the texts that may be shown of the whole. It shows none itself.
+        scores: Of a part: how these score, by name: "texts" (their numbers), "chunks", "tokens", "lots" (hashes, by
+            which they are drawn), (text,), and "values", (text, head). Empty where it is no part.
+        sums: Of a part: exact sums, as `Findings.sums`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/1"
@@ -192,6 +238,15 @@ class Atlas(Record):
     keys: NDArray[np.uint8] = field(metadata=ARRAY)
     codes: NDArray[np.uint8] = field(metadata=ARRAY)
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
+    compositions: tuple[Composition, ...] = field(default=(), metadata=OMITTED)
+    kept: tuple[KeptText, ...] = field(default=(), metadata=OMITTED)
+    scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("score_"))
+    sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("sum_"))
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one shard's part of an atlas, to be merged."""
+        return bool(self.scores)
 
     @property
     def findings(self) -> Findings:
@@ -245,6 +300,10 @@ class Atlas(Record):
         for name, shape in shapes.items():
             if getattr(self, name).shape != shape:
                 raise ValueError(f"its {name} are of shape {getattr(self, name).shape}, not {shape}")
+        if any(not (0 <= one.sender < n and 0 <= one.receiver < n) for one in self.compositions):
+            raise ValueError("a head composes with one that is not there")
+        if self.is_part:
+            self._require_whole_part()
         if len(self.tables) != n:
             raise ValueError(f"it has {n} heads, and token tables of {len(self.tables)}")
         ends = np.concatenate([[0], self.starts])
@@ -257,3 +316,13 @@ class Atlas(Record):
                 raise ValueError("an example's tokens stand beside its text")
             if not -1 <= example.facts.focus < len(example.places) or not 0 <= example.facts.head < n:
                 raise ValueError("an example is of a head or a token that is not there")
+
+    def _require_whole_part(self) -> None:
+        known = {text.index for text in self.kept}
+        n = len(self.scores["lots"])
+        if {len(self.scores[name]) for name in ("texts", "chunks", "tokens", "values")} != {n}:
+            raise ValueError("the scores of its texts are cut off")
+        if n and self.scores["values"].shape != (n, len(self.heads)):
+            raise ValueError("its scores are of other heads")
+        if not known.issuperset(self.scores["texts"].tolist()):
+            raise ValueError("it has scores of a text that is not there")

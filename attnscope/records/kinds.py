@@ -41,7 +41,7 @@ class Kind:
         query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
         page: What makes its HTML page: `(record, findings=...)`; empty = it has none.
         options: What `show` may be given beside: some of "query", "pick", "scale", "cmap", "measures", "where",
-            "sort"; what has figures may be given `SIZES` too.
+            "sort", "folder", "with"; what has figures may be given `SIZES` too.
         lossless: The formats that it can be loaded from.
         files: File names that are not `stem` with the format as ending.
     """
@@ -148,7 +148,8 @@ KINDS = {
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
-            "atlas_terminal:show", page="page.atlas:page_of_atlas", options=("measures", "where", "sort"),
+            "atlas_terminal:show", page="page.atlas:page_of_atlas",
+            options=("measures", "where", "sort", "folder", "with"),
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),

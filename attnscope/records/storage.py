@@ -8,6 +8,7 @@ import io
 import json
 import math
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,6 +54,60 @@ def write_whole(path: Path, content: bytes) -> Path:
         for folder in made:
             with contextlib.suppress(OSError):  # others may have put something there meanwhile
                 folder.rmdir()
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], first: str) -> Path:
+    """Writes a folder of files whole or not at all, in place of an earlier one of ours.
+
+    Args:
+        folder: The folder.
+        files: By their paths in it.
+        first: The file by which a folder of ours is known, see `require_replaceable_folder`.
+
+    Returns:
+        The path of `first`.
+
+    Raises:
+        AttnscopeError: It cannot be written, or something else is there.
+    """
+    require_replaceable_folder(folder, first)
+    held, old = (folder.parent / f".{secrets.token_hex(8)}.part" for _ in range(2))
+    try:
+        for name, content in files.items():
+            (held / name).parent.mkdir(parents=True, exist_ok=True)
+            (held / name).write_bytes(content)
+        if folder.exists():
+            folder.rename(old)
+        held.rename(folder)
+    except OSError as error:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise AttnscopeError(
+            f"cannot write {folder}: {error.strerror or error}", "choose another folder with --out, or make room there"
+        ) from None
+    finally:
+        for left in (held, old):
+            shutil.rmtree(left, ignore_errors=True)
+    return folder / first
+
+
+def require_replaceable_folder(folder: Path, first: str) -> None:
+    """Refuses to replace a folder that is not ours: one whose file `first` is no page of attnscope.
+
+    Raises:
+        AttnscopeError: Something else has that name.
+    """
+    if not folder.is_symlink() and folder.is_dir():
+        if not any(folder.iterdir()):
+            return
+        with contextlib.suppress(OSError), (folder / first).open("rb") as file:
+            if PAGE_MARK in file.read(4096):
+                return
+    elif not folder.is_symlink() and not folder.exists():
+        return
+    raise AttnscopeError(
+        f"cannot replace {folder}: it is no folder of attnscope", "choose another name with --out, or remove it"
+    )
 
 
 def is_stream(path: Path) -> bool:

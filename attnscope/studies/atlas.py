@@ -14,6 +14,7 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, Example
 from attnscope.records.findings import Findings
+from attnscope.studies.atlas_parts import part_of
 from attnscope.studies.atlas_rows import Rows, Wanted, failing_texts, read_rows, units_of
 from attnscope.studies.atlas_scores import (
     CONTENT,
@@ -35,7 +36,8 @@ class AtlasOptions:
     """How an atlas is made.
 
     Attributes:
-        heads: How heads are studied and described; an atlas is of a whole corpus, so `shard` stays as it is.
+        heads: How heads are studied and described. Of a shard there is a part of an atlas, which shows nothing itself:
+            `atlas_parts.merge_atlases` makes the whole.
         rank: What texts are ranked by: "content_nats", or a measure that each text has.
         examples: How many of the best texts of each head are shown.
         sample: How many texts are drawn, by a hash of what they say, for deciles; profiles, token tables and distances
@@ -54,8 +56,6 @@ class AtlasOptions:
         for name, number, least in (("examples", self.examples, 0), ("sample", self.sample, 1)):
             if number < least:
                 raise UsageError(f"--{name} is {number}", f"it is at least {least}")
-        if self.heads.shard != (1, 1):
-            raise UsageError("an atlas is of a whole corpus", "leave out the shard; --workers shares the texts")
 
 
 def atlas(
@@ -94,16 +94,41 @@ def atlas(
     make = partial(AtlasMeasurer, rank=options.rank, n_top=options.examples, n_sample=options.sample, seed=options.seed)
     findings, done = study_heads(model, texts, options.heads, report, workers, make, ScoredFound())
     assert isinstance(done, ScoredFound)
-    places = [(head.kind, head.layer, head.head) for head in findings.heads]
-    scores = done.scores or Scores((), (), np.zeros((0, 0), np.float32), options.examples, options.sample)
-    scores = _in_order(scores, places)
+    if options.heads.shard == (1, 1):
+        return finish(model, texts, findings, options, done.scores, report)
+    places = _places(findings)
+    scores = _in_order(done.scores or _nothing(options), places)
+    failing = _failures(texts, findings, places) if findings.corpus["complete"] else {}
+    return part_of(_assemble(findings, options, _nothing(options), places, Rows({})), findings, scores, failing)
+
+
+def finish(
+    model: Model,
+    texts: Texts,
+    findings: Findings,
+    options: AtlasOptions,
+    scores: Scores | None,
+    report: Report | None = None,
+) -> Atlas:
+    """The atlas of what a first pass came to: reads the texts that it is to show.
+
+    Args:
+        model: The model.
+        texts: The corpus, or of it at least the texts that descriptions explain worst.
+        findings: What is known of the heads.
+        options: How.
+        scores: The texts that show what heads do; None = there are none.
+        report: Called after each batch.
+    """
+    places = _places(findings)
+    scores = _in_order(scores or _nothing(options), places)
     empty = _assemble(findings, options, scores, places, Rows({}))
     if not scores.texts:
         return empty
     try:
         failures = _failures(texts, findings, places)
         cut: Mapping[str, Any] = {"chunk": options.heads.chunk, "stride": options.heads.stride}
-        units = units_of(model, scores, failures, done.n_tokens, **cut)
+        units = units_of(model, scores, failures, findings.corpus["n_tokens"], **cut)
         rows = read_rows(model, places, units, report)
     except KeyboardInterrupt:
         return replace(empty, corpus={**empty.corpus, "complete": False})
@@ -111,6 +136,15 @@ def atlas(
         told = [*empty.run.get("failures", ()), failure("reading the examples", error)]
         return replace(empty, run={**empty.run, "failures": told})
     return _assemble(findings, options, scores, places, rows)
+
+
+def _places(findings: Findings) -> list[Place]:
+    return [(head.kind, head.layer, head.head) for head in findings.heads]
+
+
+def _nothing(options: AtlasOptions) -> Scores:
+    """Scores of no text."""
+    return Scores((), (), np.zeros((0, 0), np.float32), options.examples, options.sample)
 
 
 def _in_order(scores: Scores, places: Sequence[Place]) -> Scores:

@@ -1,8 +1,11 @@
 """From files of text to an atlas."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from attnscope.errors import UsageError
 from attnscope.records.atlas import Atlas
+from attnscope.records.atlas_evidence import require_evidence, with_records
 from attnscope.studies.atlas import AtlasOptions, atlas
 from attnscope.studies.causal import with_effects
 from attnscope.studies.heads_order import StudyOrder, heads_options, require_names
@@ -20,6 +23,7 @@ class AtlasOrder:
     rank: str
     examples: int
     sample: int
+    beside: tuple[Path, ...] = ()
 
 
 def study(
@@ -33,9 +37,14 @@ def study(
     options = AtlasOptions(heads_options(order.heads), order.rank, order.examples, order.sample)
     texts = order.heads.texts.corpus()
     require_names(order.heads)
+    if order.heads.causal and options.heads.shard != (1, 1):
+        raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
+    if order.beside and options.heads.shard != (1, 1):
+        raise UsageError("what other records say is of the whole", "give --with to merge's atlas: show --with")
+    require_evidence(order.beside)
     model = loading.load(spec)
     n_steps = 2 if order.heads.causal else 1
     found = atlas(model, texts, options, scale_report(report, 0, n_steps), workers)
     if order.heads.causal and whole(found):
         found = try_step(found, "--causal", lambda known: with_effects(known, model, texts, scale_report(report, 1, 2)))
-    return found
+    return with_records(found, order.beside)

@@ -25,12 +25,13 @@ N_NEAR = 12
 _DIGITS = 6
 
 
-def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None) -> Page:
+def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: bool = False) -> Page:
     """The page of an atlas.
 
     Args:
         atlas: What it shows.
         findings: Names the roles of heads, in place of those in the atlas.
+        folder: Whether it is a folder, with a file a head that is loaded when it is asked for.
 
     Raises:
         AttnscopeError: It holds no heads.
@@ -42,7 +43,7 @@ def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None) -> Page:
         heads = [replace(head, roles=roles.get((head.kind, head.layer, head.head), ())) for head in atlas.heads]
         options = {**atlas.options, "roles": findings.options.get("roles", {})}
         atlas = replace(atlas, heads=tuple(heads), options=options)
-    return page_of([], findings=atlas.findings, atlas=pack_atlas(atlas))
+    return page_of([], findings=atlas.findings, atlas=pack_atlas(atlas), folder=folder)
 
 
 def pack_atlas(atlas: Atlas) -> list[str]:

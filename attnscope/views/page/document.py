@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.findings import Findings
 from attnscope.records.record import Record
-from attnscope.records.storage import PAGE_MARK, finite, plain
+from attnscope.records.storage import PAGE_MARK, finite, plain, write_folder
 from attnscope.version import VERSION
 from attnscope.views.heads_summary import MARKS, MORE_COLORS, label, marks_of, printable
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
@@ -50,6 +50,18 @@ _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
 
 
+HEADS = "heads"
+"""Where in a page that is a folder the heads' files are."""
+
+INDEX = "index.html"
+"""What of a page that is a folder is opened."""
+
+
+def folder_of(path: Path) -> Path:
+    """The folder that is written in place of a page."""
+    return path.with_suffix("")
+
+
 @dataclass(frozen=True, eq=False)
 class PageText:
     """One text of a page.
@@ -70,14 +82,18 @@ class Page:
 
     Attributes:
         html: The whole file.
+        beside: Of a page that is a folder: its other files, by their paths in it.
     """
 
-    def __init__(self, html: str) -> None:
-        self.html = html
+    def __init__(self, html: str, beside: Mapping[str, str] | None = None) -> None:
+        self.html, self.beside = html, dict(beside or {})
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file, whole or not at all."""
-        return write_whole(Path(path), self.html.encode())
+        """Writes the file, whole or not at all; of a folder, which is called as the file would be, all its files."""
+        if not self.beside:
+            return write_whole(Path(path), self.html.encode())
+        files = {INDEX: self.html, **self.beside}
+        return write_folder(folder_of(Path(path)), {name: text.encode() for name, text in files.items()}, INDEX)
 
     def _repr_html_(self) -> str:
         whole = self.html.replace("&", "&amp;").replace('"', "&quot;")
@@ -101,6 +117,7 @@ def page_of(
     findings: Findings | None = None,
     start: Mapping[str, str] | None = None,
     atlas: Sequence[str] = (),
+    folder: bool = False,
 ) -> Page:
     """Makes a page of one text or several, of an atlas, or of both.
 
@@ -109,6 +126,7 @@ def page_of(
         findings: Names the roles of heads.
         start: What the page shows at first, as its address would say it: `{"v": "matrix", "h": "3.1"}`.
         atlas: The blocks of an atlas, as `page.atlas` packs them: what the landing needs, then one a head.
+        folder: Whether each head has a file of its own, which the page loads when it is asked for; without texts.
 
     Raises:
         AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
@@ -133,6 +151,11 @@ def page_of(
         manifest["start"] = {"scale": "head", **{k: v for k, v in manifest["start"].items() if k != "v"}}
     if atlas:
         manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
+    if folder:
+        manifest["atlas"]["folder"] = HEADS  # type: ignore[index]  # a dict
+        # A script, for a page that was opened from a disk may read no other file; it becomes the block that it holds.
+        beside = {f"{HEADS}/{n}.js": f'document.currentScript.textContent="{atlas[n]}"' for n in range(1, len(atlas))}
+        return Page(_html(manifest, blocks[:1], ("atlas",), "'self'"), beside)
     return Page(_html(manifest, blocks, (*["atlas"] * bool(atlas), *["photo"] * has_photos)))
 
 
@@ -334,12 +357,13 @@ def policy_hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = ()) -> str:
+def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = (), also: str = "") -> str:
+    """The file; scripts run from what `also` names besides."""
     # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     run, look = script(*parts), style(*parts)
     policy = (
-        f"default-src 'none'; script-src {policy_hash(run)}; style-src {policy_hash(look)}; "
+        f"default-src 'none'; script-src {f'{policy_hash(run)} {also}'.strip()}; style-src {policy_hash(look)}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
     )
     return "".join((

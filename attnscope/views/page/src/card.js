@@ -12,6 +12,7 @@ const FURTHEST = 64; // as records have it
 const LOWEST = 1e-4; // the least share that the profile shows
 const SIDES = { pairs: "pairs, query \u2192 key", gets: "tokens that get most", asks: "tokens that ask most" };
 const MOST_TOKENS = 8;
+const MOST_PARTNERS = 9;
 
 function interval(low, high, said = shortNumber) {
   return Number.isFinite(low) && Number.isFinite(high) ? ` [${said(low)}, ${said(high)}]` : "";
@@ -91,9 +92,10 @@ export class Card {
     this.measures = el("section", { "aria-label": "Measures" });
     this.offsets = el("section", {}, el("h2", {}, "How far it looks"), this.profileHost, this.profileRead);
     this.tables = el("section", {}, el("div", { class: "sectionhead" }, el("h2", {}, "Which tokens"), this.order), (this.tableHost = el("div", { class: "tables" })));
+    this.evidence = el("section", { class: "evidence", "aria-label": "By other records" });
     this.near = el("section", {});
     this.command = el("section", {});
-    this.root = el("div", { class: "headcard", tabindex: "-1" }, this.offsets, this.measures, this.tables, this.near, this.command);
+    this.root = el("div", { class: "headcard", tabindex: "-1" }, this.offsets, this.measures, this.evidence, this.tables, this.near, this.command);
   }
 
   show(told) {
@@ -159,37 +161,15 @@ export class Card {
     const { at, measures, effects, roles } = this.head;
     const resting = roles.map((role) => role.measure);
     const ranked = measures
-      .filter((name) => Number.isFinite(columns.get(name).values[at]))
+      .filter((name) => Number.isFinite(columns.get(name).values[at]) && !catalogs.shown.sourceOf(name))
       .sort((a, b) => resting.includes(b) - resting.includes(a) || columns.get(a).rank(at) - columns.get(b).rank(at));
     const names = [...effects, ...(this.all ? ranked : ranked.slice(0, Math.max(FEW, resting.length)))];
     this.measuresSeen = names;
     const n = catalogs.shown.heads.length;
-    const line = (name) => {
-      const column = columns.get(name);
-      const [value, low, high, even] = [column.values[at], column.lows[at], column.highs[at], column.uniforms[at]];
-      const picture = el("canvas", { "aria-hidden": "true" });
-      this.drawStrip(picture, column, at);
-      return el(
-        "tr",
-        {},
-        el("th", { scope: "row", title: [column.title, column.what].filter(Boolean).join(": ") }, column.title),
-        el("td", { class: "strip" }, picture),
-        el("td", { class: "number value" }, el("b", {}, shortNumber(value)), el("span", { class: "faint" }, interval(low, high))),
-        el("td", { class: "number faint" }, Number.isFinite(even) ? shortNumber(even) : ""),
-        el("td", { class: "number faint" }, `${column.rank(at)}`),
-      );
-    };
     fill(
       this.measures,
       el("h2", {}, "Measures ", el("span", { class: "faint" }, `among all ${n} heads`)),
-      names.length
-        ? el(
-            "table",
-            { class: "measures" },
-            el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [catalogs.shown.told.even || "even", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
-            el("tbody", {}, names.map(line)),
-          )
-        : el("p", { class: "faint" }, "none"),
+      names.length ? this.tableOf(names) : el("p", { class: "faint" }, "none"),
       ranked.length > FEW
         ? el(
             "button",
@@ -206,6 +186,78 @@ export class Card {
             this.all ? "fewer" : `all ${ranked.length}`,
           )
         : null,
+    );
+    this.showEvidence();
+  }
+
+  /** What records of relations, ablations and circuits say of the head, where the atlas was given any. */
+  showEvidence() {
+    const { columns, options, told } = catalogs.shown;
+    const { at, measures, roles } = this.head;
+    const of = (source) => measures.filter((name) => catalogs.shown.sourceOf(name) === source);
+    const known = (names) => names.filter((name) => Number.isFinite(columns.get(name).values[at]));
+    const relations = of("relations").filter((name) => roles.some((role) => role.name === options.measures[name].relation));
+    const [without, weights] = [known(of("ablation")), known(of("circuits"))];
+    const hasRelations = [...columns.keys()].some((name) => catalogs.shown.sourceOf(name) === "relations");
+    fill(
+      this.evidence,
+      hasRelations ? el("h2", {}, "Relations that it expresses") : null,
+      relations.length ? this.tableOf(relations) : hasRelations ? el("p", { class: "faint" }, "none of those in the record") : null,
+      without.length ? [el("h2", {}, "What changes without it"), this.tableOf(without)] : null,
+      weights.length ? [el("h2", {}, "By its weights"), this.tableOf(weights)] : null,
+      this.partners("Reads what these write", "receiver", "sender", told.compositions),
+      this.partners("Is read by", "sender", "receiver", told.compositions),
+    );
+  }
+
+  /** Heads that it composes with, the strongest above random directions first; each one click away. */
+  partners(title, mine, other, compositions = []) {
+    const { heads } = catalogs.shown;
+    const found = compositions.filter((one) => one[mine] === this.head.at).sort((a, b) => b.share - b.expected - a.share + a.expected);
+    if (!found.length) return null;
+    return [
+      el("h2", {}, `${title} `, el("span", { class: "faint" }, "by, share above random directions")),
+      el(
+        "div",
+        { class: "roles" },
+        found.slice(0, MOST_PARTNERS).map(({ by, share, expected, deviations, ...ends }) => {
+          const head = heads[ends[other]];
+          const said = `${by}: share ${shortNumber(share)}, of random directions ${shortNumber(expected)}; ${shortNumber(deviations)} standard deviations above`;
+          return el(
+            "button",
+            { type: "button", class: "chip", "data-partner": head.name, title: said, onclick: () => update({ head: head.name, ex: -1, q: -1 }) },
+            head.name,
+            el("small", {}, `${by} +${shortNumber(share - expected)}`),
+          );
+        }),
+      ),
+    ];
+  }
+
+  /** A table of measures, each with all heads as a strip. */
+  tableOf(names) {
+    const { columns } = catalogs.shown;
+    const { at } = this.head;
+    const line = (name) => {
+      const column = columns.get(name);
+      const [value, low, high, even] = [column.values[at], column.lows[at], column.highs[at], column.uniforms[at]];
+      const picture = el("canvas", { "aria-hidden": "true" });
+      this.drawStrip(picture, column, at);
+      return el(
+        "tr",
+        {},
+        el("th", { scope: "row", title: [column.title, column.what].filter(Boolean).join(": ") }, column.title),
+        el("td", { class: "strip" }, picture),
+        el("td", { class: "number value" }, el("b", {}, shortNumber(value)), el("span", { class: "faint" }, interval(low, high))),
+        el("td", { class: "number faint" }, Number.isFinite(even) ? shortNumber(even) : ""),
+        el("td", { class: "number faint" }, `${column.rank(at)}`),
+      );
+    };
+    return el(
+      "table",
+      { class: "measures" },
+      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [catalogs.shown.told.even || "even", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
+      el("tbody", {}, names.map(line)),
     );
   }
 

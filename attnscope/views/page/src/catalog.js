@@ -177,6 +177,11 @@ class Catalog {
     this.sides = this.columns.has("explained") ? ["nats", "explained"] : ["layer", heads[0]?.measures?.relative_entropy ? "relative_entropy" : [...this.columns.keys()][2] || "head"];
   }
 
+  /** Which record beside told a measure: relations, ablation or circuits; nothing of the atlas's own. */
+  sourceOf(name) {
+    return this.options.measures?.[name]?.of;
+  }
+
   /** What the filter may search in. */
   get texts() {
     this.searched ||= {
@@ -192,7 +197,11 @@ class Catalog {
   /** The head's card; the same promise each time. */
   card(at) {
     this.cards ||= new Map();
-    if (!this.cards.has(at)) this.cards.set(at, this.detail(at));
+    if (!this.cards.has(at)) {
+      const card = this.detail(at);
+      this.cards.set(at, card);
+      card?.catch(() => this.cards.delete(at)); // to be tried again
+    }
     return this.cards.get(at);
   }
 }
@@ -248,8 +257,26 @@ async function unpackTold(number) {
   return [JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))), bytes.subarray(4 + length)];
 }
 
+/** Loads the block of a head where the page is a folder, and each has a file: a script that becomes the block. */
+async function loadBlock(number) {
+  const script = document.createElement("script");
+  script.id = `d${number}`;
+  await new Promise((done, fail) => {
+    script.onload = done;
+    script.onerror = () => {
+      script.remove();
+      fail(new Error(`${script.getAttribute("src")} cannot be read`));
+    };
+    script.src = `${manifest.atlas.folder}/${number}.js`;
+    document.head.append(script);
+  });
+  return script;
+}
+
 async function cardOfBlock(number) {
+  const file = manifest.atlas.folder ? await loadBlock(number) : null;
   const [told, bytes] = await unpackTold(number);
+  file?.remove();
   let at = 0;
   const counts = told.examples.map(({ labels }) => bytes.subarray(at, (at += labels.length)));
   const kept = counts.map((count) => count.reduce((sum, one) => sum + one, 0));

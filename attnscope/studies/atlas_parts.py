@@ -1,0 +1,119 @@
+"""An atlas in shards: what a part keeps of its texts, and the atlas of the whole that several parts make.
+
+A part holds what the first pass came to: exact sums, and the texts that are among the best of a head or of the sample.
+Which of these the whole shows is known when all parts are there: then the model reads them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from attnscope.corpus import CorpusText
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Model
+from attnscope.records.atlas import Atlas, KeptText
+from attnscope.records.findings import Findings
+from attnscope.studies.atlas_scores import Place, ScoredText, Scores
+from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.merging import merge_findings
+from attnscope.studies.provenance import run_of
+from attnscope.studies.texts import Report
+
+
+def part_of(atlas: Atlas, findings: Findings, scores: Scores, failing: Iterable[CorpusText]) -> Atlas:
+    """An atlas without examples, with what `merge` needs.
+
+    Args:
+        atlas: What is known of the part.
+        findings: The same with its sums.
+        scores: The texts that show what heads do.
+        failing: Texts of the whole corpus that descriptions explain worst.
+    """
+    texts = {text.index: text for text in (*failing, *(one.text for one in scores.texts))}
+    kept = [KeptText(**{one.name: getattr(text, one.name) for one in fields(KeptText)}) for text in texts.values()]
+    return replace(
+        atlas,
+        sums=findings.sums,
+        kept=tuple(sorted(kept, key=lambda text: text.index)),
+        scores={
+            "texts": np.array([one.text.index for one in scores.texts], np.int64),
+            "chunks": np.array([one.number for one in scores.texts], np.int64),
+            "tokens": np.array([one.n_tokens for one in scores.texts], np.int64),
+            "lots": np.array([one.lot for one in scores.texts], np.uint64),
+            "values": scores.values,
+        },
+    )
+
+
+def _scores_of(part: Atlas) -> Scores:
+    """The scores that a part keeps."""
+    texts = {text.index: CorpusText(**vars(text)) for text in part.kept}
+    held = [part.scores[name].tolist() for name in ("texts", "chunks", "tokens", "lots")]
+    scored = tuple(ScoredText(texts[index], number, n, lot) for index, number, n, lot in zip(*held, strict=True))
+    heads: tuple[Place, ...] = tuple((head.kind, head.layer, head.head) for head in part.heads)
+    return Scores(heads, scored, part.scores["values"], part.options["examples"], part.options["sample"])
+
+
+def merge_atlases(
+    model: Model, parts: Sequence[Atlas], names: Sequence[str] = (), report: Report | None = None
+) -> Atlas:
+    """The atlas of several shards of one corpus, as one run over all of it would have made it.
+
+    Bit for bit, as `merge_findings`; the texts that it shows are read again, by the model.
+
+    Args:
+        model: The model that parts are of.
+        parts: What `atlas` made of each shard; some may be missing.
+        names: What to call each in errors, such as its file.
+        report: Called after each batch.
+
+    Raises:
+        AttnscopeError: One is no part; or they are of different models, texts, options or measures, or a shard comes
+            twice.
+    """
+    from attnscope.studies.atlas import AtlasOptions, finish
+    from attnscope.studies.heads import HeadsOptions
+
+    names = names or [f"part {number}" for number, _ in enumerate(parts, 1)]
+    for part, name in zip(parts, names, strict=True):
+        if not part.is_part:
+            raise AttnscopeError(f"{name} is an atlas of its own, no part of one", "give what --shard wrote")
+    found = merge_findings(
+        [
+            Findings(part.run, part.corpus, part.options, part.heads, part.sums, descriptions=part.descriptions)
+            for part in parts
+        ],
+        names,
+    )
+    for name, mine, known in (
+        ("weights", run_of(model.info)["sha256"], found.run["sha256"]),
+        ("precision", model.info.dtype, found.run["dtype"]),
+        ("engine", model.info.engine, found.run["engine"]),
+    ):
+        if mine != known:
+            raise AttnscopeError(f"the model is not that of the parts: its {name} differ", "name it with --model")
+    told = found.options
+    cut = HeadsOptions(chunk=told["chunk"], stride=told["stride"])
+    options = AtlasOptions(cut, parts[0].rank, told["examples"], told["sample"], told["seed"])
+    scores = [_scores_of(part) for part in parts if len(part.scores["lots"])]
+    texts = {text.index: CorpusText(**vars(text)) for part in parts for text in part.kept}
+    return finish(model, [*texts.values()], found, options, reduce(Scores.merge, scores) if scores else None, report)
+
+
+def merge_files(
+    parts: Sequence[tuple[Path, Atlas]], model: str | None, loading: LoadOptions, report: Report | None
+) -> Atlas:
+    """Loads the model that parts name, or another name of it, and merges them.
+
+    Raises:
+        AttnscopeError: As of `merge_atlases`; the model cannot be loaded.
+    """
+    run = parts[0][1].run
+    how = replace(loading, dtype=str(run["dtype"]), engine=str(run["engine"]), adapter=loading.adapter)
+    loaded = how.load(model or str(run["model"]))
+    return merge_atlases(loaded, [part for _, part in parts], [str(path) for path, _ in parts], report)
