@@ -44,15 +44,11 @@ def show(
     import numpy as np
 
     from attnscope import output
-    from attnscope.records import load
-    from attnscope.records.atlas_evidence import with_records
+    from attnscope.records.atlas_evidence import load_with
     from attnscope.records.findings import Findings
     from attnscope.records.head_query import choose
 
-    loaded = load(record)
-    if beside:
-        loaded.record_kind().require_options(["with"])
-        loaded = with_records(loaded, beside)  # type: ignore[arg-type]  # an atlas alone has this option
+    loaded = load_with(record, beside or ())
     shown = {**drawing.options(), "query": tokens.query, "pick": options.heads_from(which.pick), "measures": measures}
     shown |= {**listing.shown(), "folder": folder or None}
     if listing.only is not None and isinstance(loaded, Findings):

@@ -17,6 +17,7 @@ from attnscope.records.ablation import Ablation
 from attnscope.records.atlas import Atlas, Composition
 from attnscope.records.circuits import COMPOSITIONS, Circuits
 from attnscope.records.findings import Estimate, Findings
+from attnscope.records.record import Record
 from attnscope.records.relations import Relations, with_relations
 
 STRONGEST = 3
@@ -49,6 +50,21 @@ def with_records(atlas: Atlas, paths: Iterable[Path]) -> Atlas:
             )
         atlas = _with_record(atlas, record)
     return atlas
+
+
+def load_with(path: Path, beside: Iterable[Path]) -> Record:
+    """Reads a record of any kind, and of an atlas adds what other records say of its heads.
+
+    Raises:
+        UsageError: Others are given, and it is no atlas.
+        AttnscopeError: As of `load` and `with_records`.
+    """
+    record, paths = load(path), [*beside]
+    if paths:
+        record.record_kind().require_options(["with"])
+        assert isinstance(record, Atlas)
+        return with_records(record, paths)
+    return record
 
 
 def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Relations | Ablation | Circuits]]:
