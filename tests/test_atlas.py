@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from attnscope.studies import atlas as study
 from attnscope.studies.atlas import AtlasOptions, atlas
 from attnscope.studies.atlas_rows import WINDOW, excerpt_of, window
 from attnscope.studies.atlas_scores import ScoredText, Scores
-from attnscope.studies.descriptions import DescribeOptions
+from attnscope.studies.descriptions import DescribeOptions, _expected
 from attnscope.studies.heads import HeadsOptions
 from attnscope.studies.texts import batch_of
 from attnscope.studies.workers import Workers
@@ -114,6 +115,26 @@ def test_what_the_decile_of_a_head_shows_is_a_fair_draw() -> None:
         counts += np.bincount(places % 20, minlength=20)
     expected = n_seeds * 10 / 20
     assert ((counts - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 19)
+
+
+@pytest.mark.parametrize("n_texts", [1, 3, 9, 10, 11, 57])
+def test_what_a_decile_shows_lies_within_its_ends(n_texts: int) -> None:
+    chance = np.random.default_rng(n_texts)
+    values = chance.normal(size=(n_texts, 4)).astype(np.float32)
+    values[:, 1] = np.rint(values[:, 1])  # many alike
+    values[chance.random(n_texts) < 0.3, 2] = np.nan
+    texts = [ScoredText(CorpusText(i, "t", i, text=str(i)), 0, 9, i) for i in range(n_texts)]
+    ends, drawn = Scores.of([("encoder", 0, h) for h in range(4)], texts, values, 2, n_texts).deciles()
+    for head in range(4):
+        known = np.sort(values[~np.isnan(values[:, head]), head])
+        if not len(known):
+            assert np.isnan(ends[head]).all() and (drawn[head] < 0).all()
+            continue
+        assert ends[head, 0] == known[0] and ends[head, 10] == known[-1] and (np.diff(ends[head]) >= 0).all()
+        assert {*ends[head].tolist()} <= {*known.tolist()}
+        for decile in np.flatnonzero(drawn[head] >= 0):
+            assert ends[head, decile] <= values[drawn[head, decile], head] <= ends[head, decile + 1]
+        assert (drawn[head] >= 0).sum() == min(10, len(known))
 
 
 def test_the_sample_is_a_fair_draw_of_the_corpus(own: Model) -> None:
@@ -372,6 +393,28 @@ def test_failures_of_descriptions_are_examples(own: Model) -> None:
         assert [(f.text, f.token) for f in failures] == [
             (one.facts.text, one.facts.labels[one.facts.focus]) for one in examples
         ]
+        for failed, one in zip(failures, examples, strict=True):
+            labels = dict(zip(one.places.tolist(), one.facts.labels, strict=True))
+            weights = [expected.weight for expected in failed.predicted]
+            assert weights == sorted(weights, reverse=True) and 0 < sum(weights) <= 1 + 1e-9
+            assert all(labels[expected.place] == expected.token for expected in failed.predicted)
+            if head.layer == 1:  # it looks back only
+                assert all(expected.place <= failed.place for expected in failed.predicted)
+
+
+def test_what_a_description_expects_is_its_softmax() -> None:
+    rows = SimpleNamespace(
+        features=np.array([[9] * 2 + [0, 1, 0, 0, 1], [9] * 2 + [0, 2, 4, 0, 0], [9] * 7], np.uint8),
+        levels=np.array([2, 5, 2]), starts=np.array([0, 2, 7]),
+    )  # fmt: skip
+    group: Any = SimpleNamespace(rows=rows, keys=np.array([7, 7, 0, 1, 2, 3, 5]))
+    found = SimpleNamespace(terms=(1, 0), weights=np.array([2.0, -1.0]))
+    p = np.exp([0, 2 * 0.5 - 1, 2, 0, -1])
+    p /= p.sum()
+    got = _expected(group, found, 1, 3, tuple("abcdef"))
+    # Three of them get the same: the query's own place comes first.
+    assert [(one.place, one.token) for one in got] == [(2, "c"), (3, "d"), (1, "b"), (0, "a")]
+    np.testing.assert_allclose([one.weight for one in got], p[[2, 3, 1, 0]])
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])

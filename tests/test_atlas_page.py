@@ -17,6 +17,7 @@ import pytest
 from attnscope.cli import app
 from attnscope.errors import AttnscopeError
 from attnscope.records.atlas import Atlas, TokenRow
+from attnscope.records.descriptions import Expected, Failure
 from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
@@ -103,6 +104,16 @@ def role_of(name: str) -> list[str]:
     return [head.name for head in ATLAS.heads if name in {role.name for role in head.roles}]
 
 
+PAIR = next(row.tokens for row in ATLAS.tables[0] if row.side == "pairs")
+
+
+def having(query: str, key: str) -> list[str]:
+    """The heads with a pair that stands out."""
+    return [
+        name for name, rows in zip(NAMES, ATLAS.tables, strict=True) if (query, key) in {row.tokens for row in rows}
+    ]
+
+
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
@@ -117,6 +128,9 @@ def role_of(name: str) -> list[str]:
         ('"spreads EVENLY" || name:L2H3', [NAMES[1], "L2H3"]),
         ("nothing-like-this", []),
         ("   ", NAMES),
+        *[(f"{q} -> {k}", having(q, k)) for q, k in (PAIR, PAIR[::-1])],
+        (f'"{PAIR[0].upper()}"\u2192{PAIR[1]} & layer < 1', [name for name in having(*PAIR) if name.startswith("L0")]),
+        (f"!({PAIR[0]}->{PAIR[1]})", [name for name in NAMES if name not in having(*PAIR)]),
     ],
 )
 def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
@@ -146,6 +160,8 @@ def test_words_are_looked_for_in_tokens(opened: OpenedAtlas) -> None:
         ("& layer > 1", "something is missing before &"),
         ("layer > 1 &", "something is missing after &"),
         ('"open', "a quote is not closed"),
+        ("it ->", "a token is missing after ->"),
+        ("-> animal", "something is missing before ->"),
         ("zebra:local", "before : stands one of name, kind, role, description, token, not zebra"),
         ("constructor > 1", "no measure is called constructor"),
     ],
@@ -389,6 +405,68 @@ def test_examples_of_earlier_records_are_shown_by_their_labels(
     opened.go("L0H0")
     said = opened.text(".examples article >> nth=0 >> .prose")
     assert said.replace(" x", "").replace("x", "") == reads
+    opened.page.context.close()
+
+
+def test_deciles_say_their_ends(opened: OpenedAtlas) -> None:
+    opened.go("L1H1", tab="decile")
+    number = NAMES.index("L1H1")
+    for decile, article in enumerate(opened.page.locator(".examples article").all()):
+        assert article.locator(".exhead b").first.inner_text() == f"{10 * decile}\u2013{10 * decile + 10}%"
+        ends = [float(end) for end in article.locator(".ends").inner_text().split(" to ")]
+        assert ends == pytest.approx(ATLAS.deciles[number, decile : decile + 2].tolist(), rel=0.06, abs=6e-3)
+
+
+@pytest.mark.parametrize(("n", "said"), [(1, "the only text"), (3, "all 3 texts, lowest score first")])
+def test_few_texts_are_no_deciles(browser: Any, tmp_path: Path, n: int, said: str) -> None:
+    kept = [at for at, one in enumerate(EXAMPLES) if one.facts.why == "top" or one.facts.rank >= 10 - n]
+    examples = [EXAMPLES[at] for at in kept]
+    joined = {
+        name: np.concatenate([getattr(one, name) for one in examples])
+        for name in ("places", "special", "keys", "codes")
+    }
+    ends = np.cumsum(np.concatenate([np.diff(one.starts) for one in examples]))
+    opened = open_atlas(
+        browser, tmp_path, replace(ATLAS, facts=tuple(one.facts for one in examples), starts=ends, **joined)
+    )
+    opened.go("L0H2", tab="decile")
+    assert opened.text("[role=tab][data-tab=decile]") == f"All texts {n}"
+    assert opened.text(".showcase .about").startswith(f"{said}: there are too few for deciles")
+    firsts = [
+        article.locator(".exhead b").first.inner_text() for article in opened.page.locator(".examples article").all()
+    ]
+    assert firsts == [str(place + 1) for place in range(n)]
+    opened.page.context.close()
+
+
+def test_a_failure_says_what_was_expected(browser: Any, tmp_path: Path) -> None:
+    """The keys that the description expects, beside those that the token attends to, for that token alone."""
+    number = NAMES.index("L1H2")
+    assert ATLAS.descriptions is not None
+    predicted = (Expected(5, "five", 0.61), Expected(900, "far", 0.2), Expected(2, "two", 0.05))
+    failed = Failure(7, "the old", "cat", 3, 1.25, predicted)
+    heads = tuple(replace(one, failures=(failed,)) for one in ATLAS.descriptions.heads)
+    facts = tuple(
+        replace(one, why="failure", rank=0, score=float("nan"))
+        if one.head == number and (one.why, one.rank) == ("top", 1)
+        else one
+        for one in ATLAS.facts
+    )
+    atlas = replace(ATLAS, facts=facts, descriptions=replace(ATLAS.descriptions, heads=heads))
+    example = next(one for one in atlas.examples() if one.facts.why == "failure")
+    opened = open_atlas(browser, tmp_path, atlas)
+    opened.go("L1H2", tab="failure")
+    assert "1.25 nats off" in opened.text(".exhead")
+    shown = [own for _, own in example.facts.pieces()]
+    best = int(example.weights()[3].argmax())
+    line = opened.text(".reading")
+    assert f"{shown[3]} attends to {shown[best]} {example.weights()[3, best]:.2f}" in line
+    assert f"its description expects {shown[5]} 0.61, far 0.20, {shown[2]} 0.05" in line
+    assert opened.page.eval_on_selector_all(".tok.expected", "all => all.map(e => e.dataset.token)") == ["2", "5"]
+    opened.page.locator(".tok >> nth=7").hover()
+    opened.frame()
+    assert "expects" not in opened.text(".reading")
+    assert opened.page.locator(".tok.expected").count() == 0
     opened.page.context.close()
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attnscope.records.codec import OMITTED
+
 EVEN = 0.1
 """Nats from uniform below which a head is said to spread evenly, whatever could be said of the rest."""
 
@@ -51,6 +53,21 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """A key that a description expects a token to attend to.
+
+    Attributes:
+        place: Its place in the text, or in the chunk of a long one.
+        token: Its label.
+        weight: The attention that is expected, 0 to 1.
+    """
+
+    place: int
+    token: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class Failure:
     """A token whose attention a description explains badly.
 
@@ -60,6 +77,8 @@ class Failure:
         token: The token.
         place: Its place in the text, or in the chunk of a long one.
         nats: KL of its attention to what is described.
+        predicted: The keys that the description expects most, the largest weight first; none in records of earlier
+            versions.
     """
 
     text: int
@@ -67,6 +86,7 @@ class Failure:
     token: str
     place: int
     nats: float
+    predicted: tuple[Expected, ...] = field(default=(), metadata=OMITTED)
 
 
 @dataclass(frozen=True)

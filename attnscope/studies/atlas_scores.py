@@ -154,8 +154,10 @@ class Scores:
         """The deciles of each head's scores in the sample.
 
         Returns:
-            Their ends, (head, 11), NaN where no text has a score; and of each the text with the least hash, (head, 10),
-            -1 where it has none. A decile of m texts, sorted by score and hash, has those from d m / 10 on.
+            Their ends, (head, 11), NaN where no text has a score: of each decile that of its lowest score, and last the
+            highest of all, so that what is drawn lies between those of its own; and of each the text with the least
+            hash, (head, 10), -1 where it has none. A decile of m texts, sorted by score and hash, has those from
+            d m / 10 on.
         """
         values = self.values[: len(self.sample)]
         n_heads = values.shape[1]
@@ -165,9 +167,9 @@ class Scores:
             if not len(there):
                 continue
             mine = values[there, head].astype(np.float64)
-            ends[head] = np.quantile(mine, np.linspace(0, 1, 11))
             ranked = there[np.argsort(mine, kind="stable")]
             edges = [decile * len(ranked) // 10 for decile in range(11)]
+            ends[head] = values[ranked[np.minimum(edges, len(ranked) - 1)], head]
             for decile, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
                 if last > first:
                     drawn[head, decile] = ranked[first:last].min()  # texts are in the order of their lots

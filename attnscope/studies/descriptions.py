@@ -31,7 +31,7 @@ from attnscope.corpus import (
 )
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
-from attnscope.records.descriptions import EVEN, Descriptions, Failure, FeatureFacts, HeadDescription, Term
+from attnscope.records.descriptions import EVEN, Descriptions, Expected, Failure, FeatureFacts, HeadDescription, Term
 from attnscope.studies.description_features import RESTING, Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.head_blocks import Frequencies, decoder_start
 from attnscope.studies.own_features import own_features
@@ -59,6 +59,9 @@ NEARLY = 0.05
 
 FAILURES = 3
 """Tokens that are kept of those that a description fails on."""
+
+EXPECTED = 4
+"""Keys of such a token that are named of those that the description expects."""
 
 
 @dataclass(frozen=True)
@@ -257,12 +260,14 @@ class Group:
         heads: (layer, head) of each.
         features: The features.
         rows: The rows.
+        keys: (entry,): the place of each entry's key.
     """
 
     kind: str
     heads: tuple[tuple[int, int], ...]
     features: tuple[Feature, ...]
     rows: Rows
+    keys: NDArray[np.int32]
 
     def matches(self, feature: Feature) -> bool:
         """Whether a feature holds of any key of the rows."""
@@ -391,6 +396,7 @@ def _groups(kind: str, reads: dict[int, _Read], features: Sequence[Feature], sam
         lengths = np.concatenate([one[rows].sum(1) for one, rows in zip(allowed, kept, strict=True)])
         starts = np.concatenate([[0], np.cumsum(lengths)])
         held = np.empty((len(features), int(starts[-1])), np.uint8)
+        keys = np.concatenate([one[rows].nonzero()[1] for one, rows in zip(allowed, kept, strict=True)])
         at = 0
         for unit, one, rows in zip(units, allowed, kept, strict=True):
             part = reads[unit].features[:, rows][:, one[rows]]
@@ -414,7 +420,7 @@ def _groups(kind: str, reads: dict[int, _Read], features: Sequence[Feature], sam
         texts = np.repeat(np.array(units), [len(rows) for rows in kept])
         levels = np.array([feature.levels for feature in features])
         rows_of_group = Rows(held, levels, starts, texts, expected, entropies)
-        made.append(Group(kind, heads, tuple(features), rows_of_group))
+        made.append(Group(kind, heads, tuple(features), rows_of_group, keys.astype(np.int32)))
     return made
 
 
@@ -475,7 +481,7 @@ def _head(group: Group, sample: Sequence[Unit], scored: Part, number: int, found
     agrees = found.terms[:1] == other.terms[:1] if found.terms or other.terms else None
     return HeadDescription(
         group.kind, layer, head, terms, how.nats, how.explained, how.low, how.high, beside.explained, agrees,
-        _failures(sample, scored, left), _or(group, scored, number, found),
+        _failures(group, sample, scored, found, left), _or(group, scored, number, found),
     )  # fmt: skip
 
 
@@ -527,7 +533,19 @@ def _binary_nats(a: NDArray[np.float64], p: NDArray[np.float64]) -> NDArray[np.f
     return a * np.log(a / p) + (1 - a) * np.log((1 - a) / (1 - p))
 
 
-def _failures(sample: Sequence[Unit], scored: Part, left: NDArray[np.float64]) -> tuple[Failure, ...]:
+def _expected(group: Group, found: Any, row: int, place: int, labels: Sequence[str]) -> tuple[Expected, ...]:
+    """The keys that a description gives most in a row of the group; of those that get the same, the nearest."""
+    terms, entries = list(found.terms), slice(*group.rows.starts[row : row + 2])
+    values = group.rows.features[terms, entries] / (group.rows.levels[terms] - 1)[:, None]
+    scores = found.weights @ values
+    p, keys = np.exp(scores - scores.max()), group.keys[entries]
+    best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
+    return tuple(Expected(int(keys[at]), labels[keys[at]], float(p[at] / p.sum())) for at in best)
+
+
+def _failures(
+    group: Group, sample: Sequence[Unit], scored: Part, found: Any, left: NDArray[np.float64]
+) -> tuple[Failure, ...]:
     """The worst row of each of the texts that have the worst."""
     first = {int(text): row for row, text in reversed(list(enumerate(scored.texts)))}
     made: dict[int, Failure] = {}
@@ -541,8 +559,9 @@ def _failures(sample: Sequence[Unit], scored: Part, left: NDArray[np.float64]) -
         place = int(unit.queries[len(unit.queries) - n_rows + (int(row) - first[number])])
         labels = unit.chunk.tokens.labels
         made[number] = Failure(
-            unit.text.index, " ".join(labels[max(0, place - 6) : place]), labels[place], place, float(left[row])
-        )
+            unit.text.index, " ".join(labels[max(0, place - 6) : place]), labels[place], place, float(left[row]),
+            _expected(group, found, int(scored.index[row]), place, labels),
+        )  # fmt: skip
         if len(made) == FAILURES:
             break
     return tuple(made.values())

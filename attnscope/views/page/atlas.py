@@ -51,7 +51,9 @@ def pack_atlas(atlas: Atlas) -> list[str]:
     described = atlas.describe()
     told = {name: value for name, value in described.items() if name not in ("facts", "tables")}
     tokens = [sorted({token for row in rows for token in row.tokens}) for rows in atlas.tables]
-    blocks = [_packed({**told, "positions": atlas.positions, "deciles": atlas.deciles, "tokens": tokens})]
+    pairs = [[row.tokens for row in rows if row.side == "pairs"] for rows in atlas.tables]
+    landing = {**told, "positions": atlas.positions, "deciles": atlas.deciles, "tokens": tokens, "pairs": pairs}
+    blocks = [_packed(landing)]
     mine: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
         mine[example.facts.head].append(example)

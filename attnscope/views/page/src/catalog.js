@@ -124,6 +124,7 @@ class Catalog {
         words: description ? wordsOfDescription(description) : head.words || "",
         brief: description ? briefOf(description) : head.words || "",
         tokens: told.tokens?.[at] || [],
+        pairs: told.pairs?.[at] || (told.tables?.[at] || []).filter(({ side }) => side === "pairs").map(({ tokens }) => tokens),
         near: head.near || null,
       };
     });
@@ -192,6 +193,13 @@ class Catalog {
       token: this.heads.map(({ tokens }) => tokens.join("\n").toLowerCase()),
     };
     return this.searched;
+  }
+
+  /** The pairs that the filter may search in, by head: [query, key], without the marks of word pieces. */
+  get pairs() {
+    const bare = (token) => token.toLowerCase().replace(/^(##|\u00b7)(?=.)/, "");
+    this.searchedPairs ||= this.heads.map(({ pairs }) => pairs.map((pair) => pair.map(bare)));
+    return this.searchedPairs;
   }
 
   /** The head's card; the same promise each time. */
@@ -315,14 +323,20 @@ export function colourColumn() {
   return columns.get(state.ac || (hasRoles ? "role" : "layer")) || null;
 }
 
+/** Whether there are fewer texts than deciles: examples of deciles are then all texts, lowest score first. */
+export function areFew(examples) {
+  return catalogs.shown.corpus.complete !== false && examples.filter(({ why }) => why === "decile").length < 10;
+}
+
 /** What an example is called. */
-export function nameOfExample({ why, rank }) {
-  return { top: `top ${rank + 1}`, decile: `decile ${rank + 1}`, failure: `failure ${rank + 1}` }[why];
+function nameOfExample({ why, rank, few }) {
+  return { top: `top ${rank + 1}`, decile: few ? "text" : `decile ${rank + 1}`, failure: `failure ${rank + 1}` }[why];
 }
 
 /** Makes an example of a head a text, for the views of maps; `manifest.texts` then has it. */
 async function exampleAsText(head, number) {
-  const example = (await catalogs.shown.card(head.at)).examples[number];
+  const { examples } = await catalogs.shown.card(head.at);
+  const example = examples[number];
   const name = `${head.name}/${number}`;
   if (!example || manifest.texts.some((text) => text.example === name)) return;
   const none = example.labels.flatMap(() => [-1, -1]);
@@ -337,7 +351,7 @@ async function exampleAsText(head, number) {
   manifest.texts.push({
     example: name,
     text: textOfExample(example),
-    title: `${head.name}, ${nameOfExample(example)}: ${example.source}`,
+    title: `${head.name}, ${nameOfExample({ ...example, few: areFew(examples) })}: ${example.source}`,
     run: catalogs.shown.run,
     changes: [],
     maps: [{ kind: head.kind, heads: [[head.layer, head.head]], full: [], focus: [focus], queries, keys: null, chunks: [], weights: () => weights }],

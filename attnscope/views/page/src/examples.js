@@ -1,6 +1,6 @@
 // Examples of a head: texts whose tokens show what they attend to, and who attends to them.
 import { inkOn, stepOf } from "./colour.js";
-import { catalogs, openExample, piecesOf, shortNumber } from "./catalog.js";
+import { areFew, catalogs, headOf, openExample, piecesOf, shortNumber } from "./catalog.js";
 import { el, fill, say, segmented } from "./dom.js";
 import { state, update } from "./state.js";
 
@@ -51,6 +51,7 @@ export class Examples {
 
   show(told) {
     this.told = told;
+    this.few = areFew(told.examples);
     const tabs = Object.keys(TABS).filter((tab) => this.numbers(tab).length);
     if (!tabs.includes(state.tab)) state.tab = tabs[0] || "top";
     fill(
@@ -67,7 +68,7 @@ export class Examples {
             tabindex: tab === state.tab ? "0" : "-1",
             onclick: () => update({ tab, ex: -1, q: -1 }),
           },
-          `${TABS[tab]} ${this.numbers(tab).length}`,
+          `${tab === "decile" && this.few ? "All texts" : TABS[tab]} ${this.numbers(tab).length}`,
         ),
       ),
     );
@@ -76,7 +77,9 @@ export class Examples {
     this.side.show(state.side);
     const { rank } = catalogs.shown.told;
     const score = el("abbr", { title: catalogs.shown.options.rank || "" }, rank.replaceAll("_", " "));
-    fill(this.about, TOLD[state.tab], state.tab === "failure" ? null : [" (", score, ")"], " \u00b7 point at a token, or walk with the arrow keys");
+    const n = this.numbers("decile").length;
+    const all = `${n === 1 ? "the only text" : `all ${n} texts, lowest score first`}: there are too few for deciles`;
+    fill(this.about, state.tab === "decile" && this.few ? all : TOLD[state.tab], state.tab === "failure" ? null : [" (", score, ")"], " \u00b7 point at a token, or walk with the arrow keys");
     const name = [state.head, state.tab].join();
     if (this.built !== told || this.name !== name) this.build(told);
     [this.built, this.name] = [told, name];
@@ -108,7 +111,11 @@ export class Examples {
     this.reads.set(number, read);
     const open = (view, said) =>
       el("button", { type: "button", "data-open": view, title: `open as ${said}`, onclick: () => openExample(number, view).then(update) }, said);
-    const decile = example.why === "decile" ? `${10 * example.rank}\u2013${10 * example.rank + 10}%` : String(example.rank + 1);
+    const { why, rank } = example;
+    const inDecile = why === "decile" && !this.few;
+    const place = why === "decile" ? this.numbers("decile").indexOf(number) : rank;
+    const ends = inDecile && catalogs.shown.told.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end ?? NaN));
+    const failure = this.failureOf(example);
     const cut = example.length < example.n_tokens ? `${example.length} of ${example.n_tokens} tokens` : `${example.n_tokens} tokens`;
     return el(
       "article",
@@ -116,14 +123,27 @@ export class Examples {
       el(
         "div",
         { class: "exhead" },
-        el("b", {}, decile),
+        el("b", {}, inDecile ? `${10 * rank}\u2013${10 * rank + 10}%` : String(place + 1)),
         Number.isFinite(example.score) ? el("span", {}, "score ", el("b", {}, shortNumber(example.score))) : null,
+        ends ? el("span", { class: "faint ends", title: "the lowest scores of this tenth of the sampled texts and of the next" }, `${ends[0]} to ${ends[1]}`) : null,
+        failure ? el("span", {}, el("b", {}, shortNumber(failure.nats)), " nats off") : null,
         el("span", { class: "faint source" }, `${example.source} \u00b7 ${cut}`),
         el("span", { class: "buttons" }, open("matrix", "matrix"), open("links", "links")),
       ),
       body,
       read,
     );
+  }
+
+  /** Of an example that the description fails on, what it fails by. */
+  failureOf({ why, rank }) {
+    return why === "failure" ? headOf().description?.failures?.[rank] : null;
+  }
+
+  /** What the description expects of the token that it fails on, while that one is looked at: keys with weights. */
+  expectedOf(number, focus) {
+    const example = this.told.examples[number];
+    return (focus === example.focus && state.side === "q" && this.failureOf(example)?.predicted) || [];
   }
 
   /** The token of an example that is looked at: pointed at, chosen, else its own; -1 = none. */
@@ -140,7 +160,9 @@ export class Examples {
     const { rgb, css } = this.app.palette.one;
     const weights = new Map();
     if (focus >= 0 && focus < example.length) for (const [token, weight] of state.side === "q" ? example.row(focus) : example.column(focus)) weights.set(token, weight);
+    const expected = new Set(this.expectedOf(number, focus).map(({ place }) => example.places.indexOf(place)));
     spans.forEach((span, at) => {
+      span.classList.toggle("expected", expected.has(at));
       const weight = weights.get(at) || 0;
       const step = stepOf(weight, 0, 1);
       span.style.backgroundColor = step >= 2 ? css[step] : "";
@@ -166,9 +188,15 @@ export class Examples {
       ];
     };
     const [gives, gets] = [example.row(focus), example.column(focus)];
+    const expected = this.expectedOf(number, focus);
+    const told = expected.map(({ place, token, weight }, at) => {
+      const shown = example.places.indexOf(place);
+      return [at ? ", " : " ", shown < 0 ? el("q", { class: "token" }, token) : named(shown), ` ${weight.toFixed(2)}`];
+    });
     fill(
       read,
       el("span", {}, named(focus, " mine"), " attends to", gives.length ? listed(gives) : " nothing"),
+      told.length ? el("span", { class: "wanted" }, "its description expects", told) : null,
       el("span", { class: "faint" }, gets.length ? ["attended by", listed(gets)] : "hardly attended to"),
     );
   }

@@ -1,6 +1,6 @@
 // The filter of heads: comparisons of measures, words, and, or, not, brackets. Parsed into closures, never run as code.
 
-const TOKEN = /\s*(?:(-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?)(?=[\s<>=!&|():]|$)|"([^"]*)"|(>=|<=|!=|==|&&|\|\||[<>=!&|():])|([^\s<>=!&|():"]+))/iy;
+const TOKEN = /\s*(?:(->|\u2192)|(-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?)(?=[\s<>=!&|():\u2192]|->|$)|"([^"]*)"|(>=|<=|!=|==|&&|\|\||[<>=!&|():])|((?:(?!->)[^\s<>=!&|():"\u2192])+))/iy;
 const COMPARES = {
   ">": (a, b) => a > b,
   "<": (a, b) => a < b,
@@ -21,8 +21,9 @@ function tokensOf(text) {
     if (!text.slice(TOKEN.lastIndex).trim()) break;
     const match = TOKEN.exec(text);
     if (!match) throw new FilterError(`a quote is not closed`);
-    const [, number, quoted, sign, word] = match;
-    if (number !== undefined) found.push({ is: "number", shown: number, value: number.endsWith("%") ? Number(number.slice(0, -1)) / 100 : Number(number) });
+    const [, arrow, number, quoted, sign, word] = match;
+    if (arrow !== undefined) found.push({ is: "sign", shown: arrow, value: "->" });
+    else if (number !== undefined) found.push({ is: "number", shown: number, value: number.endsWith("%") ? Number(number.slice(0, -1)) / 100 : Number(number) });
     else if (quoted !== undefined) found.push({ is: "quoted", shown: `"${quoted}"`, value: quoted });
     else if (sign !== undefined) found.push({ is: "sign", shown: sign, value: SAME[sign] || sign });
     else if (/^(and|or|not)$/i.test(word)) found.push({ is: "sign", shown: word, value: { and: "&", or: "|", not: "!" }[word.toLowerCase()] });
@@ -48,8 +49,8 @@ function nearest(word, names) {
 }
 
 class Parser {
-  constructor(text, fields, texts) {
-    Object.assign(this, { tokens: tokensOf(text), at: 0, fields, texts });
+  constructor(text, fields, texts, pairs) {
+    Object.assign(this, { tokens: tokensOf(text), at: 0, fields, texts, pairs });
   }
 
   get next() {
@@ -101,11 +102,21 @@ class Parser {
     if (!next) throw new FilterError(this.at ? `something is missing after ${this.tokens[this.at - 1].shown}` : "there is nothing");
     if (next.is === "sign") throw new FilterError(`something is missing before ${next.shown}`);
     this.at++;
+    if (this.takes("->")) return this.paired(next);
     const sign = this.takes(":", ...Object.keys(COMPARES));
     if (!sign) return this.search(next.value, Object.keys(this.texts));
     if (next.is === "word" && this.texts[next.value.toLowerCase()] && [":", "=", "!="].includes(sign)) return this.within(next, sign);
     if (sign === ":") throw new FilterError(`before : stands one of ${Object.keys(this.texts).join(", ")}, not ${next.shown}`);
     return this.compared(next, sign);
+  }
+
+  /** Such as it -> animal: a query and a key that stand out, both as whole tokens. */
+  paired(query) {
+    const key = this.next;
+    if (!key || key.is === "sign") throw new FilterError("a token is missing after ->");
+    this.at++;
+    const [from, to] = [query, key].map(({ is, shown, value }) => (is === "number" ? shown : String(value)).toLowerCase());
+    return (head) => this.pairs[head].some(([asks, gets]) => asks === from && gets === to);
   }
 
   /** Such as role:induction. */
@@ -154,12 +165,13 @@ class Parser {
  * @param text such as: induction > 0.4 & layer > 3
  * @param fields numbers by head of each name
  * @param texts lower-case texts by head of each place to search in
+ * @param pairs by head the pairs of query and key that stand out, in lower case
  * @returns {{test: (head: number) => boolean, wrong: string}} `wrong` says what is amiss; then all heads pass
  */
-export function filterOf(text, fields, texts) {
+export function filterOf(text, fields, texts, pairs) {
   if (!text.trim()) return { test: () => true, wrong: "" };
   try {
-    return { test: new Parser(text, fields, texts).whole(), wrong: "" };
+    return { test: new Parser(text, fields, texts, pairs).whole(), wrong: "" };
   } catch (error) {
     if (!(error instanceof FilterError)) throw error;
     return { test: () => true, wrong: error.message };
