@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, Example
+from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, Example, KeptText
 from attnscope.records.findings import Findings
-from attnscope.studies.atlas_parts import part_of
 from attnscope.studies.atlas_rows import Rows, Wanted, failing_texts, read_rows, units_of
 from attnscope.studies.atlas_scores import (
     CONTENT,
@@ -99,7 +98,32 @@ def atlas(
     places = _places(findings)
     scores = _in_order(done.scores or _nothing(options), places)
     failing = _failures(texts, findings, places) if findings.corpus["complete"] else {}
-    return part_of(_assemble(findings, options, _nothing(options), places, Rows({})), findings, scores, failing)
+    return _part(_assemble(findings, options, _nothing(options), places, Rows({})), findings, scores, failing)
+
+
+def _part(atlas: Atlas, findings: Findings, scores: Scores, failing: Iterable[CorpusText]) -> Atlas:
+    """An atlas without examples, with what `merge` needs.
+
+    Args:
+        atlas: What is known of the part.
+        findings: The same with its sums.
+        scores: The texts that show what heads do.
+        failing: Texts of the whole corpus that descriptions explain worst.
+    """
+    texts = {text.index: text for text in (*failing, *(one.text for one in scores.texts))}
+    kept = [KeptText(**{one.name: getattr(text, one.name) for one in fields(KeptText)}) for text in texts.values()]
+    return replace(
+        atlas,
+        sums=findings.sums,
+        kept=tuple(sorted(kept, key=lambda text: text.index)),
+        scores={
+            "texts": np.array([one.text.index for one in scores.texts], np.int64),
+            "chunks": np.array([one.number for one in scores.texts], np.int64),
+            "tokens": np.array([one.n_tokens for one in scores.texts], np.int64),
+            "lots": np.array([one.lot for one in scores.texts], np.uint64),
+            "values": scores.values,
+        },
+    )
 
 
 def finish(

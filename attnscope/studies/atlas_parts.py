@@ -6,48 +6,23 @@ Which of these the whole shows is known when all parts are there: then the model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-
-import numpy as np
 
 from attnscope.corpus import CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.records.atlas import Atlas, KeptText
+from attnscope.records.atlas import Atlas
 from attnscope.records.findings import Findings
+from attnscope.studies.atlas import AtlasOptions, finish
 from attnscope.studies.atlas_scores import Place, ScoredText, Scores
+from attnscope.studies.heads import HeadsOptions
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.merging import merge_findings
 from attnscope.studies.provenance import run_of
 from attnscope.studies.texts import Report
-
-
-def part_of(atlas: Atlas, findings: Findings, scores: Scores, failing: Iterable[CorpusText]) -> Atlas:
-    """An atlas without examples, with what `merge` needs.
-
-    Args:
-        atlas: What is known of the part.
-        findings: The same with its sums.
-        scores: The texts that show what heads do.
-        failing: Texts of the whole corpus that descriptions explain worst.
-    """
-    texts = {text.index: text for text in (*failing, *(one.text for one in scores.texts))}
-    kept = [KeptText(**{one.name: getattr(text, one.name) for one in fields(KeptText)}) for text in texts.values()]
-    return replace(
-        atlas,
-        sums=findings.sums,
-        kept=tuple(sorted(kept, key=lambda text: text.index)),
-        scores={
-            "texts": np.array([one.text.index for one in scores.texts], np.int64),
-            "chunks": np.array([one.number for one in scores.texts], np.int64),
-            "tokens": np.array([one.n_tokens for one in scores.texts], np.int64),
-            "lots": np.array([one.lot for one in scores.texts], np.uint64),
-            "values": scores.values,
-        },
-    )
 
 
 def _scores_of(part: Atlas) -> Scores:
@@ -76,9 +51,6 @@ def merge_atlases(
         AttnscopeError: One is no part; or they are of different models, texts, options or measures, or a shard comes
             twice.
     """
-    from attnscope.studies.atlas import AtlasOptions, finish
-    from attnscope.studies.heads import HeadsOptions
-
     names = names or [f"part {number}" for number, _ in enumerate(parts, 1)]
     for part, name in zip(parts, names, strict=True):
         if not part.is_part:
