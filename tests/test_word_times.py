@@ -93,6 +93,31 @@ def test_times_are_kept_and_drawn(planted: attnscope.Heatmap, tmp_path: Path) ->
     assert drawn.read_bytes() != plain.read_bytes()
 
 
+def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> None:
+    t = np.arange(round(1.5 * 16000)) / 16000
+    tone = (0.5 * np.sin(2 * np.pi * 2000 * t) * (t > 0.75)).astype(np.float32)
+    timed = attnscope.sound_heatmap(whisper, (tone, 16000), TEXT, times=True, pick=[(1, 2)])
+    sound = attnscope.load_record(timed.save(tmp_path / "weights.npz")).sound
+    assert sound is not None and sound.spectrogram is not None
+    seen = sound.spectrogram
+    assert seen.levels.shape == (8, 150) and len(sound.envelope) == 75  # two steps a frame, in 8 bands
+    assert seen.hertz == tuple(sorted(seen.hertz)) and 5000 < seen.hertz[-1] < 8000 and 30 < seen.decibels < 100
+    loud = seen.levels.astype(float)
+    assert loud[:, 80:].mean(1).argmax() == np.abs(np.array(seen.hertz) - 2000).argmin()
+    assert loud[:, :70].max() < 30 < 200 < loud[:, 80:].max()  # a hundredth of a second a step
+    files = timed.draw(tmp_path / "drawn", ["png", "svg", "pdf"], width="column")
+    assert [file.name for file in files[:3]] == ["word-times.png", "word-times.svg", "word-times.pdf"]
+    drawn = (tmp_path / "drawn/word-times.svg").read_text()
+    for said in ("the", "mat .", "4 kHz", "1.5 s"):
+        assert f">{said}<" in drawn or said in drawn
+    # Without times nothing of it is kept, and nothing else is drawn.
+    plain = attnscope.sound_heatmap(whisper, (tone, 16000), TEXT, pick=[(1, 2)])
+    assert plain.sound is not None and plain.sound.spectrogram is None and "spectrogram" not in plain.arrays()
+    wrong = timed.describe() | {"sound": timed.describe()["sound"] | {"hertz": [1.0]}}
+    with pytest.raises(ValueError, match="its spectrogram makes no sense"):
+        attnscope.Heatmap.rebuild(wrong, {**timed.arrays()})
+
+
 def test_what_has_no_times_is_refused(whisper: Any, planted: attnscope.Heatmap) -> None:
     with pytest.raises(AttnscopeError, match="names no heads that follow speech"):
         attnscope.sound_heatmap(whisper, (speech(0.5), 16000), TEXT, times=True)

@@ -260,7 +260,7 @@ class Heatmap(MapsRecord[AttentionMap]):
         Those of further maps have the kind before their name: `decoder_weights`, `cross_tokens` ...; a cross map has
         `cross_query_tokens` beside. What a vision model saw is `picture`, (height, width, 3), uint8; what was
         seen among words is `picture_0`, `picture_1` …; of what a speech model heard, `envelope` is the loudest sample
-        of each frame.
+        of each frame, and `spectrogram` what it was given, (band, step), uint8, where words are timed.
         """
         named: dict[str, NDArray[Any]] = {}
         for number, m in enumerate(self.maps):
@@ -277,6 +277,8 @@ class Heatmap(MapsRecord[AttentionMap]):
         named |= {f"picture_{number}": picture.pixels for number, picture in enumerate(self.pictures)}
         if self.sound is not None:
             named["envelope"] = self.sound.envelope
+            if self.sound.spectrogram is not None:
+                named["spectrogram"] = self.sound.spectrogram.levels
         return named
 
     def to_npz(self) -> bytes:
@@ -290,7 +292,7 @@ class Heatmap(MapsRecord[AttentionMap]):
         """The record that `describe` and `arrays` were made of, npz or JSON."""
         senses = {
             "picture": picture_from(described.get("picture"), held.get("picture")),
-            "sound": sound_from(described.get("sound"), held.get("envelope")),
+            "sound": sound_from(described.get("sound"), held.get("envelope"), held.get("spectrogram")),
             "pictures": tuple(
                 picture_from(one, held.get(f"picture_{number}"))
                 for number, one in enumerate(described.get("pictures") or ())

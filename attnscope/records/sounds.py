@@ -31,6 +31,22 @@ class SpokenWord:
 
 
 @dataclass(frozen=True, eq=False)
+class Spectrogram:
+    """The log-mel spectrogram that a model was given, of the frames with sound.
+
+    Attributes:
+        levels: (band, step), uint8: 0 = the quietest, 255 = the loudest; the lowest band first. As many steps for each
+            frame of the encoder as its convolutions merge.
+        hertz: The middle of each band, ascending.
+        decibels: How much louder the loudest is than the quietest.
+    """
+
+    levels: NDArray[np.uint8]
+    hertz: tuple[float, ...]
+    decibels: float
+
+
+@dataclass(frozen=True, eq=False)
 class Sound:
     """What a speech model heard.
 
@@ -42,6 +58,7 @@ class Sound:
         source: What the recording is called.
         words: When each word of the transcript is spoken, if that was asked for.
         followed: The heads, (layer, head), of whose cross-attention that was told.
+        spectrogram: What the model was given, where words are timed; None = not kept.
     """
 
     envelope: NDArray[np.float32]
@@ -51,6 +68,7 @@ class Sound:
     source: str
     words: tuple[SpokenWord, ...] = ()
     followed: tuple[tuple[int, int], ...] = ()
+    spectrogram: Spectrogram | None = None
 
     @property
     def facts(self) -> str:
@@ -68,10 +86,11 @@ class Sound:
             "seconds_per_frame": self.seconds_per_frame,
             "window_seconds": self.window_seconds,
             **({"words": [vars(word) for word in self.words], "followed": self.followed} if self.words else {}),
+            **({"hertz": seen.hertz, "decibels": seen.decibels} if (seen := self.spectrogram) else {}),
         }
 
 
-def sound_from(described: Mapping[str, Any] | None, envelope: Any) -> Sound | None:
+def sound_from(described: Mapping[str, Any] | None, envelope: Any, levels: Any = None) -> Sound | None:
     """The sound that `Sound.describe` tells of; None where there is none.
 
     Raises:
@@ -87,4 +106,13 @@ def sound_from(described: Mapping[str, Any] | None, envelope: Any) -> Sound | No
     if any(not 0 <= word.start <= word.end <= seconds + each for word in words):
         raise ValueError("its words are not spoken within its sound")
     followed = convert(described.get("followed", ()), tuple[tuple[int, int], ...])
-    return Sound(held, each, seconds, window, str(described["source"]), words, followed)
+    seen = None if levels is None else _spectrogram(described, np.asarray(levels))
+    return Sound(held, each, seconds, window, str(described["source"]), words, followed, seen)
+
+
+def _spectrogram(described: Mapping[str, Any], levels: NDArray[Any]) -> Spectrogram:
+    hertz = tuple(map(float, described["hertz"]))
+    whole = levels.ndim == 2 and levels.size and len(levels) == len(hertz) and hertz == tuple(sorted(hertz))
+    if not whole or levels.min() < 0 or levels.max() > 255:
+        raise ValueError("its spectrogram makes no sense")
+    return Spectrogram(levels.astype(np.uint8), hertz, float(described["decibels"]))

@@ -171,7 +171,10 @@ def sound_heatmap(
     choice = choice_from(layers, heads, pick)
     followed = heads_to_follow(model, choice.within(model.info).picked) if times else ()
     record = _record_of(model, Speech(read_recording(audio), text), choice)
-    return time_words(record, followed) if times else record
+    if times:
+        return time_words(record, followed)
+    # Only words are drawn over it.
+    return record if record.sound is None else replace(record, sound=replace(record.sound, spectrogram=None))
 
 
 def _record_of(model: Model, given: Given, choice: Choice, cut: Cut | None = None) -> Heatmap:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,10 @@ from attnscope.views.canvas import FAINT, INK, Page, colormap
 from attnscope.views.heatmap_figures import label_color
 from attnscope.views.lettering import lettering_for
 from attnscope.views.sheets import Sheet, sheets_of_heads
+from attnscope.views.sound_spectrogram import SpectrogramPage
 from attnscope.views.style import Style
 
+_TIMES = "word-times"
 _WAVE, _WORD = "#7b8794", "#c2410c"
 _WAVE_PX, _HEADER_PX, _PANEL_TITLE_PX, _AXIS_PX, _GAP_PX = 44, 92, 26, 34, 26
 _MEANING = {
@@ -30,12 +31,17 @@ _MEANING = {
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked.
 
+    Before these, where words are timed, `word-times`: the words over the spectrogram.
+
     Raises:
         UsageError: There is a query.
     """
     if query is not None:
         raise UsageError("over time every token has its row: there is no --query", "leave it out")
-    return sheets_of_heads(record.chosen(record.maps[0]), picked=record.picked is not None)
+    sheets = sheets_of_heads(record.chosen(record.maps[0]), picked=record.picked is not None)
+    if record.sound is not None and record.sound.words and record.sound.spectrogram is not None:
+        sheets.insert(0, Sheet(_TIMES, "overview", record.sound.followed, title="when each word is spoken"))
+    return sheets
 
 
 def share_after_sound(record: Heatmap, pair: tuple[int, int]) -> float:
@@ -52,8 +58,11 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
         style: How to colour it; by default each head by its own largest weight.
         query: Refused: every token has its row.
     """
-    made = partial(SoundPage, record, style=style or Style("head"))
-    return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
+    style = style or Style("head")
+    return (
+        (sheet.stem, SpectrogramPage(record, style) if sheet.stem == _TIMES else SoundPage(record, sheet, style))
+        for sheet in sheets_of(record, query)
+    )
 
 
 def max_pool(weights: NDArray[np.float32], room: int) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """What Hugging Face models hear: a recording through the model's own feature extractor, and its frames as tokens."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from attnscope.models.hf.parts import hears, in_one_line, sees_sound, takes_reco
 from attnscope.models.hf.seeing import OTHER_MODELS, tokens_before, whole_grid
 from attnscope.models.model import SensoryInput
 from attnscope.records.pictures import Picture
-from attnscope.records.sounds import Sound
+from attnscope.records.sounds import Sound, Spectrogram
 from attnscope.senses.recordings import Recording
 from attnscope.senses.tokens import frame_tokens, patch_tokens
 
@@ -63,6 +64,9 @@ class HuggingFaceEars:
             notes.append(f"{source} lasts {seconds:.1f} s, {self._name} listens for {window:g} s: the rest is left out")
         features = self._extract(samples, (1, int(base.config.num_mel_bins), n_frames * stride))
         sound = _sound(samples, rate, each, -(-len(samples) // each), window, recording.source)
+        sound = replace(
+            sound, spectrogram=_spectrogram(features[0, :, : len(sound.envelope) * stride], self._extractor)
+        )
         tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=tuple(notes))
 
@@ -136,3 +140,21 @@ def _sound(samples: NDArray[np.float32], rate: int, each: int, n: int, window: f
     loud = np.zeros(max(n * each, len(samples)), np.float32)
     loud[: len(samples)] = np.abs(samples)
     return Sound(loud[: n * each].reshape(n, each).max(1), each / rate, len(samples) / rate, window, source)
+
+
+def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
+    """What an extractor like Whisper's reports, (band, step), with its bands; None where it does not say these.
+
+    It gives (log10 of the power + 4) / 4: a step of 1 is 40 decibels.
+    """
+    filters = getattr(extractor, "mel_filters", None)
+    values = features.float().cpu().numpy()
+    if filters is None or np.ndim(filters) != 2 or np.shape(filters)[1] != len(values):
+        return None
+    filters = np.asarray(filters, np.float64)
+    bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
+    weights = filters.sum(0)
+    hertz = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)
+    low, high = float(values.min()), float(values.max())
+    levels = np.rint(255 * (values - low) / ((high - low) or 1.0)).astype(np.uint8)
+    return Spectrogram(levels, tuple(np.maximum.accumulate(hertz).tolist()), 40 * (high - low))
