@@ -80,18 +80,26 @@ def simple(n: int = 4, *, layers: int = 2, heads: int = 3, seed: int = 0, **fiel
     return record_of(map_of(tokens, layers=layers, heads=heads, seed=seed), **fields)
 
 
-def looking_record(seed: int = 0) -> Heatmap:
-    """A record of words after two pictures of one white photo: 2 x 3 patches in rows that end in marks, and 1 x 2."""
+def looking_record(seed: int = 0, opening: Sequence[str] = ("<s>",)) -> Heatmap:
+    """A record of words after two pictures of one white photo: 2 x 3 patches in rows that end in marks, and 1 x 2.
+
+    Before the pictures stand the pieces of one word.
+    """
     patches = [f"0:{row},{column}" for row in range(2) for column in range(3)]
-    labels = ["<s>", *patches[:3], "|", *patches[3:], "|", "1:0,0", "1:0,1", "what", "is", "it", "a", "cat"]
-    keys = tokens_of(labels, tuple(range(11)), n_given=14, offsets=_offsets_after(labels, 11), text="what is it a cat")
-    cells = np.array([[1, 2, 3], [5, 6, 7]], np.int32), np.array([[9, 10]], np.int32)
+    n_before = len(opening)
+    labels = [*opening, *patches[:3], "|", *patches[3:], "|", "1:0,0", "1:0,1", "what", "is", "it", "a", "cat"]
+    first, n = n_before + 10, len(labels)
+    words = np.array([0] * n_before + list(range(1, n - n_before + 1)), np.int32)
+    offsets = _offsets_after(labels, first)
+    keys = tokens_of(
+        labels, tuple(range(first)), n_given=first + 3, offsets=offsets, text="what is it a cat", words=words
+    )
+    cells = np.array([[0, 1, 2], [4, 5, 6]], np.int32) + n_before, np.array([[8, 9]], np.int32) + n_before
     white = np.full((16, 24, 3), 255, np.uint8)
     pictures = (
         Picture(white, (2, 3), "white.png", (240, 160), cells[0], (0, 0, 240, 160)),
         Picture(white[:8, :16], (1, 2), "white.png, small", (240, 160), cells[1], (0, 0, 240, 160)),
     )
-    first, n = 11, len(labels)
     queries = keys.take(np.arange(first, n))
     made = replace(map_of(queries, keys, kind="decoder", seed=seed), part=(first, 0, n, n))
     return record_of(made, text="what is it", pictures=pictures)

@@ -1,60 +1,40 @@
 """`attnscope heatmap` on long texts as its users meet it."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attnscope import cli, load_pooled, load_record
+from attnscope import load_pooled, load_record
 from attnscope.cli.options import span_from
 from attnscope.errors import UsageError
+from tests.conftest import Run
 
 LONG = "one two three, four five six. " * 60  # 482 tokens of minilm's 512
-Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def attnscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs the command in this process, standing in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
-
-
-def test_a_long_text_is_pooled_of_itself_and_drawn_again(attnscope: Run, tmp_path: Path) -> None:
-    status, out, _ = attnscope("heatmap", LONG, "-L", "1", "-H", "0-2", "-f", "png,npz,json", "-o", "a")
+def test_a_long_text_is_pooled_of_itself_and_drawn_again(run: Run, tmp_path: Path) -> None:
+    status, out, _ = run("heatmap", LONG, "-L", "1", "-H", "0-2", "-f", "png,npz,json", "-o", "a")
     assert status == 0
     assert out.split() == ["a/L01.png", "a/pooled.npz", "a/record.json"]
     record = load_pooled("a/pooled.npz")
     n = len(record.maps[0].queries)
     assert n > 400 and record.maps[0].cells.shape == (1, 3, -(-n // 2), -(-n // 2))
     np.testing.assert_array_equal(load_pooled("a/record.json").maps[0].cells, record.maps[0].cells)
-    status, out, _ = attnscope("show", "a", "--pick", "L1H2", "-o", "b")
+    status, out, _ = run("show", "a", "--pick", "L1H2", "-o", "b")
     assert (status, out.split()) == (0, ["b/L01H02.png"])
-    status, out, _ = attnscope("show", "a")
+    status, out, _ = run("show", "a")
     assert status == 0 and "strongest links over 32 tokens" in out
-    status, out, _ = attnscope("show", "a/pooled.npz", "--json")
+    status, out, _ = run("show", "a/pooled.npz", "--json")
     document = json.loads(out)
     assert document["schema"] == "attnscope.pooled/1" and len(document["links"]) == 30
-    status, out, err = attnscope("show", "a", "--query", "one")
+    status, out, err = run("show", "a", "--query", "one")
     assert status == 2 and "has no --query" in err
 
 
-def test_short_texts_are_pooled_where_that_is_asked_for(attnscope: Run) -> None:
-    status, out, _ = attnscope(
-        "heatmap", "one two three", "--pooled", "8", "--pool", "max", "--json", "-f", "npz", "-L", "0"
-    )
+def test_short_texts_are_pooled_where_that_is_asked_for(run: Run) -> None:
+    status, out, _ = run("heatmap", "one two three", "--pooled", "8", "--pool", "max", "--json", "-f", "npz", "-L", "0")
     document = json.loads(out)
     assert status == 0 and document["record"]["pool"] == "max"
     assert document["files"][0].endswith("pooled.npz")
@@ -62,17 +42,17 @@ def test_short_texts_are_pooled_where_that_is_asked_for(attnscope: Run) -> None:
     assert cells.shape == (1, 12, 5, 5)
 
 
-def test_long_texts_stay_whole_where_that_is_asked_for(attnscope: Run) -> None:
+def test_long_texts_stay_whole_where_that_is_asked_for(run: Run) -> None:
     for asked in (["--pooled", "0"], ["--hide-special"], ["--rows", "400:404", "--cols", ":8"]):
-        status, _, _ = attnscope("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", "--replace", *asked)
+        status, _, _ = run("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", "--replace", *asked)
         assert status == 0, asked
     record = load_record("whole/weights.npz")
     assert record.weights.shape[2:] == (4, 8)
     assert record.maps[0].part is not None and record.maps[0].part[:2] == (400, 0)
 
 
-def test_a_part_is_drawn(attnscope: Run) -> None:
-    status, out, err = attnscope("heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a")
+def test_a_part_is_drawn(run: Run) -> None:
+    status, out, err = run("heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a")
     assert (status, out.split()) == (0, ["a/L00H01.png"])
     assert "queries 400 to 409 and keys 0 to 11" in err
 
@@ -95,16 +75,16 @@ def test_a_part_is_drawn(attnscope: Run) -> None:
         ["--pooled", "64", "--query", "one"],
     ],
 )
-def test_wrong_usage_is_one_line_and_a_hint(wrong: list[str], attnscope: Run, tmp_path: Path) -> None:
-    status, out, err = attnscope("heatmap", "one two three", *wrong)
+def test_wrong_usage_is_one_line_and_a_hint(wrong: list[str], run: Run, tmp_path: Path) -> None:
+    status, out, err = run("heatmap", "one two three", *wrong)
     assert status == 2 and out == ""
     lines = err.splitlines()
     assert lines[0].startswith("error: ") and lines[1].startswith("hint: ") and len(lines) == 2
     assert not list(tmp_path.iterdir())
 
 
-def test_texts_over_the_limit_say_the_limit(attnscope: Run) -> None:
-    status, _, err = attnscope("heatmap", LONG * 3, "-L", "0", "-H", "0", "-f", "npz", "-o", "a")
+def test_texts_over_the_limit_say_the_limit(run: Run) -> None:
+    status, _, err = run("heatmap", LONG * 3, "-L", "0", "-H", "0", "-f", "npz", "-o", "a")
     assert status == 0
     assert "the model takes 512" in err and len(err.splitlines()) == 1
 

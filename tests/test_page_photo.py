@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 from attnscope.records import Heatmap
 from attnscope.records.pictures import Picture
-from attnscope.views.page import empty_page
+from attnscope.views.page import PageText, empty_page, page_of
 from tests.conftest import Run
 from tests.page_helpers import Opened, blues, number
 from tests.record_helpers import looking_record, map_of, record_of, tokens_of
@@ -185,8 +186,11 @@ def test_what_is_seen_is_saved(opened: Opened) -> None:
 
 
 def test_a_photo_is_embedded_once(opened: Opened) -> None:
+    jpeg = r'id="d\d+">/9j/'
     html = opened.file.read_text("utf-8")
-    assert len(re.findall(r'id="d\d+">/9j/', html)) == 1, "one JPEG: the small picture is of the same photo"
+    assert len(re.findall(jpeg, html)) == 1, "the small picture is of the same photo"
+    other = replace(looking_record(seed=1), text="another question")
+    assert len(re.findall(jpeg, page_of([PageText(LOOKING), PageText(other)]).html)) == 1
 
 
 def test_light_and_dark_and_narrow(opened: Opened) -> None:
@@ -200,6 +204,13 @@ def test_light_and_dark_and_narrow(opened: Opened) -> None:
         assert painted(opened).shape == (2, 3, 3)
     finally:
         page.set_viewport_size({"width": 1280, "height": 860})
+
+
+def test_words_before_the_pictures_may_be_merged() -> None:
+    merged = looking_record(opening=("<", "s", ">")).merge_words()
+    assert merged.maps[0].part == (11, 0, 16, 16) and merged.tokens[1] == "0:0,0"
+    html = page_of([PageText(merged)]).html
+    assert re.findall(r'"first":(\d+)', html) == ["3"]  # after <s>, the photo and the marks in it
 
 
 def test_a_vision_model_patch_by_patch(seeing: Opened) -> None:

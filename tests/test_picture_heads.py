@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import attnscope
-from attnscope import cli
 from attnscope.core import picture_sums, tiles
 from attnscope.core.attention import AttentionCall
 from attnscope.core.picture_measures import PICTURE_MEASURES, cielab, gradient, picture_facts
@@ -24,10 +21,10 @@ from attnscope.records.pictures import Picture
 from attnscope.senses.photos import read_photo
 from attnscope.views.heads_summary import corpus_notes
 from attnscope.views.measure_figures import scale_of
+from tests.conftest import Run
 from tests.processes import python
 from tests.senses_helpers import dense_float64, photo, write_vision
 
-Run = Callable[..., tuple[int, str, str]]
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit", {}),
     "registers": ("dinov2_with_registers", {"num_register_tokens": 2}),
@@ -231,24 +228,14 @@ def test_colours_and_gradients_are_those_of_the_books() -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command in this process, standing in a folder with three photos, the second of them damaged."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "110")
     Path("photos").mkdir()
     for name, pixels in zip("abc", pictures(), strict=True):
         Image.fromarray(pixels).save(f"photos/{name}.png")
     Path("photos/b.png").write_bytes(Path("photos/b.png").read_bytes()[:300])
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
+    return run
 
 
 def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders: dict[str, Path]) -> None:

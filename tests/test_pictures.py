@@ -1,8 +1,6 @@
 """Vision transformers on photos: what they saw, what they attended to, and how it is laid over the picture."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,15 @@ import pytest
 from PIL import Image
 
 import attnscope
-from attnscope import cli
 from attnscope.errors import AttnscopeError
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from attnscope.views import picture_figures
 from attnscope.views.picture_figures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
 from attnscope.views.rollout_figures import picture_sheets
+from tests.conftest import Run
 from tests.senses_helpers import dense_float64, photo, sample, write_vision
 
-Run = Callable[..., tuple[int, str, str]]
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "vit": ("vit", {}, ("CLS",)),
     "deit": ("deit", {}, ("CLS", "DIST")),
@@ -47,21 +44,11 @@ def record(vit: Any) -> attnscope.Heatmap:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command in this process, standing in a folder of its own that holds a photo."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     Image.fromarray(photo()).save("photo.png")
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
+    return run
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import attnscope
-from attnscope import cli
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import patch_places
 from attnscope.models.hf.patch_places import area_of, slopes
 from attnscope.senses.photos import read_photo
 from attnscope.views.picture_words import _figures, sheets_of, weights_of, words_of
+from tests.conftest import Run
+from tests.processes import python
 from tests.vision_language_helpers import FAMILIES, write_family
 
 SIZES = ((150, 230), (310, 97), (160, 160))
@@ -229,21 +230,9 @@ def test_figures_and_queries(record: attnscope.Heatmap, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_command_line(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
     for name, seed in (("a.png", 0), ("b.png", 1)):
         Image.fromarray(noise(90, 120, seed)).save(name)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
     model = ("-m", str(folders["qwen2_vl"]))
     code, out, err = run(
         "heatmap", "--image", "a.png", "--image", "b.png", QUESTION, *model, "--query", "table", "-o", "out", "-f",
@@ -284,3 +273,35 @@ def test_a_page_has_each_photo_as_one_key(record: attnscope.Heatmap, models: dic
     assert not whole[:, :, 4:].any() and part.page() is not None
     with pytest.raises(AttnscopeError, match="a part of a map"):
         attnscope.heatmap(models["internvl"], QUESTION, rows=(2, 4), cols=(1, 3)).page()
+
+
+ADDS = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+import attnscope
+from attnscope.host import claim_process
+from tests import vision_language_helpers as helpers
+claim_process()  # as the command line does
+torch.set_num_threads(1)
+helpers.TEXT["num_hidden_layers"] = 24
+model = attnscope.load(helpers.write_family(Path(sys.argv[1]), "llava"))
+photos = [np.random.default_rng(n).integers(0, 255, (40, 40, 3), np.uint8) for n in range(77)]
+
+def kib(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+attnscope.picture_heatmap(model, photos[:2], "what is on the table ?")
+Path("/proc/self/clear_refs").write_text("5")  # makes the peak what is resident now
+before = kib("VmRSS")
+record = attnscope.picture_heatmap(model, photos, "what is on the table ?")
+print(len(record.maps[0].keys), record.maps[0].n_layers * record.maps[0].n_heads, kib("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
+def test_a_long_prompt_with_pictures_adds_a_tenth_of_what_eager_weights_take_at_most(tmp_path: Path) -> None:
+    made = python("-c", ADDS, tmp_path / "llava", check=True)
+    n_tokens, n_heads, added_kib = map(int, made.stdout.split())
+    assert n_tokens > 1990 and n_heads == 96
+    assert 1 < added_kib < 0.1 * n_heads * n_tokens**2 * 4 / 1024

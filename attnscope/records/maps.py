@@ -162,7 +162,10 @@ class Heatmap(MapsRecord[AttentionMap]):
                 filled = np.add.reduceat(summed.any(-1), starts, axis=2, dtype=np.int64)
                 means = np.add.reduceat(summed, starts, axis=2) / np.maximum(filled, 1)[..., None]
             queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
-            maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys))
+            part = attention.part
+            if self.pictures and part is not None:  # of all keys: words before the pictures may have been merged
+                part = (int(place_of[part[0]]), 0, len(columns), len(columns))
+            maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys, part=part))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
 
     def with_pictures_as_one(self) -> Heatmap:

@@ -45,8 +45,9 @@ def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
         twin = next((at for at, (other, _) in enumerate(shown[:number]) if _is_same_photo(picture, other)), None)
         if twin is None:
             size, jpeg = _embed(picture)
-            blocks.append(jpeg)
-            held: dict[str, Any] = {"size": size, "block": len(blocks) - 1}
+            if jpeg not in blocks:  # several questions about one photo
+                blocks.append(jpeg)
+            held: dict[str, Any] = {"size": size, "block": blocks.index(jpeg)}
         else:
             held = {name: packed[twin][name] for name in ("size", "block")}
         width, height = held["size"]
