@@ -119,7 +119,7 @@ def test_the_figure_has_both_maps_and_the_difference(found: PicturePair) -> None
     written = [text.get_text() for text in page.axes.texts]
     assert [name in written for name in ("a picture in memory", "difference", "L0H0")][:2] == [True, True]
     before, after = found.maps(found.ranked()[0])
-    assert f"{before.sum():.0%} on the picture · max {before.max():.2g}" in written
+    assert f"{before.sum():.0%} · max {before.max():.2g}" in written
     assert any(text.endswith(f"±{np.abs(after - before).max():.2g}") for text in written)
     assert len(page.axes.images) >= 12 or len(page.axes.get_images()) >= 12
 

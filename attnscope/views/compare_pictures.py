@@ -45,12 +45,13 @@ def maps_page(found: PicturePair, style: Style) -> Page:
     notes = [
         f"words: {words}, their mean",
         f"heads: those that change most, by {distance_name(found.measure)}",
+        "percentages: how much of the words' attention goes to the picture, and how much more",
         "dark: the row's largest weight on a cell, which stands above; red: more in the second, blue: less",
         *PICTURE_NOTES,
     ]
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     pitch = high + 40
-    footer_y = int(_TOP_PX + 24 + max(1, len(ranked)) * pitch + 14)
+    footer_y = int(_TOP_PX + 24 + max(1, len(ranked)) * pitch)
     page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
     page.head(title_of(found), both_texts(found))
     change = found.at_query() if found.queries else found.overall()
@@ -77,14 +78,16 @@ def maps_page(found: PicturePair, style: Style) -> Page:
                 before,
                 most,
                 style.cmap,
-                f"{before.sum():.0%} on the picture · max {before.max():.2g}",
+                f"{before.sum():.0%} · max {before.max():.2g}",
             ),
             (found.pictures[1], after, most, style.cmap, f"{after.sum():.0%} · max {after.max():.2g}"),
             (ground, (moved / far + 1) / 2, 1.0, _DIFFERENCE, f"{round(100 * moved.sum()):+d}% · ±{far:.2g}"),
         )
         for number, (picture, values, limit, cmap, told) in enumerate(panels):
             x = left + number * (wide + _GAP_PX)
-            said = lettering.fit(told.replace("-", "−"), layout.CAPTION_PX, wide)
+            said = told.replace("-", "−")
+            if lettering.width_px(said, layout.CAPTION_PX) > wide:
+                said = lettering.fit(said.partition(" · ")[0], layout.CAPTION_PX, wide)
             page.write(x, top - 10, said, layout.CAPTION_PX, ha="left", color=FAINT)
             page.image((x, top, wide, high)).set_data(overlay(picture, values, sharp, colormap(cmap), limit))
             page.frames([(x, top, wide, high)])

@@ -95,7 +95,7 @@ def title_of(found: Comparison) -> str:
         return f"{model} · what changes from one text to the other"
     if isinstance(found, PicturePair):
         from_to = "one photo to the other" if found.texts[0] == found.texts[1] else "one question to the other"
-        return f"{model} · how attention over the picture changes from {from_to}"
+        return f"{model} · what changes from {from_to}"
     if isinstance(found, ModelComparison):
         return f"{model} and {model_of(found.other_run)} · their heads compared"
     return model
