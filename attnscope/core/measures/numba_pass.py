@@ -68,11 +68,11 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
         bias = call.bias[(None,) * (4 - call.bias.ndim)].expand(batch, -1, n_queries, -1)
     sinks = np.zeros(0, np.float32) if call.sinks is None else call.sinks.detach().float().numpy()
     largest = max((math.prod(block.shape[:2]) * _padded(block) for block in plan.blocks), default=0) * n_heads
-    flat = buffers.pair(largest, torch.float32, call.query.device)[0]
+    flat, spare = buffers.pair(largest, torch.float32, call.query.device)
     with torch.autocast("cpu", enabled=False):
         # Keys of zeros behind each text, for the last vectors of tiles to reach into.
-        beyond = max((block.keys.start + _padded(block) for block in plan.blocks), default=0) - call.key.shape[2]
-        keys, values = (F.pad(part.float(), (0, 0, 0, max(beyond, 0))) for part in (call.key, call.value))
+        n_padded = max([call.key.shape[2], *(block.keys.start + _padded(block) for block in plan.blocks)])
+        keys, values = _pad_keys((call.key, call.value), n_padded, spare)
         for block in plan.blocks:
             n_texts, n_rows, n_keys = block.shape
             if not n_keys:
@@ -99,6 +99,19 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
     return output.to(call.value.dtype)
 
 
+def _pad_keys(parts: tuple[Tensor, Tensor], n: int, spare: Tensor) -> Iterator[Tensor]:
+    """Keys or values in float32, (batch, n_kv_heads, n, width), with zeros behind; in spare memory where they fit."""
+    for part in parts:
+        shape = (*part.shape[:2], n, part.shape[3])
+        room = -(-math.prod(shape) // LANES) * LANES  # the next one begins at a line of the cache, too
+        if room > len(spare):
+            spare = torch.empty(room)
+        padded, spare = spare[: math.prod(shape)].view(shape), spare[room:]
+        padded[:, :, : part.shape[2]] = part
+        padded[:, :, part.shape[2] :] = 0
+        yield padded
+
+
 def _padded(block: Block) -> int:
     """How many keys a block's rows hold: a multiple of LANES."""
     return -(-block.shape[2] // LANES) * LANES
@@ -107,18 +120,18 @@ def _padded(block: Block) -> int:
 def _fuse(scores: Tensor, given: Given, sinks: NDArray[np.float32], plan: Plan, block: Block) -> Read:
     """Turns scores into weights, (text, head, query, padded key); what is read off them."""
     n_texts, n_heads, n_queries, n_padded = scores.shape
-    array = scores.view(n_texts * n_heads, n_queries, n_padded).numpy()
+    array = scores.view(-1).numpy()
     n_chunks = -(-n_queries // CHUNK)
     n_tasks = n_texts * n_heads * n_chunks
     # Memory of torch's: NumPy's lies now at one place of a line of the cache and now at another, and by that products
     # of matrices are rounded otherwise.
     board, received = torch.zeros(n_tasks, N_COLUMNS, dtype=torch.float64), torch.zeros(n_tasks, n_padded)
     active = torch.empty(n_texts * n_heads, n_queries)
-    outputs = board.numpy(), received.numpy(), active.numpy()
+    outputs = tuple(numbers.view(-1).numpy() for numbers in (board, received, active))
 
     def share(first: int, last: int) -> None:
-        sizes = (first, last, n_heads, CHUNK, block.queries.start, block.keys.start, int(plan.own_text))
-        read_rows(array, array.view(np.int32), sizes, SLOTS, sinks, given, *outputs)
+        sizes = (first, last, n_heads, n_queries, n_padded, CHUNK, block.queries.start, block.keys.start)
+        read_rows(array, array.view(np.int32), (*sizes, int(plan.own_text)), SLOTS, sinks, given, *outputs)
 
     n_threads = min(count_threads(), n_tasks) if array.size >= LEAST_SHARED else 1
     if n_threads == 1:
@@ -172,9 +185,13 @@ def _given(plan: Plan, block: Block) -> Given:
     def rows() -> Given:
         edges, worth = (plan.row(block, name).contiguous().numpy() for name in ("edges", "worth"))
         of_queries = groups[:, block.queries] if plan.own_text else np.full((n_texts, n_queries), -1)
+        n_cosines, n_rows, _ = cosines.shape
+        steps = n_rows * n_padded * (n_cosines > 1), n_padded * (n_rows > 1)
+        shape = (edges.shape[1], worth.shape[1], worth.shape[3], N_COLUMNS, texts.real.shape[1], *steps)
+        off_rest = plan.off_rest[block.texts].numpy()
         return Given(
-            edges, worth, plan.off_rest[block.texts].numpy(), rest_from, rest, final, rare_from, rare, cosines,
-            np.ascontiguousarray(of_queries), group_from, members, _places(n_padded),
+            edges.ravel(), worth.ravel(), off_rest.ravel(), rest_from, rest, final, rare_from, rare, cosines.ravel(),
+            of_queries.ravel(), group_from, members, _places(n_padded), shape,
         )  # fmt: skip
 
     return plan.keep(block, "given", rows)
