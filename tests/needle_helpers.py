@@ -8,6 +8,7 @@ from torch import Tensor
 import attnscope
 from attnscope.models.decoder import OwnDecoder
 from attnscope.models.model import Model
+from attnscope.records.findings import Findings
 
 WORDS, PLACES = 20, 120
 PREVIOUS, RETRIEVAL = (0, 1), (1, 0)
@@ -67,3 +68,9 @@ def planted_model(n_heads: int = 2, *, writes: bool = True) -> Model:
 def save_planted(folder: Path) -> Path:
     """The same as files."""
     return planted_decoder().save(folder)
+
+
+def planted_findings() -> Findings:
+    """What is found of it, and without its head."""
+    options = attnscope.NeedleOptions(lengths=(48, 96), n=15, ablate=True)
+    return attnscope.retrieval_heads(planted_model(), options=options)

@@ -18,14 +18,14 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch
 from attnscope.records.findings import Findings
 from tests.conftest import Run
-from tests.needle_helpers import PLACES, PREVIOUS, RETRIEVAL, planted_model, save_planted
+from tests.needle_helpers import PLACES, PREVIOUS, RETRIEVAL, planted_findings, planted_model, save_planted
 
 SMALL = NeedleOptions(lengths=(48,), n=15)
 
 
 @pytest.fixture(scope="module")
 def found() -> Findings:
-    return retrieval_heads(planted_model(), options=replace(SMALL, lengths=(48, 96), ablate=True))
+    return planted_findings()
 
 
 def scores(findings: Findings, measure: str = "retrieval") -> dict[str, float]:

@@ -20,6 +20,7 @@ from attnscope.views.heatmap_figures import Painter, sheets_of
 from attnscope.views.style import Style
 from tests.conftest import Run
 from tests.findings_helpers import described_findings
+from tests.needle_helpers import planted_findings
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_damaged import MADE, made
 from tests.test_views import RECORDS
@@ -109,11 +110,11 @@ def require_fit_for_print(inches: float, points: float) -> Callable[[Drawing], N
 
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
-@pytest.mark.parametrize("name", [*DRAWN, *RECORDS, "sentence", "described"])
+@pytest.mark.parametrize("name", [*DRAWN, *RECORDS, "sentence", "described", "needles"])
 def test_every_record_is_drawn_as_wide_as_asked_with_letters_no_smaller(
     name: str, width: str, inches: float, made: Path, pages: Callable[..., list[Drawing]]
 ) -> None:
-    more = {"sentence": sentence, "described": described_findings, **RECORDS}
+    more = {"sentence": sentence, "described": described_findings, "needles": planted_findings, **RECORDS}
     record: Any = more[name]() if name in more else load(made / name)
     pages(record, require_fit_for_print(inches, 6.5), width=width)
 

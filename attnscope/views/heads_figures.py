@@ -15,6 +15,7 @@ from attnscope.views import heads_summary, layout
 from attnscope.views.canvas import (
     FAINT,
     Box,
+    Drawing,
     FontStyle,
     Number,
     Page,
@@ -40,6 +41,7 @@ from attnscope.views.measure_figures import (
     place_kinds,
     scale_of,
 )
+from attnscope.views.needles_figure import needles_drawing
 from attnscope.views.style import USUAL, Style
 
 _EMPTY, _TRACK, _RESTING = "#f3f3f3", "#ffffff", "#4d4d4d"
@@ -53,8 +55,8 @@ def draw(
     """Draws findings into a folder, each file whole or not at all; the same findings give the same bytes.
 
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
-    give no roles). `descriptions` has a card a head, where heads were described. `measures` has a small map of each
-    measure, `measure-NAME` a large one with numbers.
+    give no roles). `needles` has what `--probe needle` found. `descriptions` has a card a head, where heads were
+    described. `measures` has a small map of each measure, `measure-NAME` a large one with numbers.
 
     Raises:
         AttnscopeError: An unknown format; no heads; the folder cannot be written.
@@ -64,7 +66,7 @@ def draw(
     return write_pages(pages(findings, style or USUAL), folder, formats)
 
 
-def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
     """The figures one after the other, each with its file name without the ending.
 
     Maps of measures share a canvas: each figure is whole until the next one is asked for.
@@ -73,6 +75,8 @@ def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Page]
     shared: dict[object, MeasurePage] = {}
     if not findings.of_senses:
         yield "roles", atlas_page(findings, lettering)
+    if findings.needles is not None and findings.needles.at and "retrieval" in findings.measure_names:
+        yield "needles", needles_drawing(findings, findings.needles, style.paper)
     if findings.descriptions is not None and findings.descriptions.heads:
         yield "descriptions", cards_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}

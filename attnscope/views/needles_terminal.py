@@ -32,7 +32,7 @@ def notes(found: Needles) -> list[str]:
     said = ["a token counts as written where it is the model's first choice after the right ones before it"]
     if found.without:
         said.append("random heads: from the same layers where there are enough, drawn anew for each needle")
-    return [*said, "in brackets 95% intervals over needles"]
+    return [*said, "intervals: 95% over needles"]
 
 
 def what_is_out(one: CopiedWithout) -> str:

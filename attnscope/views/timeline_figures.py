@@ -27,8 +27,8 @@ from attnscope.views.timeline_summary import (
     title_line,
 )
 
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_OTHER = "#b8b8b8"
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+OTHER = "#b8b8b8"
 _LEAST_PT = 9.0  # of its letters on a screen
 _MOST_NAMES = 24  # of heads beside a map
 
@@ -48,7 +48,7 @@ def draw(
 
 
 @dataclass(frozen=True)
-class _Sheet:
+class Sheet:
     """Sizes in inches, and how much smaller letters are than on a screen."""
 
     width: float
@@ -56,6 +56,52 @@ class _Sheet:
     plot: float
     stacked: bool
     families: list[str]
+
+    @classmethod
+    def on(cls, paper: Paper, lettering: Lettering) -> Sheet:
+        """The sizes on a paper: side by side, or on a narrow one below each other."""
+        size = 1.0 if not paper.least_px else paper.least_px * 72 / paper.inch_px / _LEAST_PT
+        width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else 12.0
+        stacked = paper.is_narrow
+        return cls(width, size, (0.5 if stacked else 0.2) * width, stacked, list(lettering.families))
+
+    def add_legend(self, axes: Any) -> None:
+        """Names of lines at the right of a plot."""
+        legend = axes.legend(
+            fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.04), handlelength=1.2,
+            borderaxespad=0.3,
+        )  # fmt: skip
+        for text in legend.texts:
+            text.set_family(self.families)
+
+    def add_bar(self, figure: Any, image: Any, axes: Any) -> None:
+        """What the colours of a map mean, at its right."""
+        bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.locator = _locator()
+        bar.update_ticks()
+        for text in bar.ax.get_yticklabels():
+            text.set_fontsize(9 * self.size)
+            text.set_family(self.families)
+
+
+@dataclass(frozen=True)
+class Foot:
+    """Notes below a figure, broken into lines, and the height that they take, in inches."""
+
+    lines: tuple[str, ...]
+    height: float
+    sheet: Sheet
+
+    def write(self, figure: Any, height: float) -> None:
+        """Writes them into a figure of a height."""
+        size = self.sheet.size
+        for place, line in enumerate(self.lines):
+            at = (self.height - (0.3 + 0.2 * place) * size) / height
+            figure.text(
+                0.02, at, line, fontsize=9 * size, color=FAINT, va="center", parse_math=False,
+                family=self.sheet.families,
+            )  # fmt: skip
 
 
 @matplotlib_defaults()
@@ -67,12 +113,11 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
         said.append("dotted: uniform attention")
     titles = [measure_title(timeline, name) for name in timeline.measures]
     lettering = lettering_for([model_of(timeline.run), *said, *titles, *timeline.head_names], paper)
-    size = 1.0 if not paper.least_px else paper.least_px * 72 / paper.inch_px / _LEAST_PT
-    width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else 12.0
-    stacked = paper.is_narrow
-    sheet = _Sheet(width, size, (0.5 if stacked else 0.2) * width, stacked, list(lettering.families))
+    sheet = Sheet.on(paper, lettering)
+    size, width, stacked = sheet.size, sheet.width, sheet.stacked
     rows = 2 * len(titles) if stacked else len(titles)
-    above, below, pitch = (0.85 if paper.title else 0.1) * size, _foot_height(said, sheet, lettering), 0.95 * size
+    foot = write_foot(said, sheet, lettering)
+    above, below, pitch = (0.85 if paper.title else 0.1) * size, foot.height, 0.95 * size
     n_losses = int(timeline.has_loss)
     height = above + (rows + n_losses) * (sheet.plot + pitch) + below
     figure = Figure(figsize=(width, height), dpi=paper.dpi, facecolor="white")
@@ -97,27 +142,23 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
         row = n_losses + (2 * number if stacked else number)
         _draw_lines(axes_at(row, False), timeline, number, titles[number], sheet)
         _draw_map(figure, axes_at(row + stacked, True), timeline, number, f"{titles[number]}: all heads", sheet)
-    for place, line in enumerate(_foot(said, sheet, lettering)):
-        at = (below - (0.3 + 0.2 * place) * size) / height
-        figure.text(0.02, at, line, fontsize=9 * size, color=FAINT, **written)
+    foot.write(figure, height)
     return Drawing(figure, lettering.families)
 
 
-def _foot(said: Sequence[str], sheet: _Sheet, lettering: Lettering) -> tuple[str, ...]:
-    return wrap_lines(" · ".join(said), sheet.width * 96 / sheet.size * 0.92, lettering)
+def write_foot(said: Sequence[str], sheet: Sheet, lettering: Lettering) -> Foot:
+    """Notes as they will stand below a figure."""
+    lines = wrap_lines(" · ".join(said), sheet.width * 96 / sheet.size * 0.92, lettering)
+    return Foot(lines, (0.35 + 0.2 * len(lines)) * sheet.size, sheet)
 
 
-def _foot_height(said: Sequence[str], sheet: _Sheet, lettering: Lettering) -> float:
-    return (0.35 + 0.2 * len(_foot(said, sheet, lettering))) * sheet.size
-
-
-def _draw_loss(axes: Any, timeline: Timeline, sheet: _Sheet) -> None:
+def _draw_loss(axes: Any, timeline: Timeline, sheet: Sheet) -> None:
     losses = np.array([(one.loss, one.loss_low, one.loss_high) for one in timeline.checkpoints])
-    _draw_line(axes, timeline.steps, losses, INK, sheet)
+    draw_line(axes, timeline.steps, losses, INK, sheet)
     _finish(axes, timeline, "loss, nats a prediction", sheet)
 
 
-def _write_roles(figure: Any, timeline: Timeline, at: tuple[float, float], sheet: _Sheet, lettering: Lettering) -> None:
+def _write_roles(figure: Any, timeline: Timeline, at: tuple[float, float], sheet: Sheet, lettering: Lettering) -> None:
     """Beside the loss: each role, and since when heads have had it."""
     top, height = at
     y, written = top + 0.1 * sheet.size, {"va": "center", "parse_math": False, "family": sheet.families}
@@ -133,27 +174,22 @@ def _write_roles(figure: Any, timeline: Timeline, at: tuple[float, float], sheet
         y += (0.2 * len(lines) + 0.32) * sheet.size
 
 
-def _draw_lines(axes: Any, timeline: Timeline, row: int, title: str, sheet: _Sheet) -> None:
+def _draw_lines(axes: Any, timeline: Timeline, row: int, title: str, sheet: Sheet) -> None:
     """The heads in which a measure changes most in colours, with their intervals; all others in grey."""
-    chosen = moving_heads(timeline, timeline.measures[row], len(_COLORS))
+    chosen = moving_heads(timeline, timeline.measures[row], len(COLORS))
     parts = np.stack([timeline.value[row], timeline.low[row], timeline.high[row]], -1)
     for head in range(parts.shape[1]):
         if head not in chosen:
-            axes.plot(timeline.steps, parts[:, head, 0], color=_OTHER, linewidth=0.7 * sheet.size, alpha=0.7, zorder=1)
+            axes.plot(timeline.steps, parts[:, head, 0], color=OTHER, linewidth=0.7 * sheet.size, alpha=0.7, zorder=1)
     if (level := _level(timeline, row)) is not None:
         axes.axhline(level, color=FAINT, linewidth=1.0 * sheet.size, linestyle=(0, (2, 2)), zorder=1)
-    for color, head in zip(_COLORS, chosen, strict=False):
-        _draw_line(axes, timeline.steps, parts[:, head], color, sheet, timeline.head_names[head])
+    for color, head in zip(COLORS, chosen, strict=False):
+        draw_line(axes, timeline.steps, parts[:, head], color, sheet, timeline.head_names[head])
     _finish(axes, timeline, title, sheet)
     if limits := _limits_of_share(timeline, row):
         axes.set_ylim(limits[0] - 0.02 * limits[1], limits[1] * 1.02)
     if chosen:
-        legend = axes.legend(
-            fontsize=9 * sheet.size, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.04), handlelength=1.2,
-            borderaxespad=0.3,
-        )  # fmt: skip
-        for text in legend.texts:
-            text.set_family(sheet.families)
+        sheet.add_legend(axes)
 
 
 def _limits_of_share(timeline: Timeline, row: int) -> tuple[float, float] | None:
@@ -170,17 +206,20 @@ def _level(timeline: Timeline, row: int) -> float | None:
     return float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
 
 
-def _draw_line(axes: Any, steps: Sequence[int], parts: Any, color: str, sheet: _Sheet, name: str = "") -> None:
+def draw_line(
+    axes: Any, steps: Sequence[float], parts: Any, color: str, sheet: Sheet, name: str = "", *, style: str = "-",
+    band: bool = True,
+) -> None:  # fmt: skip
     """A value over the steps, and the band of its intervals."""
     axes.plot(
-        steps, parts[:, 0], color=color, linewidth=1.8 * sheet.size, label=name, zorder=3,
+        steps, parts[:, 0], color=color, linewidth=1.8 * sheet.size, label=name, zorder=3, linestyle=style,
         marker="o" if len(steps) < 2 else None,
     )  # fmt: skip
-    if np.isfinite(parts[:, 1:]).all(1).any():
+    if band and np.isfinite(parts[:, 1:]).all(1).any():
         axes.fill_between(steps, parts[:, 1], parts[:, 2], color=color, alpha=0.18, linewidth=0, zorder=2)
 
 
-def _finish(axes: Any, timeline: Timeline, title: str, sheet: _Sheet) -> None:
+def _finish(axes: Any, timeline: Timeline, title: str, sheet: Sheet) -> None:
     steps = timeline.steps
     if are_logarithmic(steps):
         first = next(step for step in steps if step > 0)
@@ -194,14 +233,19 @@ def _finish(axes: Any, timeline: Timeline, title: str, sheet: _Sheet) -> None:
         axes.set_xlim(steps[0], steps[-1] if steps[-1] > steps[0] else steps[0] + 1)
         axes.locator_params(axis="x", nbins=6, integer=True)
     axes.locator_params(axis="y", nbins=5)
-    axes.grid(color=LINE, linewidth=0.5, alpha=0.6)
+    finish_axes(axes, sheet)
+    letter_axes(axes, title, sheet)
+
+
+def finish_axes(axes: Any, sheet: Sheet) -> None:
+    """A faint grid, and no frame above and at the right."""
+    axes.grid(color=LINE, linewidth=0.5 * sheet.size, alpha=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    _letter(axes, title, sheet)
 
 
-def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, sheet: _Sheet) -> None:
+def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, sheet: Sheet) -> None:
     """All heads and checkpoints, a column each, whatever lies between their steps."""
     values = timeline.value[row].T
     known = values[np.isfinite(values)]
@@ -227,14 +271,8 @@ def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, 
     axes.tick_params(length=2 * sheet.size)
     for side in ("top", "right", "bottom", "left"):
         axes.spines[side].set_visible(False)
-    _letter(axes, title, sheet)
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
-    bar.outline.set_visible(False)
-    bar.locator = _locator()
-    bar.update_ticks()
-    for text in bar.ax.get_yticklabels():
-        text.set_fontsize(9 * sheet.size)
-        text.set_family(sheet.families)
+    letter_axes(axes, title, sheet)
+    sheet.add_bar(figure, image, axes)
 
 
 def _locator() -> Any:
@@ -243,9 +281,10 @@ def _locator() -> Any:
     return MaxNLocator(4)
 
 
-def _letter(axes: Any, title: str, sheet: _Sheet) -> None:
+def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> None:
+    """Writes a plot's title, its numbers and what its axis is, in the sheet's letters."""
     axes.set_title(title, fontsize=11 * sheet.size, loc="left", color=INK)
-    axes.set_xlabel("step", fontsize=9.5 * sheet.size, color=FAINT)
+    axes.set_xlabel(across, fontsize=9.5 * sheet.size, color=FAINT)
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_fontsize(9 * sheet.size)
     for text in (axes.title, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
