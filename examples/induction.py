@@ -118,8 +118,9 @@ def main() -> None:
         list(pool.map(Run.train, runs))
     ids = held_out()
     print(f"counting words: {unigram_loss(ids):.3f} nats; bigrams, the least possible: {bigram_loss(ids):.3f} nats")
-    options = attnscope.TimelineOptions(measures=("previous_token", "induction"))
     for run in runs:
+        # Through its keys a head of layer 1 reads which word stood before; a single layer has nobody to read.
+        options = attnscope.TimelineOptions(("previous_token", "induction"), ("K",) * (run.n_layers > 1))
         found = attnscope.timeline(f"{run.folder}/checkpoint-*", texts_of(ids), options)
         found.save(run.folder / "timeline.npz")
         print(f"{run.folder.name}: {found.checkpoints[-1].loss:.3f} nats at the last step")

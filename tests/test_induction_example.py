@@ -112,18 +112,13 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
     """Shares of norm above those of random directions (Elhage et al. 2021). Both heads of layer 1 may look for it."""
     for one in trained:
         previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
-        found = attnscope.circuits(one.two)
-        names = [head.name for head in found.heads]
-        above = found.excess[1]
-        print(above.round(3).tolist(), previous, looking)
-        pair = above[names.index(f"L0H{previous}"), names.index(f"L1H{looking}")]
-        others = [
-            above[names.index(f"L0H{sender}"), names.index(f"L1H{receiver}")]
-            for sender in range(2)
-            for receiver in range(2)
-            if sender != previous
-        ]
-        assert pair > 0.02 and pair > max(others)
+        options = attnscope.TimelineOptions(("induction",), ("K",), loss=False)
+        found = attnscope.timeline({induction.STEPS: one.two}, induction.texts_of(induction.held_out()[:3]), options)
+        above = {found.pair_name(pair): float(pair.excess[0]) for pair in found.pairs}
+        print(above, previous, looking)
+        others = [share for name, share in above.items() if not name.startswith(f"L0H{previous}")]
+        assert len(others) == 2
+        assert above[f"L0H{previous} → L1H{looking}"] > max(0.02, *others)
 
 
 @pytest.mark.slow
@@ -137,6 +132,7 @@ def test_the_example_runs_as_it_stands_and_draws_both_timelines(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     for name in ("1-layer", "2-layers"):
         found = attnscope.load_timeline(tmp_path / name / "timeline.npz")
+        assert len(found.pairs) == (4 if name == "2-layers" else 0)
         assert found.steps == induction.SAVED
         assert (tmp_path / name / "timeline.png").stat().st_size > 10_000
     assert "induction: {'L1H" in done.stdout

@@ -12,13 +12,16 @@ import transformers
 
 import attnscope
 from attnscope import NeedleOptions, retrieval_heads
-from attnscope.core.probes import Strongest, Weights
+from attnscope.core import tiles
+from attnscope.core.probes import Gate, Strongest, Weights
+from attnscope.core.tiles import attend_lean
 from attnscope.corpus import Hay, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Batch
+from attnscope.models.model import Batch, Model
 from attnscope.records.findings import Findings
 from tests.conftest import Run
 from tests.needle_helpers import PLACES, PREVIOUS, RETRIEVAL, planted_findings, planted_model, save_planted
+from tests.test_long_texts import Largest
 
 SMALL = NeedleOptions(lengths=(48,), n=15)
 
@@ -91,15 +94,20 @@ def test_what_cannot_be_hidden_is_said(hay: Hay, given: dict[str, Any], said: st
 # The probe at the seam ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2"])
-def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
+def writer(model_type: str) -> Model:
+    """A small random decoder with its head; Mistral's sees five tokens back."""
     more = {"sliding_window": 5} if model_type == "mistral" else {}
     config = transformers.AutoConfig.for_model(
         model_type, vocab_size=50, hidden_size=24, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=6, pad_token_id=0, **more,
+        num_key_value_heads=2, head_dim=6, pad_token_id=0, max_position_embeddings=1000, **more,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = attnscope.load(transformers.AutoModelForCausalLM.from_config(config).eval())
+    return attnscope.load(transformers.AutoModelForCausalLM.from_config(config).eval())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2"])
+def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
+    model = writer(model_type)
     batch = Batch(torch.randint(1, 50, (3, 19)))
     strongest, whole = Strongest(slice(11, 19)), Weights()
     last = model.outputs(batch, strongest, last=8)
@@ -108,6 +116,33 @@ def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
         assert torch.equal(strongest.keys["decoder"][layer], weights[:, :, 11:19].argmax(-1))
     torch.testing.assert_close(last.logits, all_of_it.logits[:, 11:19])
     assert last.hidden.shape == all_of_it.hidden.shape
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as heads are looked at, nor as they are taken out; what is done for long texts, on one of 640 tokens."""
+    monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", 64)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
+    model, n = writer(model_type), 640
+    batch, probes = Batch(torch.randint(1, 50, (1, n))), (
+        lambda: Strongest(slice(n - 8, n)),
+        lambda: Gate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
+    )  # fmt: skip
+    for probe in probes:
+        model.outputs(batch, probe(), last=8)  # what is made once and kept
+        with Largest() as largest:
+            model.outputs(batch, probe(), last=8)
+        assert 0 < largest.n_bytes <= 16 * 4 * n * 4 < n * n / 2
+
+
+def test_memory_grows_with_the_length_at_most() -> None:
+    sizes = []
+    model = attnscope.load(attnscope.own_decoder(40, n_layers=2, n_heads=2, d_model=16))
+    for n in (512, 2048):
+        with Largest() as largest:
+            retrieval_heads(model, options=NeedleOptions(lengths=(n,), depths=(0.5,), n=1))
+        sizes.append(largest.n_bytes)
+    assert sizes[1] < 5 * sizes[0]
 
 
 # Heads that are known ----------------------------------------------------------------------------------------------

@@ -216,6 +216,7 @@ DIFFER = {
     },
     **{(name, "--format"): _WRITES for name in ("heatmap", "batch", "atlas", "rollout", "show", "split", "cost")},
     **{(name, "--scale"): _USUAL for name in ("batch", "rollout", "show")},
+    ("timeline", "--probe"): "needles take too long for each checkpoint",
     ("trace", "--engine"): "plain Python loops are one more",
     ("cost", "--dtype"): "of scores that nobody computes",
     ("relations", "FILES"): "annotated files",

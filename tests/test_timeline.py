@@ -16,7 +16,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.studies import timeline as study
 from attnscope.studies.timeline import EXPLAINED, TimelineOptions, stages_of, step_of
-from attnscope.views.timeline_summary import are_logarithmic, moving_heads, since_lines, thinned
+from attnscope.views.timeline_summary import are_logarithmic, moving, series_of, since_lines, thinned
 from tests.conftest import Run
 from tests.processes import python
 from tests.timeline_helpers import TEXTS, small_timeline, train
@@ -88,6 +88,58 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
     monkeypatch.setattr(study.LoadOptions, "load", count)
     attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=MEASURES))
     assert alive == [0, 0, 0]
+
+
+# Composition -----------------------------------------------------------------------------------------------------
+
+
+def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: Path) -> None:
+    options = TimelineOptions(measures=("induction",), composition=("K", "V"), loss=False)
+    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, options)
+    assert [(pair.by, found.pair_name(pair)) for pair in found.pairs] == [
+        (by, f"L0H{s} → L1H{r}") for by in "KV" for s in range(2) for r in range(2)
+    ]
+    for number, step in enumerate(found.steps):
+        alone = attnscope.circuits(attnscope.load(trained / f"checkpoint-{step}"))
+        for row, by in ((1, "K"), (2, "V")):
+            for s in range(2):
+                for r in range(2):
+                    got = found.composition(by, (0, s), (1, r))[number]
+                    np.testing.assert_allclose(got, alone.excess[row, s, 2 + r], atol=1e-6)
+    again = attnscope.load_timeline(found.save(tmp_path / "timeline.npz"))
+    assert again.pairs == found.pairs
+    lines = [line.split(",") for line in found.to_csv().splitlines()]
+    assert lines[0][-6:] == ["K_from", "K_share", "K_expected", "V_from", "V_share", "V_expected"]
+    assert lines[1][-6] == lines[1][-3] == ""  # nothing is earlier than layer 0
+    last = dict(zip(lines[0], lines[-1], strict=True))
+    best = max(range(2), key=lambda s: found.composition("K", (0, s), (1, 1))[-1])
+    assert last["K_from"] == f"L0H{best}"
+
+
+def test_of_many_pairs_the_strongest_at_any_step_are_followed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "MOST_PAIRS", 3)
+    monkeypatch.setattr(study, "STRONGEST_PAIRS", 1)
+    options = TimelineOptions(measures=("induction",), composition=("K",), loss=False)
+    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, options)
+    strongest = set()
+    for step in found.steps:
+        link = attnscope.circuits(attnscope.load(trained / f"checkpoint-{step}")).strongest("K", 1)[0]
+        strongest.add((link.sender, link.receiver))
+    assert {(pair.sender, pair.receiver) for pair in found.pairs} == strongest
+
+
+def test_composition_that_was_not_followed_is_said_to_be(trained: Path) -> None:
+    with pytest.raises(AttnscopeError, match="no Q composition of L0H0 and L1H0"):
+        small_timeline().composition("Q", (0, 0), (1, 0))
+    with pytest.raises(UsageError, match="there is no 'X' composition"):
+        TimelineOptions(composition=("X",))
+
+
+def test_the_command_follows_composition_of_one_folder_too(own_run: Path, run: Run) -> None:
+    given = ("--probe", "repeat", "--measures", "induction", "--composition", "k,q", "--no-loss")
+    status, out, err = run("timeline", own_run / "checkpoint-10", *given)
+    assert status == 0, err
+    assert "1 checkpoint, step 10" in out and "K composition above chance" in out and "L0H1 → L1H0" in out
 
 
 # What cannot be measured -----------------------------------------------------------------------------------------
@@ -193,6 +245,7 @@ def test_an_interruption_before_any_is_done_is_one(monkeypatch: pytest.MonkeyPat
         (("run", "--probe", "needle"), "there is no probe 'needle'"),
         (("run", "--probe", "repeat", "--measures", "inducton"), "there is no measure 'inducton'"),
         (("run", "--probe", "repeat", "--threshold", "induction=2"), "the threshold of induction is 2"),
+        (("run", "--probe", "repeat", "--composition", "kq"), "there is no composition 'kq'"),
         (("run", "--probe", "repeat", "-f", "gif", "-o", "out"), "there is no format 'gif'"),
     ],
 )
@@ -296,10 +349,11 @@ def test_a_head_is_read_by_name() -> None:
 def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
     header, *rows = [*small_timeline().rows()]
     assert header[:7] == ("checkpoint", "step", "loss", "kind", "layer", "head", "roles")
-    assert header[7:] == tuple(f"{n}{p}" for n in ("previous_token", "induction") for p in ("", "_low", "_high"))
+    names = [f"{name}{part}" for name in ("previous_token", "induction") for part in ("", "_low", "_high")]
+    assert header[7:] == (*names, "K_from", "K_share", "K_expected")
     assert len(rows) == 16
     assert rows[11][:7] == ("run/checkpoint-20", 20, 2.0, "decoder", 1, 1, "induction")
-    assert rows[11][10:] == pytest.approx((0.8, 0.75, 0.85))
+    assert rows[11][10:13] == pytest.approx((0.8, 0.75, 0.85))
 
 
 @pytest.mark.parametrize(
@@ -328,9 +382,10 @@ def test_steps_ascend() -> None:
 
 def test_heads_that_change_most_are_shown() -> None:
     found = small_timeline(n_heads=5)
-    assert moving_heads(found, "induction", 1) == [9]
-    assert len(moving_heads(found, "induction", 99)) == 10
-    assert moving_heads(replace(found, value=np.full_like(found.value, np.nan)), "induction", 3) == []
+    values = series_of(found)[1].values
+    assert moving(values, 1) == [9]
+    assert len(moving(values, 99)) == 10
+    assert moving(np.full_like(values, np.nan), 3) == []
 
 
 def test_steps_are_thinned_with_both_ends() -> None:

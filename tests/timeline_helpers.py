@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.records.timeline import Checkpoint, Timeline
+from attnscope.records.timeline import Checkpoint, PairSeries, Timeline
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog"]
 TEXTS = ["the cat sat on a mat and the cat sat", "a dog and a mat and a dog", "the dog sat on the cat and the dog"]
@@ -35,6 +35,10 @@ def small_timeline(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
         checkpoints=tuple(Checkpoint(f"run/checkpoint-{n}", n, "", 2.4 - n / 50, 2.3, 2.5, 0.1) for n in steps),
         heads=heads, measures=("previous_token", "induction"), roles=("previous_token", "induction"), value=value,
         low=value - 0.05, high=value + 0.05, uniform=np.full((2, len(heads)), 0.15), has_role=has_role,
+        pairs=tuple(
+            PairSeries("K", sender, len(heads) - 1, tuple(0.2 + n / 20 for n in range(len(steps))), (0.2,) * len(steps))
+            for sender in range(n_heads)
+        ),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import typer
 from typer.models import OptionInfo
 
 from attnscope.cli import options
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.output import Output
@@ -418,8 +419,16 @@ class Needles:
     depths: Annotated[str, "Of --probe needle: per cent of the text before the needle."] = "0,25,50,75,100"
     needles: Annotated[int, typer.Option(min=1, help="Of --probe needle: how many of each length.")] = 50
 
-    def options(self, thresholds: Sequence[str], *, ablate: bool) -> "NeedleOptions":
-        """What is to be hidden, and whether heads are taken out."""
+    def options(self, probe: str | None, thresholds: Sequence[str], *, ablate: bool) -> "NeedleOptions | None":
+        """What is to be hidden, and whether heads are taken out; None for other probes.
+
+        Raises:
+            UsageError: Something is asked for that only this probe has, or it is no number.
+        """
+        if probe != "needle":
+            if self != Needles():
+                raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")
+            return None
         from attnscope.studies.needles import ROLE, THRESHOLD, NeedleOptions
         from attnscope.studies.roles import thresholds_from
 

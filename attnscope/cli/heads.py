@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
-from attnscope.errors import UsageError
 
 
 @groups.command(omit=("scale", "cmap"))
@@ -65,7 +64,7 @@ def heads(
     - `attnscope heads --image 'photos/*.jpg' "What is in the picture?" -m ./smolvlm`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
-    from attnscope.studies.heads_order import Senses, StudyOrder, study, study_needles, study_senses
+    from attnscope.studies.heads_order import Senses, StudyOrder, study, study_senses
 
     load = loading.options()
     if image or audio:
@@ -75,28 +74,15 @@ def heads(
             stride=measuring.stride, frequencies=measuring.frequencies, relations=relations, control=control,
             causal=causal, writes=writes, shard=shard != "1/1", feature=describing.feature,
         )  # fmt: skip
-    if probe == "needle":
-        options.refuse_beside(
-            "--probe needle", describing, running, chunk=measuring.chunk, stride=measuring.stride,
-            frequencies=measuring.frequencies, relations=relations, control=control, writes=writes,
-            shard=shard != "1/1",
-        )  # fmt: skip
-    elif needles != groups.Needles():
-        raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")
     output = where.plan("heads", printing, measures=measuring.measures, **listing.shown(), **drawing.options())
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text, listing.only)
         with options.progress(printing.quiet, *senses.counted) as report:
             return output.deliver(study_senses(model, senses, measuring.measures, load, report))
-    if probe == "needle":
-        wanted = needles.options(measuring.thresholds or (), ablate=causal)
-        with options.progress(printing.quiet, "needles") as report:
-            asked = texts.wanted()
-            found = study_needles(model, asked, wanted, measuring.measures, listing.only, load, report)
-        return output.deliver(found)
     order = StudyOrder(
         texts=texts.wanted(), probe=probe, **measuring.order(), control=control, shard=shard, relations=relations,
         causal=causal, writes=writes, describe=describing.options(), where=listing.only,
+        needles=needles.options(probe, measuring.thresholds or (), ablate=causal),
     )  # fmt: skip
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:

@@ -25,6 +25,9 @@ def timeline(
             autocompletion=options.complete_measures,
         ),
     ] = None,
+    composition: Annotated[
+        str | None, "Also follow which heads read what others write, by the weights: Q, K or V, or several with commas."
+    ] = None,
     thresholds: groups.Thresholds = None,
     no_loss: Annotated[bool, "Leave out the loss of each checkpoint on the texts."] = False,
     where: groups.Where,
@@ -42,6 +45,7 @@ def timeline(
     - `attnscope timeline EleutherAI/pythia-14m@step{0,512,1000,3000} --probe repeat -o out`
     """
     from attnscope.output import read_names
+    from attnscope.records.circuits import COMPOSITIONS
     from attnscope.studies.heads import HeadsOptions
     from attnscope.studies.roles import thresholds_from
     from attnscope.studies.timeline import MEASURES, TimelineOptions, known_measures
@@ -51,7 +55,9 @@ def timeline(
         raise UsageError("give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat')
     if probe not in (None, "repeat"):
         raise UsageError(f"there is no probe {probe!r}", "there is: repeat")
+    by = () if composition is None else read_names(composition, [one.lower() for one in COMPOSITIONS], "composition")
     wanted = TimelineOptions(
+        composition=tuple(one.upper() for one in by),
         measures=MEASURES if measures is None else read_names(measures, known_measures(), "measure"),
         loss=not no_loss, heads=HeadsOptions(thresholds=thresholds_from(thresholds or ())), loading=loading.options(),
     )  # fmt: skip

@@ -132,6 +132,43 @@ class Link:
         return self.share - self.expected
 
 
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """How much each head reads of what each earlier one writes, beside random directions.
+
+    Attributes:
+        share: |X Y| / (|X| |Y|), (Q K V, sender, receiver), float32; NaN where the receiver is in no later layer.
+        sender_spread: Sum of fourth powers of the singular values by the squared sum of squares, of W_O W_V, (head,).
+        receiver_spread: The same of what queries, keys and values read by, (Q K V, head).
+        dimension: Dimensions of the stream that heads can read.
+    """
+
+    share: NDArray[np.float32]
+    sender_spread: NDArray[np.float64]
+    receiver_spread: NDArray[np.float64]
+    dimension: int
+
+    @property
+    def variation(self) -> NDArray[np.float64]:
+        """Variance of the squared share over its squared mean, for random directions, (Q K V, sender, receiver).
+
+        The squared share is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
+        variance 2 |A - 1/d|² |B - 1/d|² / ((d - 1) (d + 2)), by Schur's lemma on traceless symmetric matrices.
+        """
+        d = self.dimension
+        senders, receivers = self.sender_spread[None, :, None], self.receiver_spread[:, None, :]
+        found: NDArray[np.float64] = (
+            2 * d**2 * np.maximum(senders - 1 / d, 0) * np.maximum(receivers - 1 / d, 0) / ((d - 1) * (d + 2))
+        )
+        return found
+
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """The mean share for random directions, to second order: (1 - variation / 8) / sqrt(d)."""
+        made: NDArray[np.float64] = (1 - np.minimum(self.variation, 4) / 8) / np.sqrt(self.dimension)
+        return made
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuits(Record):
     """What the weights of all heads of a model say, without any text.
@@ -171,24 +208,18 @@ class Circuits(Record):
     picked: tuple[int, ...] = field(default=(), metadata=OMITTED)
 
     @property
-    def variation(self) -> NDArray[np.float64]:
-        """Variance of the squared share over its squared mean, for random directions, (Q K V, sender, receiver).
+    def _composed(self) -> Composition:
+        return Composition(self.composition, self.sender_spread, self.receiver_spread, self.dimension)
 
-        The squared share is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
-        variance 2 |A - 1/d|² |B - 1/d|² / ((d - 1) (d + 2)), by Schur's lemma on traceless symmetric matrices.
-        """
-        d = self.dimension
-        senders, receivers = self.sender_spread[None, :, None], self.receiver_spread[:, None, :]
-        found: NDArray[np.float64] = (
-            2 * d**2 * np.maximum(senders - 1 / d, 0) * np.maximum(receivers - 1 / d, 0) / ((d - 1) * (d + 2))
-        )
-        return found
+    @property
+    def variation(self) -> NDArray[np.float64]:
+        """Variance of the squared share over its squared mean, for random directions; see `Composition`."""
+        return self._composed.variation
 
     @property
     def expected(self) -> NDArray[np.float64]:
-        """The mean share for random directions, to second order: (1 - variation / 8) / sqrt(d)."""
-        made: NDArray[np.float64] = (1 - np.minimum(self.variation, 4) / 8) / np.sqrt(self.dimension)
-        return made
+        """The mean share for random directions, (Q K V, sender, receiver); see `Composition`."""
+        return self._composed.expected
 
     @property
     def excess(self) -> NDArray[np.float64]:

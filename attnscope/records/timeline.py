@@ -1,4 +1,4 @@
-"""How the heads of a model came to be: measures and roles over the checkpoints of its training. NumPy only."""
+"""How the heads of a model came to be: measures, roles and composition over a training's checkpoints. NumPy only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.codec import ARRAY
+from attnscope.records.circuits import COMPOSITIONS
+from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.findings import MeasureFacts, facts_of_measure
 from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
@@ -45,6 +46,30 @@ class Checkpoint:
     elapsed_s: float = math.nan
 
 
+@dataclass(frozen=True)
+class PairSeries:
+    """How much one head reads of what an earlier one writes, over the checkpoints.
+
+    Attributes:
+        by: "Q", "K" or "V": through its queries, keys or values.
+        sender: Number of the earlier head among the record's.
+        receiver: Number of the later one.
+        share: |X Y| / (|X| |Y|) by the weights alone, at each checkpoint.
+        expected: The same of matrices with the same singular values whose directions are random, in the mean.
+    """
+
+    by: str
+    sender: int
+    receiver: int
+    share: tuple[float, ...]
+    expected: tuple[float, ...]
+
+    @property
+    def excess(self) -> NDArray[np.float64]:
+        """The share above what is expected, at each checkpoint."""
+        return np.array(self.share, np.float64) - np.array(self.expected, np.float64)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline(Record):
     """Measures and roles of all heads over the checkpoints of one training.
@@ -63,6 +88,7 @@ class Timeline(Record):
         high: Upper ends.
         uniform: The measures' values under uniform attention, (measure, head).
         has_role: Whether a head has a role: 0 no, 1 tentatively (few texts), 2 yes; (role, checkpoint, head).
+        pairs: Composition of pairs of heads, where it was asked for: of all, or of those with the most at any step.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.timeline/1"
@@ -80,6 +106,7 @@ class Timeline(Record):
     high: NDArray[np.float64] = field(metadata=ARRAY)
     uniform: NDArray[np.float64] = field(metadata=ARRAY)
     has_role: NDArray[np.int8] = field(metadata=ARRAY)
+    pairs: tuple[PairSeries, ...] = field(default=(), metadata=OMITTED)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -115,6 +142,27 @@ class Timeline(Record):
             raise AttnscopeError(f"this timeline has no head L{layer}H{head}", "layers and heads count from 0")
         return np.stack([part[row, :, places[0]] for part in (self.value, self.low, self.high)], 1)
 
+    def composition(self, by: str, sender: tuple[int, int], receiver: tuple[int, int]) -> NDArray[np.float64]:
+        """How much one head reads of what another writes at each checkpoint, above random directions: (checkpoint,).
+
+        Args:
+            by: "Q", "K" or "V".
+            sender: Layer and head of the earlier one.
+            receiver: Of the later one.
+
+        Raises:
+            AttnscopeError: Composition was not followed, or not of this pair.
+        """
+        for pair in self.pairs:
+            if (pair.by, self.heads[pair.sender][1:], self.heads[pair.receiver][1:]) == (by, sender, receiver):
+                return pair.excess
+        names = "L{}H{} and L{}H{}".format(*sender, *receiver)
+        raise AttnscopeError(f"this timeline has no {by} composition of {names}", "it is followed with --composition")
+
+    def pair_name(self, pair: PairSeries) -> str:
+        """Such as L0H1 → L1H0."""
+        return f"{self.head_names[pair.sender]} → {self.head_names[pair.receiver]}"
+
     def since(self, role: str) -> dict[str, int]:
         """Of each head that has a role at the last step, by name: from which step on it has had it; none = {}.
 
@@ -138,13 +186,25 @@ class Timeline(Record):
     def rows(self) -> Iterator[Sequence[Any]]:
         """One row a checkpoint and head: its loss and the head's measures with their intervals, and its roles."""
         columns = [name if part == "value" else f"{name}_{part}" for name in self.measures for part in _PARTS]
-        yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns)
+        followed = tuple(dict.fromkeys(pair.by for pair in self.pairs))
+        sent = [f"{by}_{what}" for by in followed for what in ("from", "share", "expected")]
+        yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns, *sent)
         for number, checkpoint in enumerate(self.checkpoints):
             for place, head in enumerate(self.heads):
                 held = self.has_role[:, number, place]
                 roles = "+".join(name for name, has in zip(self.roles, held, strict=True) if has) or "unclassified"
                 parts = np.stack([self.value, self.low, self.high], -1)[:, number, place].ravel().tolist()
-                yield (checkpoint.name, checkpoint.step, checkpoint.loss, *head, roles, *parts)
+                best = [part for by in followed for part in self._strongest(by, number, place)]
+                yield (checkpoint.name, checkpoint.step, checkpoint.loss, *head, roles, *parts, *best)
+
+    def _strongest(self, by: str, number: int, receiver: int) -> tuple[str, float, float]:
+        """The head whose writing a head reads most at a checkpoint, the share, and what is expected."""
+        mine = [pair for pair in self.pairs if (pair.by, pair.receiver) == (by, receiver)]
+        known = [pair for pair in mine if math.isfinite(pair.excess[number])]
+        if not known:
+            return "", math.nan, math.nan
+        best = max(known, key=lambda pair: float(pair.excess[number]))
+        return self.head_names[best.sender], best.share[number], best.expected[number]
 
     @property
     def is_empty(self) -> bool:
@@ -163,6 +223,11 @@ class Timeline(Record):
             raise ValueError("its steps do not ascend")
         if len(set(self.measures)) < n_measures or len(set(self.heads)) < n_heads or not n_heads:
             raise ValueError("it holds a measure or a head twice, or no head")
+        for pair in self.pairs:
+            if not (len(pair.share) == len(pair.expected) == n_steps):
+                raise ValueError("a pair of heads does not fit its checkpoints")
+            if pair.by not in COMPOSITIONS or not (0 <= pair.sender < n_heads and 0 <= pair.receiver < n_heads):
+                raise ValueError("it has a pair of heads that it does not hold")
         require_places([layer for _, layer, _ in self.heads], [head for _, _, head in self.heads])
         require_counts(self.corpus, "n_texts", "n_tokens")
 

@@ -13,7 +13,7 @@ import numpy as np
 from attnscope.corpus.frequencies import read_frequencies
 from attnscope.errors import UsageError
 from attnscope.models.model import Batch, Model
-from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Direction, Score
+from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Composition, Direction, Score
 from attnscope.studies.provenance import run_of
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ class _Weights:
 
     def __init__(self, model: Model, stream: Stream, options: CircuitsOptions) -> None:
         self.model, self.stream, self.options = model, stream, options
-        norms = [one.norm for one in stream.attentions] + (
-            [stream.final_norm] if stream.unembedding is not None else []
-        )
-        self.centres = all(norm is not None and norm.centres for norm in norms)
+        self.centres = _centres(stream)
         self.notes = list(stream.notes)
         self._cores: dict[str, Tensor] = {}
         self._draws: dict[tuple[str, int], Tensor] = {}
@@ -133,14 +130,14 @@ class _Weights:
             heads += self._heads(attention, places.shares.get(attention.layer), answers)
             if report is not None:
                 report(done + 1, len(self.stream.attentions))
-        composition, senders, receivers = self._compose()
+        composed = _compose(self.stream, self.model.info.d_model)
         run = run_of(self.model.info, self.notes)
         return Circuits(
             run={**run, "seed": self.options.seed}, kind=self.stream.kind,
             ends=self.ends.name if self.ends is not None else "", places=places.kind, n_places=_PLACES,
-            uniform=places.uniform, dimension=self.model.info.d_model - self.centres, n_draws=self.options.draws,
-            seed=self.options.seed, heads=tuple(heads), composition=composition, sender_spread=senders,
-            receiver_spread=receivers,
+            uniform=places.uniform, dimension=composed.dimension, n_draws=self.options.draws,
+            seed=self.options.seed, heads=tuple(heads), composition=composed.share,
+            sender_spread=composed.sender_spread, receiver_spread=composed.receiver_spread,
         )  # fmt: skip
 
     # Tokens ---------------------------------------------------------------------------------------------------
@@ -211,7 +208,7 @@ class _Weights:
         n = attention.n_heads
         copying = self._scores(attention, "copying")
         matching = self._scores(attention, "matching")
-        values, outputs = attention.reads("value"), self._writes(attention)
+        values, outputs = attention.reads("value"), _writes_of(attention, centres=self.centres)
         queries, keys = attention.reads("query"), attention.reads("key")
         writes: list[tuple[Direction, ...]] = [()] * n
         seeks = list(writes)
@@ -251,17 +248,13 @@ class _Weights:
         (risen, _), *_ = self._tokens(self.ends.written, (output @ held)[None])
         return Answer(self.spell(int(self.ends.ids[row])), risen)
 
-    def _writes(self, attention: Attention) -> Tensor | None:
-        """W_O of each head; without what no head can read where all norms centre."""
-        writes = attention.writes
-        return writes - writes.mean(1, keepdim=True) if writes is not None and self.centres else writes
-
     def _scores(self, attention: Attention, which: str) -> list[Score]:
         from attnscope.core.circuits import eigenvalue_scores, random_rows
 
         reads = attention.reads("value" if which == "copying" else "key")
         queries = attention.reads("query")
-        writes = self._writes(attention) if which == "copying" else None if queries is None else queries.mT
+        written = _writes_of(attention, centres=self.centres)
+        writes = written if which == "copying" else None if queries is None else queries.mT
         if reads is None or writes is None or self.ends is None:
             return [_UNKNOWN] * attention.n_heads
         k = reads.shape[1]
@@ -307,41 +300,74 @@ class _Weights:
         made = [Direction(float(share), a, b) for share, a, b in zip(shares, read, given, strict=True)]
         return [tuple(made[head * n : (head + 1) * n]) for head in range(len(found))]
 
-    # Composition ----------------------------------------------------------------------------------------------
 
-    def _compose(self) -> tuple[Any, Any, Any]:
-        """Shares of all pairs, and the spreads of what is sent and received."""
-        import torch
+# Composition ------------------------------------------------------------------------------------------------------
 
-        from attnscope.core.circuits import receiver, sender, shares, spread
 
-        layers = self.stream.attentions
-        starts = np.cumsum([0, *(one.n_heads for one in layers)])
-        n = int(starts[-1])
-        composition = np.full((len(COMPOSITIONS), n, n), np.nan, np.float32)
-        sent_spread, received_spread = np.full(n, np.nan), np.full((len(COMPOSITIONS), n), np.nan)
-        sent: list[Tensor | None] = []
-        for number, attention in enumerate(layers):
-            mine = slice(starts[number], starts[number + 1])
-            query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
-            output = self._writes(attention)
-            pairs = {"Q": (key, query), "K": (query, key), "V": (None if output is None else output.mT, value)}
-            for by, (left, reads) in pairs.items():
-                if left is None or reads is None:
-                    continue
-                received, row = receiver(left.mT, reads), COMPOSITIONS.index(by)
-                received_spread[row, mine] = spread(received).cpu().numpy()
-                for earlier, one in enumerate(sent):
-                    if one is not None:
-                        there = slice(starts[earlier], starts[earlier + 1])
-                        composition[row, there, mine] = shares(received.to(one), one).cpu().numpy()
-            if output is None or value is None:
-                sent.append(None)
+def composition(model: Model) -> Composition:
+    """How much each head reads of what each earlier one writes, by the weights alone.
+
+    Args:
+        model: A loaded model; heads are counted layer by layer.
+
+    Raises:
+        AttnscopeError: Where the model keeps its weights is not known; says which and why.
+    """
+    import torch
+
+    from attnscope.models.stream import stream_of
+
+    stream = stream_of(model)
+    with torch.no_grad():
+        return _compose(stream, model.info.d_model)
+
+
+def _centres(stream: Stream) -> bool:
+    """Whether every norm takes the mean away, so that no head can read it."""
+    norms = [one.norm for one in stream.attentions] + ([stream.final_norm] if stream.unembedding is not None else [])
+    return all(norm is not None and norm.centres for norm in norms)
+
+
+def _writes_of(attention: Attention, *, centres: bool) -> Tensor | None:
+    """W_O of each head; without what no head can read where all norms centre."""
+    writes = attention.writes
+    return writes - writes.mean(1, keepdim=True) if writes is not None and centres else writes
+
+
+def _compose(stream: Stream, d_model: int) -> Composition:
+    """Shares of all pairs, and the spreads of what is sent and received."""
+    import torch
+
+    from attnscope.core.circuits import receiver, sender, shares, spread
+
+    centres = _centres(stream)
+    layers = stream.attentions
+    starts = np.cumsum([0, *(one.n_heads for one in layers)])
+    n = int(starts[-1])
+    composed = np.full((len(COMPOSITIONS), n, n), np.nan, np.float32)
+    sent_spread, received_spread = np.full(n, np.nan), np.full((len(COMPOSITIONS), n), np.nan)
+    sent: list[Tensor | None] = []
+    for number, attention in enumerate(layers):
+        mine = slice(starts[number], starts[number + 1])
+        query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
+        output = _writes_of(attention, centres=centres)
+        pairs = {"Q": (key, query), "K": (query, key), "V": (None if output is None else output.mT, value)}
+        for by, (left, reads) in pairs.items():
+            if left is None or reads is None:
                 continue
-            made = sender(output, value)
-            sent_spread[mine] = spread(made).cpu().numpy()
-            sent.append(made.to(torch.promote_types(output.dtype, torch.float32)))
-        return composition, sent_spread, received_spread
+            received, row = receiver(left.mT, reads), COMPOSITIONS.index(by)
+            received_spread[row, mine] = spread(received).cpu().numpy()
+            for earlier, one in enumerate(sent):
+                if one is not None:
+                    there = slice(starts[earlier], starts[earlier + 1])
+                    composed[row, there, mine] = shares(received.to(one), one).cpu().numpy()
+        if output is None or value is None:
+            sent.append(None)
+            continue
+        made = sender(output, value)
+        sent_spread[mine] = spread(made).cpu().numpy()
+        sent.append(made.to(torch.promote_types(output.dtype, torch.float32)))
+    return Composition(composed, sent_spread, received_spread, d_model - centres)
 
 
 # Places -----------------------------------------------------------------------------------------------------------

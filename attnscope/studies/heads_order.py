@@ -47,6 +47,7 @@ class StudyOrder:
     writes: bool = False
     describe: DescribeOptions | None = None
     where: str | None = None
+    needles: NeedleOptions | None = None
 
 
 def study(
@@ -57,6 +58,8 @@ def study(
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
+    if order.needles is not None:
+        return _study_needles(spec, order, loading, report, workers)
     options = heads_options(order)
     if order.causal and options.shard != (1, 1):
         raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
@@ -142,26 +145,25 @@ def study_senses(
     return sound_heads(model, list(given.audio), given.text, report)
 
 
-def study_needles(
-    spec: str,
-    texts: TextsWanted,
-    options: NeedleOptions,
-    measures: str | None,
-    where: str | None,
-    loading: LoadOptions,
-    report: Report | None,
+def _study_needles(
+    spec: str, order: StudyOrder, loading: LoadOptions, report: Report | None, workers: Workers | None
 ) -> Findings:
-    """Loads a model, and looks for the heads by which it finds needles in texts, or in random tokens; as `study`.
-
-    Raises:
-        AttnscopeError: Anything that the user can mend.
-    """
-    known = options.measure_names
-    _require_named(measures, known)
-    if where is not None:
-        HeadQuery(where).require_known(names_for((ROLE,), known, False))
-    corpus = texts.corpus() if texts.given else None
-    return retrieval_heads(loading.load(spec), corpus, options, report)
+    """Loads a model, and looks for the heads by which it finds needles in texts, or in random tokens; as `study`."""
+    assert order.needles is not None
+    beside = {
+        "--chunk": order.chunk, "--stride": order.stride, "--frequencies": order.frequencies,
+        "--control": order.control, "--relations": order.relations, "--writes": order.writes, "--workers": workers,
+        "--shard": order.shard != "1/1", "--feature": order.describe is not None and order.describe.features,
+    }  # fmt: skip
+    for option, given in beside.items():
+        if given:
+            raise UsageError(f"{option} cannot be given beside --probe needle", "leave out one of them")
+    known = order.needles.measure_names
+    _require_named(order.measures, known)
+    if order.where is not None:
+        HeadQuery(order.where).require_known(names_for((ROLE,), known, False))
+    corpus = order.texts.corpus() if order.texts.given else None
+    return retrieval_heads(loading.load(spec), corpus, order.needles, report)
 
 
 def _corpus(order: StudyOrder) -> Corpus | list[str] | None:

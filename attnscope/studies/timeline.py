@@ -19,11 +19,13 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
+from attnscope.records.circuits import COMPOSITIONS, Composition
 from attnscope.records.findings import Findings
-from attnscope.records.timeline import HAS_ROLE, NO_ROLE, TENTATIVE, Checkpoint, Timeline
+from attnscope.records.timeline import HAS_ROLE, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
 from attnscope.studies.ablation import whole_losses
 from attnscope.studies.ablation_reading import Reader
 from attnscope.studies.ablation_sweep import Going, HeadMeans, measure
+from attnscope.studies.circuits import composition
 from attnscope.studies.descriptions import DescribeOptions
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.heads_order import probe_texts
@@ -38,6 +40,9 @@ MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
 EXPLAINED = "explained"
 """The measure that is the share of a head's attention that its description explains."""
 
+MOST_PAIRS, STRONGEST_PAIRS = 64, 8
+"""Up to so many pairs of heads are followed all; of more, so many with the most composition at each checkpoint."""
+
 Spec = str | os.PathLike[str] | Model
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText] | None
 
@@ -49,6 +54,7 @@ class TimelineOptions:
     Attributes:
         measures: Measures of heads (`attnscope heads --measures`), "explained" among them: the share of a head's
             attention that its description explains, which takes longer than all others.
+        composition: Of "Q", "K" and "V", by what heads read each other's writing is followed, by the weights alone.
         loss: Whether the models' loss on the texts is measured, where they predict something.
         heads: How heads are studied: thresholds of roles, chunks.
         describe: How heads are described, for "explained".
@@ -56,6 +62,7 @@ class TimelineOptions:
     """
 
     measures: tuple[str, ...] = MEASURES
+    composition: tuple[str, ...] = ()
     loss: bool = True
     heads: HeadsOptions = field(default_factory=HeadsOptions)
     describe: DescribeOptions = field(default_factory=DescribeOptions)
@@ -66,6 +73,8 @@ class TimelineOptions:
         for name in self.measures:
             if name not in known:
                 raise UsageError(f"there is no measure {name!r}", f"choose from {', '.join(known)}")
+        if unknown := [by for by in self.composition if by not in COMPOSITIONS]:
+            raise UsageError(f"there is no {unknown[0]!r} composition", f"choose from {', '.join(COMPOSITIONS)}")
         if not self.measures:
             raise UsageError("no measure is given", f"choose from {', '.join(known)}")
         if self.heads.shard != (1, 1) or self.heads.control or self.heads.describe is not None:
@@ -231,6 +240,7 @@ def _problem(source: str, reason: str) -> dict[str, Any]:
 class _Measured:
     checkpoint: Checkpoint
     findings: Findings
+    composed: Composition | None = None
 
 
 class Growing:
@@ -268,11 +278,12 @@ class Growing:
             raise AttnscopeError(f"{failed['step']} failed: {failed['error']}", failed["hint"])
         self._require_alike(found)
         loss = self._loss_of(model, texts)
+        composed = composition(model) if self._options.composition else None
         elapsed_s = time.perf_counter() - began
         checkpoint = Checkpoint(
             stage.name, stage.step, model.info.sha256, loss.value, loss.low, loss.high, elapsed_s
         )  # fmt: skip
-        self._done.append(_Measured(checkpoint, replace(found, sums={})))
+        self._done.append(_Measured(checkpoint, replace(found, sums={}), composed))
 
     def skip(self, name: str, error: Exception) -> str:
         """Notes that a checkpoint could not be measured; returns why."""
@@ -312,7 +323,27 @@ class Growing:
             run=self._run(), corpus=self._corpus(complete), options=self._described(last, roles),
             checkpoints=tuple(one.checkpoint for one in self._done), heads=heads, measures=self._options.measures,
             roles=roles, value=value, low=low, high=high, uniform=uniform, has_role=has_role,
+            pairs=self._pairs(),
         )  # fmt: skip
+
+    def _pairs(self) -> tuple[PairSeries, ...]:
+        """The pairs of heads that are followed: all of few, else those with the most composition at any checkpoint."""
+        found: list[PairSeries] = []
+        composed = [one.composed for one in self._done if one.composed is not None]
+        for by in dict.fromkeys(self._options.composition):
+            row = COMPOSITIONS.index(by)
+            shares = np.stack([one.share[row] for one in composed]).astype(np.float64)
+            expected = np.stack([one.expected[row] for one in composed])
+            excess = np.where(np.isfinite(shares - expected), shares - expected, -np.inf)
+            known = np.argwhere(np.isfinite(excess.max(0)))
+            if len(known) > MOST_PAIRS:
+                each = [known[np.argsort(-one[tuple(known.T)], kind="stable")[:STRONGEST_PAIRS]] for one in excess]
+                known = np.unique(np.concatenate(each), axis=0)
+            found += [
+                PairSeries(by, s, r, tuple(shares[:, s, r].tolist()), tuple(expected[:, s, r].tolist()))
+                for s, r in known.tolist()
+            ]
+        return tuple(found)
 
     def _load(self, spec: Spec) -> Model:
         if not isinstance(spec, str | os.PathLike):
@@ -357,7 +388,7 @@ class Growing:
         facts = {**told["measures"], EXPLAINED: {"what": _EXPLAINED, "unit": "share", "range": [None, 1]}}
         told["measures"] = {name: facts[name] for name in self._options.measures if name in facts}
         told["roles"] = {name: told["roles"][name] for name in roles}
-        return told | {"loss": self._predicted}
+        return told | {"loss": self._predicted, "composition": list(self._options.composition)}
 
 
 _EXPLAINED = "the share of its attention that a description of a line explains, on texts it was not fitted on"

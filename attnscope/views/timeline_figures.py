@@ -17,10 +17,11 @@ from attnscope.views.layout import Paper
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.style import Style
 from attnscope.views.timeline_summary import (
+    Series,
     are_logarithmic,
-    measure_title,
-    moving_heads,
+    moving,
     notes,
+    series_of,
     since_lines,
     step_text,
     thinned,
@@ -109,10 +110,12 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
     from matplotlib.figure import Figure
 
     said = notes(timeline)
-    if any(_level(timeline, row) is not None for row in range(len(timeline.measures))):
-        said.append("dotted: uniform attention")
-    titles = [measure_title(timeline, name) for name in timeline.measures]
-    lettering = lettering_for([model_of(timeline.run), *said, *titles, *timeline.head_names], paper)
+    followed = series_of(timeline)
+    if any(series.level is not None for series in followed):
+        said.append("dotted: uniform attention" + ", of composition random directions" * bool(timeline.pairs))
+    titles = [series.title for series in followed]
+    names = [name for series in followed for name in series.names]
+    lettering = lettering_for([model_of(timeline.run), *said, *titles, *names], paper)
     sheet = Sheet.on(paper, lettering)
     size, width, stacked = sheet.size, sheet.width, sheet.stacked
     rows = 2 * len(titles) if stacked else len(titles)
@@ -129,19 +132,21 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
         told = title_line(timeline)
         figure.text(0.02, 1 - 0.58 * size / height, told, fontsize=11 * size, color=FAINT, **written)
 
-    def axes_at(row: int, right: bool) -> Any:
+    def axes_at(row: int, right: bool, named: str = "heads") -> Any:
         top = above + row * (sheet.plot + pitch) + 0.35 * size
         left, wide = (0.16, 0.72 if right else 0.6) if stacked else (0.59, 0.33) if right else (0.07, 0.38)
+        if named == "pairs":  # whose names are longer
+            left, wide = (left + 0.1, wide - 0.16) if stacked else (0.61, 0.31) if right else (0.07, 0.31)
         return figure.add_axes((left, 1 - (top + sheet.plot) / height, wide, sheet.plot / height))
 
     if n_losses:
         _draw_loss(axes_at(0, False), timeline, sheet)
         if not stacked:
             _write_roles(figure, timeline, (above + 0.35 * size, height), sheet, lettering)
-    for number in range(len(titles)):
+    for number, series in enumerate(followed):
         row = n_losses + (2 * number if stacked else number)
-        _draw_lines(axes_at(row, False), timeline, number, titles[number], sheet)
-        _draw_map(figure, axes_at(row + stacked, True), timeline, number, f"{titles[number]}: all heads", sheet)
+        _draw_lines(axes_at(row, False, series.what), timeline, series, sheet)
+        _draw_map(figure, axes_at(row + stacked, True, series.what), timeline, series, sheet)
     foot.write(figure, height)
     return Drawing(figure, lettering.families)
 
@@ -174,36 +179,21 @@ def _write_roles(figure: Any, timeline: Timeline, at: tuple[float, float], sheet
         y += (0.2 * len(lines) + 0.32) * sheet.size
 
 
-def _draw_lines(axes: Any, timeline: Timeline, row: int, title: str, sheet: Sheet) -> None:
-    """The heads in which a measure changes most in colours, with their intervals; all others in grey."""
-    chosen = moving_heads(timeline, timeline.measures[row], len(COLORS))
-    parts = np.stack([timeline.value[row], timeline.low[row], timeline.high[row]], -1)
+def _draw_lines(axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> None:
+    """What changes most in colours, with its intervals; all others in grey."""
+    chosen, parts = moving(series.values, len(COLORS)), series.parts
     for head in range(parts.shape[1]):
         if head not in chosen:
             axes.plot(timeline.steps, parts[:, head, 0], color=OTHER, linewidth=0.7 * sheet.size, alpha=0.7, zorder=1)
-    if (level := _level(timeline, row)) is not None:
-        axes.axhline(level, color=FAINT, linewidth=1.0 * sheet.size, linestyle=(0, (2, 2)), zorder=1)
+    if series.level is not None:
+        axes.axhline(series.level, color=FAINT, linewidth=1.0 * sheet.size, linestyle=(0, (2, 2)), zorder=1)
     for color, head in zip(COLORS, chosen, strict=False):
-        draw_line(axes, timeline.steps, parts[:, head], color, sheet, timeline.head_names[head])
-    _finish(axes, timeline, title, sheet)
-    if limits := _limits_of_share(timeline, row):
+        draw_line(axes, timeline.steps, parts[:, head], color, sheet, series.names[head])
+    _finish(axes, timeline, series.title, sheet)
+    if limits := series.limits:
         axes.set_ylim(limits[0] - 0.02 * limits[1], limits[1] * 1.02)
     if chosen:
         sheet.add_legend(axes)
-
-
-def _limits_of_share(timeline: Timeline, row: int) -> tuple[float, float] | None:
-    """The ends of the scale of a share: 0 and 1, or 0.5 where none is above, so that little looks like little."""
-    facts = timeline.measure_facts(timeline.measures[row])
-    if (facts.low, facts.high) != (0, 1):
-        return None
-    return 0.0, 1.0 if np.nanmax(timeline.value[row], initial=0.0) > 0.5 else 0.5
-
-
-def _level(timeline: Timeline, row: int) -> float | None:
-    """A measure's value under uniform attention, where it is the same for all heads."""
-    known = timeline.uniform[row][np.isfinite(timeline.uniform[row])]
-    return float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
 
 
 def draw_line(
@@ -245,14 +235,14 @@ def finish_axes(axes: Any, sheet: Sheet) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, sheet: Sheet) -> None:
-    """All heads and checkpoints, a column each, whatever lies between their steps."""
-    values = timeline.value[row].T
+def _draw_map(figure: Any, axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> None:
+    """All heads or pairs and checkpoints, a column each, whatever lies between their steps."""
+    values = series.values.T
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     signed = low < 0 < high
     extent = max(abs(low), abs(high))
-    limits = _limits_of_share(timeline, row) or ((-extent, extent) if signed else (min(low, 0.0), high or 1.0))
+    limits = series.limits or ((-extent, extent) if signed else (min(low, 0.0), high or 1.0))
     image = axes.imshow(
         np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap="RdBu_r" if signed else "Blues",
         vmin=limits[0], vmax=limits[1],
@@ -260,9 +250,12 @@ def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, 
     axes.set_facecolor("#dcdcdc")
     places = thinned(len(timeline.steps), 4 if sheet.stacked else 7)
     axes.set_xticks(places, [step_text(timeline.steps[place]) for place in places])
-    names = [printable(name, 24) for name in timeline.head_names]
+    names = [printable(name, 24) for name in series.names]
     if len(names) <= _MOST_NAMES:
         axes.set_yticks(range(len(names)), names)
+    elif series.what == "pairs":
+        rows = thinned(len(names), 12)
+        axes.set_yticks(rows, [names[place] for place in rows])
     else:
         layers = [layer for _, layer, _ in timeline.heads]
         starts = [place for place, layer in enumerate(layers) if place == 0 or layer != layers[place - 1]]
@@ -271,7 +264,7 @@ def _draw_map(figure: Any, axes: Any, timeline: Timeline, row: int, title: str, 
     axes.tick_params(length=2 * sheet.size)
     for side in ("top", "right", "bottom", "left"):
         axes.spines[side].set_visible(False)
-    letter_axes(axes, title, sheet)
+    letter_axes(axes, f"{series.title}: {'followed' if series.what == 'pairs' else 'all'} {series.what}", sheet)
     sheet.add_bar(figure, image, axes)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.records.timeline import Timeline
@@ -16,12 +18,57 @@ EVENLY = 5.0
 """Where the last step is more than so many times the middle one, steps are spread as logarithms."""
 
 
-def moving_heads(timeline: Timeline, measure: str, most: int) -> list[int]:
-    """The heads of which a measure changes most between any two checkpoints, in order of their names.
+@dataclass(frozen=True, eq=False)
+class Series:
+    """A quantity over the checkpoints, of heads or of pairs of them.
+
+    Attributes:
+        title: Its name, with its unit.
+        what: What it is of, in the plural.
+        names: Of what, one by one.
+        parts: Values and the ends of their intervals, (checkpoint, name, 3).
+        limits: Ends of the scale where they are known.
+        level: What it would be by chance, where that is the same for all.
+    """
+
+    title: str
+    what: str
+    names: tuple[str, ...]
+    parts: NDArray[np.float64]
+    limits: tuple[float, float] | None = None
+    level: float | None = None
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """(checkpoint, name)."""
+        return self.parts[..., 0]
+
+
+def series_of(timeline: Timeline) -> list[Series]:
+    """What is followed: each measure, and each composition above that of random directions."""
+    found = []
+    for row, measure in enumerate(timeline.measures):
+        parts = np.stack([timeline.value[row], timeline.low[row], timeline.high[row]], -1)
+        facts = timeline.measure_facts(measure)
+        most = 1.0 if np.nanmax(timeline.value[row], initial=0.0) > 0.5 else 0.5
+        limits = (0.0, most) if (facts.low, facts.high) == (0, 1) else None
+        known = timeline.uniform[row][np.isfinite(timeline.uniform[row])]
+        level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
+        found.append(Series(measure_title(timeline, measure), "heads", timeline.head_names, parts, limits, level))
+    for by in dict.fromkeys(pair.by for pair in timeline.pairs):
+        pairs = [pair for pair in timeline.pairs if pair.by == by]
+        parts = np.full((len(timeline.checkpoints), len(pairs), 3), np.nan)
+        parts[..., 0] = np.stack([pair.excess for pair in pairs], 1)
+        names = tuple(timeline.pair_name(pair) for pair in pairs)
+        found.append(Series(f"{by} composition above chance", "pairs", names, parts, level=0.0))
+    return found
+
+
+def moving(values: NDArray[np.float64], most: int) -> list[int]:
+    """The columns, (checkpoint, column), that change most between any two checkpoints, in their order.
 
     Of a single checkpoint those with the largest values.
     """
-    values = timeline.value[timeline.measures.index(measure)]
     with np.errstate(all="ignore"):
         spread = np.where(np.isfinite(values), values, -np.inf).max(0) - np.where(
             np.isfinite(values), values, np.inf
@@ -80,6 +127,8 @@ def notes(timeline: Timeline) -> list[str]:
     said = [corpus_line(timeline)]
     if predicted := PREDICTED.get(str(timeline.options.get("loss"))):
         said.append(f"predicted: {predicted}")
+    if timeline.pairs:
+        said.append("composition: the share of a pair's norm, less that of random directions, by the weights alone")
     if np.isfinite(timeline.low).any():
         said.append("intervals: 95% over texts, of each checkpoint for itself")
     if (timeline.has_role == 1).any():

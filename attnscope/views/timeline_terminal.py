@@ -13,10 +13,11 @@ from attnscope.records.timeline import Timeline
 from attnscope.views.heads_summary import model_of, number, printable
 from attnscope.views.plain_text import dim_lines, plain_table, shade
 from attnscope.views.timeline_summary import (
+    Series,
     finite_range,
-    measure_title,
-    moving_heads,
+    moving,
     notes,
+    series_of,
     since_lines,
     step_text,
     thinned,
@@ -42,8 +43,8 @@ def drawing(timeline: Timeline, width: int) -> RenderableType:
         table = _table("loss, nats", [texts[place] for place in shown])
         table.add_row("all texts", *(number(timeline.checkpoints[place].loss) for place in shown))
         parts += [Text(), table]
-    for row, measure in enumerate(timeline.measures):
-        parts += [Text(), _measure(timeline, row, measure, shown, [texts[place] for place in shown])]
+    for series in series_of(timeline):
+        parts += [Text(), _series(series, shown, [texts[place] for place in shown])]
     if lines := since_lines(timeline):
         table = plain_table(space=2)
         table.add_column("role", no_wrap=True)
@@ -65,13 +66,13 @@ def _table(first: str, steps: Sequence[str]) -> Table:
     return table
 
 
-def _measure(timeline: Timeline, row: int, measure: str, shown: Sequence[int], texts: Sequence[str]) -> RenderableType:
-    """A measure of the heads in which it changes most, shaded from its least to its largest value."""
-    table = _table(measure_title(timeline, measure), texts)
-    values, names = timeline.value[row], timeline.head_names
-    heads = moving_heads(timeline, measure, _MOST_HEADS)
+def _series(series: Series, shown: Sequence[int], texts: Sequence[str]) -> RenderableType:
+    """A quantity of the heads, or pairs, in which it changes most, shaded from its least to its largest value."""
+    table = _table(series.title, texts)
+    values, names = series.values, series.names
+    heads = moving(values, _MOST_HEADS)
     if not heads:
-        return Text(f"{measure_title(timeline, measure)}: undefined for all heads on these texts", style="dim")
+        return Text(f"{series.title}: undefined for all {series.what} on these texts", style="dim")
     low, high = finite_range(values[:, heads].ravel().tolist())
     low = min(low, 0.0)
     for head in heads:
@@ -84,4 +85,4 @@ def _measure(timeline: Timeline, row: int, measure: str, shown: Sequence[int], t
     if len(heads) == len(names):
         return table
     most = "changes most" if len(texts) > 1 else "is largest"
-    return Group(table, Text(f"the {len(heads)} of {len(names)} heads in which it {most}", style="dim"))
+    return Group(table, Text(f"the {len(heads)} of {len(names)} {series.what} in which it {most}", style="dim"))
