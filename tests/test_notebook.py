@@ -170,13 +170,15 @@ def lab(tmp_path: Path) -> Iterator[str]:
         "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings"),
         "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces"), "PYTHONPATH": str(Path.cwd()),
     }  # fmt: skip
+    quiet = tmp_path / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    quiet.parent.mkdir(parents=True)
+    quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}', "utf-8")  # it would ask, and look for news
     folder = tmp_path / "served"
     folder.mkdir()
     RECORD.save(folder / "weights.npz")
     write_notebook(folder / "look.ipynb")
     asked = [
         "--no-browser", "--allow-root", "--port=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={folder}",
-        "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]  # fmt: skip
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *asked], env=env, stdout=log, stderr=log)

@@ -1,5 +1,6 @@
 """An example of an atlas opened as a map: what was kept of it is told apart; and the command that draws it."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -83,3 +84,20 @@ def test_the_command_draws_what_is_chosen(opened: Opened) -> None:
         assert text.split() == list(labels[1:18]), "the run around the query in whole words: the last may go on"
         assert options == ["-m", "minilm", "--pick", "L1H1", "--query", labels[query]]
     assert "20 of the 60 tokens" in opened.text(".headcard")
+
+
+def test_a_saved_card_is_the_whole_card(opened: Opened) -> None:
+    opened.show(v="head", head="L1H1")
+    drawn = opened.saved("svg").decode()
+    said = [" ".join(text.split()) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]
+    head = ATLAS.heads[4]
+    assert said[0] == "L1H1"
+    for role in head.roles:
+        assert any(text.startswith(role.name.replace("_", " ")) for text in said), role.name
+    shown = opened.page.eval_on_selector_all(".measures tbody th", "all => all.map(e => e.textContent)")
+    assert len(shown) > 3 and set(shown) <= set(said)
+    for row in (row for row in ATLAS.tables[4] if row.side == "pairs"):
+        assert " → ".join(row.tokens) in said
+    near = opened.page.eval_on_selector("[data-near]", "e => e.dataset.near")
+    assert any(text.startswith(near) for text in said), "heads like it"
+    assert opened.saved("png").startswith(b"\x89PNG")

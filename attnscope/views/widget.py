@@ -15,7 +15,7 @@ from attnscope.records.tokens import Tokens
 
 _HEAD = re.compile(r"(?:(?:encoder|decoder|cross) )?L(\d+)H\d+|mean(\d*)|full(\d+)|")
 _LAYER = re.compile(r"(L|mean|full)\d*")
-_VIEWS = ("", "grid", "matrix", "links", "text", "compare", "headcount", "numbers", "atlas", "head")
+_VIEWS = ("", "grid", "matrix", "links", "text", "compare", "photo", "headcount", "numbers", "atlas", "head")
 
 
 class Widget(anywidget.AnyWidget):
@@ -24,8 +24,8 @@ class Widget(anywidget.AnyWidget):
     Each trait follows the page, and the page follows it; `widget.observe(function, "head")` tells of changes.
 
     Attributes:
-        view: The view: "grid", "matrix", "links", "text", "compare", "headcount"; of records about heads "atlas" (all
-            heads), "head", and of relations and comparisons "numbers" (their grid).
+        view: The view: "grid", "matrix", "links", "text", "compare", "photo", "headcount"; of records about heads
+            "atlas" (all heads), "head", and of relations and comparisons "numbers" (their grid).
         text: The number of the text, from 0.
         kind: "encoder", "decoder" or "cross"; empty where all heads are shown.
         head: Such as "L3H1"; "mean" of all heads, "mean3" of layer 3, "full3" for the full-width head of layer 3.
