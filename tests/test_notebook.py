@@ -16,6 +16,7 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
 from attnscope.views import notebook
+from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings
 from tests.record_helpers import map_of, record_of, tokens_of
 
@@ -131,6 +132,53 @@ def test_records_about_heads_are_live_too() -> None:
     shown.head = "L1H2"
     with pytest.raises(Exception, match="number of a token"):
         shown.query = "cat"
+
+
+# In a page that stands for a notebook --------------------------------------------------------------------------------
+
+HARNESS = """([module, page]) => {
+    const script = document.createElement('script');
+    script.type = 'module';
+    script.textContent = module.replace('export default', 'window.widget =');
+    document.head.append(script);
+    const held = {view: '', text: 0, kind: '', head: '', query: null, key: null, height: 640, _page: page};
+    const listeners = {};
+    window.held = held;
+    window.model = {
+        get: (name) => held[name],
+        set: (name, value) => { held[name] = value; (listeners['change:' + name] || []).forEach((one) => one()); },
+        on: (event, listener) => (listeners[event] ||= []).push(listener),
+        off() {},
+        save_changes() {},
+    };
+}"""
+"""What anywidget gives to the module: a model whose values change and are heard."""
+
+
+def test_what_is_about_heads_follows_too(browser: Any) -> None:
+    traits()
+    from attnscope.views.widget import Widget
+
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.set_content("<body></body>")
+    page.evaluate(HARNESS, [str(Widget._esm), small_atlas().page().html])
+    page.wait_for_function("window.widget")
+    page.evaluate("() => { widget.render({model, el: document.body}); }")
+    page.wait_for_function("held.view === 'atlas' && held.head === 'L0H0'")
+    page.evaluate("model.set('head', 'L1H2')")
+    page.wait_for_function("held.view === 'head' && held.head === 'L1H2'")
+    page.evaluate("model.set('view', 'matrix')")
+    page.wait_for_function("held.view === 'matrix' && held.query === 3")
+    page.evaluate("model.set('view', 'grid')")  # there is none
+    page.wait_for_function("held.view === 'matrix'")
+    page.evaluate("model.set('head', 'L0H1')")
+    page.wait_for_function("held.view === 'head' && held.head === 'L0H1' && held.query === null")
+    page.frames[1].click(".examples [data-token='2'] >> nth=0")
+    page.wait_for_function("held.query === 2")
+    assert wrong == []
+    page.close()
 
 
 # In a real JupyterLab -------------------------------------------------------------------------------------------------

@@ -214,3 +214,12 @@ def test_a_page_holds_no_more_than_was_picked() -> None:
     html = page_of([PageText(record)]).html
     assert html.count('id="d') == 1
     assert '"heads":[[0,1],[1,2]]' in html
+
+
+def test_what_is_no_attention_names_the_command_that_shows_it(run: Run, tmp_path: Path) -> None:
+    file = small_atlas().save(tmp_path / "atlas.npz")
+    status, out, err = run("page", "--record", str(file), "-o", "p.html")
+    assert (status, out) == (1, "")
+    assert f"attnscope show {file} -f html -o FOLDER" in err and f"--heads-record {file}" in err
+    status, out, err = run("show", str(file), "-f", "html", "-o", "made", "-q")
+    assert status == 0 and "made/atlas.html" in out.splitlines()[-1], err

@@ -1,7 +1,7 @@
 // Where a notebook holds the page in a frame: what is chosen here is told to it, and what it asks for is shown.
 import { around } from "./colour.js";
 import { manifest, nameOf } from "./data.js";
-import { atlasHooks, mapOf, ofAtlas, ofExample, onChange, state, update } from "./state.js";
+import { atlasHooks, mapOf, ofAtlas, ofExample, onChange, state, update, viewsOf } from "./state.js";
 
 const placeOrNull = (place) => (place < 0 ? null : place);
 
@@ -68,8 +68,9 @@ export class Host {
     const { view, scheme, ...rest } = this.asked;
     this.asked = {};
     if (scheme) around.scheme = scheme;
-    if (view && view !== state.v) await this.app.go(view);
+    if (view !== state.v && viewsOf().includes(view)) await this.app.go(view);
     update(this.patch(rest));
+    this.said = ""; // what is not there is answered by what is
     this.tell();
   }
 }
