@@ -89,16 +89,21 @@ whatever is near, moves nothing in these measures, and what is compared is as fr
 For `suppression`, t is what the rest of the model would copy: of the {candidates} tokens of what is read that have
 the largest logits (but for the token at q), the one that has the largest where the head's own part is taken away, if
 it is then among the {among} likeliest of the vocabulary. For `induction`, t is what came after the nearest earlier
-occurrence of the token at q; what is masked has no such token, so encoders have no such measure. Uniform attention is
-here the same weight on each key that the mask allows, with the same values and the same slopes g.
+occurrence of the token at q; what is masked has no such token, so encoders have no such measure. Uniform attention
+is here the same weight on each key that the mask allows, with the same values and the same slopes g.
+
+`_nats` and `_weight` are excluding sinks, as `_active` measures are: sums over predictions, divided by the attention
+that is not on special tokens or the first one. How much of a head's attention at these predictions that is, `_share`
+tells. Under uniform attention the other keys share that alike.
 """
 
 _ABOUT_BEHAVIOUR = """
 The roles of *behaviour* (`copying`, `copy_suppression`, `induction_by_effect`) are given with `--writes` alone. Each
 rests on two measures that must both pass: one of where the head looks (`_weight`, at least {weight} above even
-attention; for induction also above the best fixed offset), and one of what it moves from there (`_nats`, its threshold
-above even attention). The larger of the two p-values is that of both (intersection-union test, Berger 1982); then all
-roles share one false discovery rate. They stand after a head's roles of looking.
+attention; for induction also above the best fixed offset), and one of what it moves from there (`_nats`, its
+threshold above even attention), where at least {least_active:.0%} of the attention there is off sinks (`_share`).
+The larger of the two p-values is that of both (intersection-union test, Berger 1982); then all roles share one false
+discovery rate. They stand after a head's roles of looking.
 """
 
 _REFERENCES = """
@@ -198,7 +203,7 @@ def measures_page() -> str:
             besides.append("`relative_entropy` is at most the threshold of `diffuse`")
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(f"| `{name}` | {rule.what} | {measures} | {rule.threshold:g} | {'; '.join(besides)} |")
-    behaviour = _ABOUT_BEHAVIOUR.strip().format(weight=roles.BEHAVIOUR_WEIGHT)
+    behaviour = _ABOUT_BEHAVIOUR.strip().format(weight=roles.BEHAVIOUR_WEIGHT, least_active=roles.LEAST_ACTIVE)
     parts += [f"## The {len(roles.RULES)} roles", about.strip(), behaviour, "\n".join(rows), _REFERENCES.strip()]
     return "\n\n".join(parts) + "\n"
 

@@ -11,7 +11,7 @@ Source: Elhage et al. 2021 (the OV circuit moves what is at a key); of name move
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall
@@ -27,14 +27,15 @@ class Asked:
 
     Attributes:
         ids: Token numbers of the keys.
-        token: The token whose logit is asked about; its own occurrences are the keys that it may be moved from, but for
-            the first key, on which heads rest whatever it is.
+        rests: Keys on which heads rest: special tokens, and the first; nothing is moved from these.
+        token: The token whose logit is asked about; its own occurrences are the keys that it may be moved from.
         other: Another token, that stands there as often, to compare with.
         after: Only from keys that come after this token, and that are not the query itself; None = from all that hold
             the token.
     """
 
     ids: Int[Tensor, "batch key"]
+    rests: Bool[Tensor, "batch key"]
     token: Int[Tensor, "batch query"]
     other: Int[Tensor, "batch query"]
     after: Int[Tensor, "batch query"] | None = None
@@ -44,7 +45,7 @@ class Asked:
         block = tile.block
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         holds: Tensor = self.ids[block.texts, None, block.keys] == token[block.texts, block.queries, None]
-        holds &= places[block.keys] > 0
+        holds &= ~self.rests[block.texts, None, block.keys]
         if self.after is not None and token is self.token:
             before = self.ids.roll(1, 1)
             holds &= before[block.texts, None, block.keys] == self.after[block.texts, block.queries, None]
@@ -56,18 +57,23 @@ class Asked:
 class Moved:
     """What heads move, each (batch, head, query).
 
-    Even attention gives the same weight to each key that the mask allows.
+    Even attention gives the same weight to each key that the mask allows; what it moves and looks at is what it would
+    be if the head's weight off the keys on which it rests were spread evenly over the others.
 
     Attributes:
+        active: The weight off the keys on which heads rest.
+        even_active: The same under even attention over all keys.
         weight: The weight on the keys that hold the token, 0 to 1.
-        even_weight: The same under even attention.
+        even_weight: The same under even attention over all keys.
         above: That, less the weight on the keys that hold the other token.
         even_above: The same under even attention.
         nats: By how much what comes from the token's keys raises its logit above the other token's.
         even_nats: The same under even attention.
-        even_whole: By how much the head as a whole raises the token's logit under even attention.
+        even_whole: By how much the head as a whole raises the token's logit under even attention over all keys.
     """
 
+    active: Tensor
+    even_active: Tensor
     weight: Tensor
     even_weight: Tensor
     above: Tensor
@@ -101,27 +107,32 @@ def moved(
     """
     shape = call.query.shape[:3]
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    found = Moved(*(torch.zeros(shape, dtype=dtype, device=call.query.device) for _ in range(7)))
+    found = Moved(*(torch.zeros(shape, dtype=dtype, device=call.query.device) for _ in range(9)))
     for tile in tiles(call):
         at = (tile.block.texts, slice(None), tile.block.queries)
         holds, holds_other = asked.keys(tile, asked.token), asked.keys(tile, asked.other)
-        even = _even(tile)
+        works = ~asked.rests[tile.block.texts, None, None, tile.block.keys]
+        active = (tile.weights * works).sum(-1)
+        found.active[at] = active
+        even, even_off = _even(tile), _even(tile, works) * active[..., None]
         onto, onto_other = (_along_values(call, tile, one[at].to(dtype)) for one in (slope, other_slope))
         apart, gained = holds - holds_other, (onto - onto_other) * holds
+        found.even_active[at] = (even * works).sum(-1)
         found.weight[at], found.even_weight[at] = (tile.weights * holds).sum(-1), (even * holds).sum(-1)
-        found.above[at], found.even_above[at] = (tile.weights * apart).sum(-1), (even * apart).sum(-1)
-        found.nats[at], found.even_nats[at] = (tile.weights * gained).sum(-1), (even * gained).sum(-1)
+        found.above[at], found.even_above[at] = (tile.weights * apart).sum(-1), (even_off * apart).sum(-1)
+        found.nats[at], found.even_nats[at] = (tile.weights * gained).sum(-1), (even_off * gained).sum(-1)
         found.even_whole[at] = (even * onto).sum(-1)
     return found
 
 
-def _even(tile: Tile) -> Tensor:
-    """The same weight on each key that may be attended to, broadcastable to the tile's weights."""
+def _even(tile: Tile, among: Tensor | None = None) -> Tensor:
+    """The same weight on each key that may be attended to, of some if they are given; broadcastable to weights."""
     n_keys = tile.weights.shape[-1]
     may = tile.block.allowed(tile.weights.device)
     if may is None:
-        return tile.weights.new_full((1, 1, 1, n_keys), 1 / max(1, n_keys))
-    counted = may.to(tile.weights.dtype).expand(*may.shape[:-1], n_keys)
+        may = torch.ones(1, 1, 1, n_keys, dtype=torch.bool, device=tile.weights.device)
+    may = may.expand(*may.shape[:-1], n_keys) if among is None else may & among
+    counted = may.to(tile.weights.dtype)
     return counted / counted.sum(-1, keepdim=True).clamp(min=1)
 
 

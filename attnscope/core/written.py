@@ -36,6 +36,7 @@ class WrittenMeasure:
 
 
 _ALL = "all predictions"
+_OFF = " / sum of A_qk over k off sinks"
 _THERE = "predictions whose answer stands in what is read"
 _PREDICTED = "predictions where a token of what is read would be among the ten likeliest without the head"
 _REPEATED = "predictions of a decoder at a token that came before"
@@ -61,32 +62,45 @@ WRITTEN: dict[str, WrittenMeasure] = {
         ),
         WrittenMeasure(
             "copying_nats", "raises the answer's logit by what it moves from the answer's own occurrences",
-            "sum of A_qk v_k · (g(a) - g(b)) over k with x_k = a", "nats", -_INF, _INF,
-            "after Wang et al. 2023, section 3.3; matched tokens: ours", _THERE,
+            "sum of A_qk v_k · (g(a) - g(b)) over k with x_k = a," + _OFF, "nats",
+            -_INF, _INF, "after Wang et al. 2023, section 3.3; matched tokens: ours", _THERE,
         ),
         WrittenMeasure(
             "copying_weight", "attends to the answer more than to another token that stands there as often",
-            "sum of A_qk over x_k = a, less that over x_k = b", "share", -1.0, 1.0, "ours", _THERE,
+            "sum of A_qk over x_k = a, less that over x_k = b," + _OFF,
+            "share", -1.0, 1.0, "ours", _THERE,
+        ),
+        WrittenMeasure(
+            "copying_share", "does not rest on special tokens or the first where the answer stands in what is read",
+            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", _THERE,
         ),
         WrittenMeasure(
             "suppression_nats", "lowers the logit of what the rest of the model would copy, by what it moves of it",
-            "- sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t", "nats", -_INF, _INF,
-            "after McDougall et al. 2023, section 3; matched tokens: ours", _PREDICTED,
+            "- sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t," + _OFF, "nats",
+            -_INF, _INF, "after McDougall et al. 2023, section 3; matched tokens: ours", _PREDICTED,
         ),
         WrittenMeasure(
             "suppression_weight", "attends to what the rest of the model would copy, more than to a token as frequent",
-            "sum of A_qk over x_k = t, less that over x_k = b", "share", -1.0, 1.0,
+            "sum of A_qk over x_k = t, less that over x_k = b," + _OFF, "share", -1.0, 1.0,
             "after McDougall et al. 2023, section 3", _PREDICTED,
         ),
         WrittenMeasure(
+            "suppression_share", "does not rest on special tokens or the first where the rest of the model would copy",
+            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", _PREDICTED,
+        ),
+        WrittenMeasure(
             "induction_nats", "raises the logit of what came after the same token before, by what it moves from there",
-            "sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t, x_k-1 = x_q", "nats", -_INF, _INF,
-            "after Olsson et al. 2022; matched tokens: ours", _REPEATED,
+            "sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t, x_k-1 = x_q," + _OFF, "nats",
+            -_INF, _INF, "after Olsson et al. 2022; matched tokens: ours", _REPEATED,
         ),
         WrittenMeasure(
             "induction_weight", "attends to what came after the same token before, more than to a token as frequent",
-            "sum of A_qk over x_k = t, x_k-1 = x_q, less that over x_k = b", "share", -1.0, 1.0,
+            "sum of A_qk over x_k = t, x_k-1 = x_q, less that over x_k = b," + _OFF, "share", -1.0, 1.0,
             "after Olsson et al. 2022", _REPEATED,
+        ),
+        WrittenMeasure(
+            "induction_share", "does not rest on special tokens and the first one at a token that came before",
+            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", _REPEATED,
         ),
     )
 }  # fmt: skip

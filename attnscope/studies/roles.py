@@ -47,7 +47,7 @@ difference for chance. In short texts, whose baselines are above the thresholds,
 
 NO_SHARES = (
     "entropy_nats", "distance_tokens", "signed_distance_tokens", "rms_distance_tokens", "similar_token", "rarity",
-    "value_weighted", "norm_weighted", *(name for name in WRITTEN if name != "answer_weight"),
+    "value_weighted", "norm_weighted", *(name for name, one in WRITTEN.items() if one.low < 0),
 )  # fmt: skip
 """Measures that are no numbers from 0 to 1. The catalogue says so too, but cannot be read without torch."""
 
@@ -88,6 +88,7 @@ class Rule:
         does: Of a role of behaviour, what the head does in a few words, to stand beside where it looks; such roles are
             told after those of where heads look. Empty of others.
         weight: Of a role of behaviour, the measure of where it looks, that must be above BEHAVIOUR_WEIGHT too.
+        share: Of a role of behaviour, the measure of how much of a head's attention it is about: LEAST_ACTIVE or more.
     """
 
     what: str
@@ -99,6 +100,7 @@ class Rule:
     is_sink: bool = False
     does: str = ""
     weight: str = ""
+    share: str = ""
 
 
 RULES: dict[str, Rule] = {
@@ -128,6 +130,7 @@ RULES: dict[str, Rule] = {
         0.1,
         does="copies what comes",
         weight="copying_weight",
+        share="copying_share",
     ),
     "copy_suppression": Rule(
         "attends to a token that the rest of the model would copy, and lowers its logit (McDougall 2023)",
@@ -135,6 +138,7 @@ RULES: dict[str, Rule] = {
         0.1,
         does="lowers what others would copy",
         weight="suppression_weight",
+        share="suppression_share",
     ),
     "induction_by_effect": Rule(
         "attends to what came after the same token before, and raises its logit (Olsson 2022)",
@@ -142,6 +146,7 @@ RULES: dict[str, Rule] = {
         0.1,
         does="raises what followed",
         weight="induction_weight",
+        share="induction_share",
     ),
 }
 """Roles by name. Those of behaviour are given where it is measured what heads write (`heads --writes`)."""
@@ -322,7 +327,7 @@ class _Judged:
         limit[np.isnan(self.values[..., test.column])] = np.nan
         if test.rule.least_defined:
             limit[self._share_defined(test) < test.rule.least_defined] = np.nan
-        if test.is_active:
+        if test.is_active or test.rule.share:
             limit[~(self._active_share(test) >= LEAST_ACTIVE)] = np.nan
         entropy = self._column("relative_entropy")
         if test.rule.needs_preference and entropy is not None:
@@ -349,6 +354,8 @@ class _Judged:
         Not 1 less what rests: a learned sink takes attention that is neither.
         """
         whole = self._column(test.measure.removesuffix("_active"))
+        if test.rule.share:
+            return self.values[..., self.tally.names.index(test.rule.share)]
         if whole is None:
             return np.zeros(self.shape)
         return _divide(self.counts[..., test.column], self.counts[..., whole], 0.0)
@@ -413,7 +420,7 @@ class _Judged:
             p=p,
             q=q,
             tentative=min(effective, self.n_texts) < FEWEST_TEXTS,
-            active_share=float(self._active_share(test)[at]) if test.is_active else None,
+            active_share=float(self._active_share(test)[at]) if test.is_active or test.rule.share else None,
             effective_texts=effective,
         )
 

@@ -100,6 +100,7 @@ def with_writes(
         "predicted": "each next token" if model.loss == "causal" else "masked tokens: 15%, seed 0",
         "attended": ATTENDED,
         "among": AMONG,
+        "measures": list(WRITTEN),
     }
     roles = {
         name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name], "does": rule.does}
@@ -238,7 +239,7 @@ class WritesMeasurer:
             Standing.of(row.ids, self._special, row.places, row.answers, looks_back=self._looks_back)
             for row in read.made_of
         ]
-        asking = _Asking(read, traced, calls)
+        asking = _Asking(read, traced, calls, self._special)
         with torch.no_grad():
             asked = self._ask(asking, standing)
         heads = sum((one.sum(-1) for one in parts.heads.values()), parts.logits * 0)
@@ -285,8 +286,14 @@ class WritesMeasurer:
 class _Asking:
     """Asks of the heads of a batch what they move onto tokens, one token of each prediction."""
 
-    def __init__(self, read: ReadBatch, traced: Traced, calls: Mapping[Place, AttentionCall]) -> None:
+    def __init__(
+        self, read: ReadBatch, traced: Traced, calls: Mapping[Place, AttentionCall], special: frozenset[int]
+    ) -> None:
+        import torch
+
         self.read, self.traced, self._calls = read, traced, calls
+        self._rests = torch.isin(read.batch.ids, read.batch.ids.new_tensor(sorted(special))).bool()  # of none: integers
+        self._rests[:, 0] = True
 
     def tensor(self, numbers: Sequence[NDArray[np.int64]]) -> Tensor:
         """Numbers of the predictions, row by row, where the model is."""
@@ -305,7 +312,13 @@ class _Asking:
         from attnscope.core.moved import Asked, Moved, moved
 
         read, traced = self.read, self.traced
-        asked = Asked(read.batch.ids, self._lay(tokens), self._lay(others), None if after is None else self._lay(after))
+        asked = Asked(
+            read.batch.ids,
+            self._rests,
+            self._lay(tokens),
+            self._lay(others),
+            None if after is None else self._lay(after),
+        )
         slopes, other_slopes = traced.slopes(tokens.clamp(min=0)), traced.slopes(others.clamp(min=0))
         found = {}
         for place, call in self._calls.items():
@@ -367,7 +380,7 @@ class _Asked:
         )
         rows += _pair(of_best, (rest >= self.least[:, None]).to(added), sign=-1)
         if self.repeated is None:
-            rows += [(ones * 0,) * 3] * 2
+            rows += [(ones * 0,) * 3] * 3
         else:
             there, by_place = self.repeated
             rows += _pair(by_place[place][0], there[:, None].to(added).expand_as(added))
@@ -376,9 +389,14 @@ class _Asked:
         return values.where(counts > 0, values.new_zeros(())), counts, even.where(counts > 0, even.new_zeros(()))
 
 
-def _pair(told: Moved, counts: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The two measures of a role: what is moved, and the weight."""
-    return [(sign * told.nats, counts, sign * told.even_nats), (told.above, counts, told.even_above)]
+def _pair(told: Moved, there: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The measures of a role: what is moved and the weight, by attention off sinks, and how much that is."""
+    active = there * told.active
+    return [
+        (sign * told.nats, active, sign * told.even_nats),
+        (told.above, active, told.even_above),
+        (told.active, there, told.even_active),
+    ]
 
 
 def _units_of(read: ReadBatch) -> tuple[NDArray[np.int64], int]:

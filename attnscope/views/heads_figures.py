@@ -56,7 +56,8 @@ def draw(
 
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
     give no roles). `needles` has what `--probe needle` found. `descriptions` has a card a head, where heads were
-    described. `measures` has a small map of each measure, `measure-NAME` a large one with numbers.
+    described. `measures` has a small map of each measure, `writes` of each of what heads write (`heads --writes`),
+    `measure-NAME` a large one with numbers.
 
     Raises:
         AttnscopeError: An unknown format; no heads; the folder cannot be written.
@@ -80,8 +81,14 @@ def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Drawi
     if findings.descriptions is not None and findings.descriptions.heads:
         yield "descriptions", cards_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
-    if scales:
-        yield "measures", measures_page(findings, scales, lettering)
+    written = {name: scales[name] for name in heads_summary.written_measures(findings)}
+    if looking := {name: scale for name, scale in scales.items() if name not in written}:
+        yield "measures", measures_page(findings, looking, lettering)
+    if written:
+        n = amount(findings.corpus.get("writes", {}).get("n_predictions", 0), "answer")
+        predicted = printable(findings.options["writes"].get("predicted", ""))
+        title = f"{model_of(findings.run)} · what its heads write: {n} ({predicted})"
+        yield "writes", measures_page(findings, written, lettering, title)
     # A name from a record must not lead out of the folder.
     stems = distinct("measure-" + (re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:80] or "unnamed") for name in scales)
     for stem, (name, scale) in zip(stems, scales.items(), strict=True):

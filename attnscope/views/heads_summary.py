@@ -180,6 +180,13 @@ def unclassified(heads: Iterable[Head]) -> list[Head]:
     return [head for head in heads if not head.roles]
 
 
+def written_measures(findings: Findings) -> list[str]:
+    """The measures of what heads write that a record has (`heads --writes`)."""
+    told = findings.options.get("writes")
+    named = told.get("measures") if isinstance(told, Mapping) else None
+    return [name for name in named if name in findings.measure_names] if isinstance(named, list | tuple) else []
+
+
 def does(findings: Findings, head: Head) -> str:
     """What a head does, by its roles of behaviour, such as "raises what followed"; empty where it has none."""
     said = [findings.role_facts(role.name).does for role in head.roles]

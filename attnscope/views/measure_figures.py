@@ -85,8 +85,17 @@ def scale_of(findings: Findings, measure: str, written: Callable[[float], str] |
     return Scale(low, extent, _ONE_WAY, spread, bool(values), written)
 
 
-def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Page:
-    """A small map of each measure that is defined for some head, each with its own colours."""
+def measures_page(
+    findings: Findings, scales: Mapping[str, Scale], lettering: Lettering, title: str | None = None
+) -> Page:
+    """A small map of each measure that is defined for some head, each with its own colours.
+
+    Args:
+        findings: What to draw.
+        scales: The measures, and the colours of each.
+        lettering: The fonts.
+        title: Of the page; None = how many measures there are.
+    """
     undefined = [name for name, scale in scales.items() if not scale.known]
     if len(undefined) < len(scales):
         scales = {name: scale for name, scale in scales.items() if scale.known}
@@ -126,7 +135,8 @@ def measures_page(findings: Findings, scales: Mapping[str, Scale], lettering: Le
     at += 12
     height = math.ceil(at) + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     page = MeasurePage(width, height, lettering)
-    page.head(f"{model_of(findings.run)} · {len(scales)} measures of its heads", heads_summary.corpus_line(findings))
+    title = f"{model_of(findings.run)} · {len(scales)} measures of its heads" if title is None else title
+    page.head(title, heads_summary.corpus_line(findings))
     for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
         if len(shapes) > 1:
             page.write(layout.MARGIN_PX, top - 18, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
