@@ -92,7 +92,7 @@ def of_numbers(self, a, b, *rest):  # of bfloat16 the interpreter (3.9) multipli
     return dot(self, a, b, *rest)
 interpreter.InterpreterBuilder.create_dot = of_numbers
 backends.DEVICES["triton"] = "cpu"
-triton_pass.TILE = 16, 32
+triton_pass.TILE = 32, 32
 test_triton.check_all("cpu")
 test_triton.check_odd_ones("cpu")
 info = attnscope.load("own").info
