@@ -88,10 +88,10 @@ class SpectrogramPage(Page):
         self.fill(spans, [_WORD_FILL] * len(spans))
         self.lines(ends, color=_WORD, width_px=0.9)
         for word, (lane, text) in zip(self.sound.words, lanes, strict=True):
-            y = _TOP_PX + lane * _LANE_PX + (_LANE_PX - 4) / 2
+            middle = _TOP_PX + lane * _LANE_PX + (_LANE_PX - 4) / 2
             room = self.at_px + self.room_px + 30 - self._x(word.start)
             shown = self.lettering.fit(text, self.size_px, room)
-            self.write(self._x(word.start) + 4, y, shown, self.size_px, ha="left", color=INK)
+            self.write(self._x(word.start) + 4, middle, shown, self.size_px, ha="left", color=INK)
 
     def _axes(self, top: float) -> None:
         """Seconds below, kilohertz at the left: bands are spaced in mel."""
