@@ -152,7 +152,7 @@ def page_of(
     if atlas:
         manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
     if folder:
-        manifest["atlas"]["folder"] = HEADS  # type: ignore[index]  # a dict
+        manifest["atlas"]["folder"] = HEADS
         # A script, for a page that was opened from a disk may read no other file; it becomes the block that it holds.
         beside = {f"{HEADS}/{n}.js": f'document.currentScript.textContent="{atlas[n]}"' for n in range(1, len(atlas))}
         return Page(_html(manifest, blocks[:1], ("atlas",), "'self'"), beside)
