@@ -1,6 +1,7 @@
 """Two photos, or two questions about one: how what words give to the picture changes, head by head."""
 
 import csv
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from attnscope.studies.compare_pictures import spread
 from attnscope.views.compare_pictures import maps_page
 from attnscope.views.style import Style
 from tests.conftest import Run
+from tests.page_helpers import Opened
 from tests.vision_language_helpers import write_family
 
 QUESTION = "what is on the table ?"
@@ -142,3 +144,17 @@ def test_the_command_compares_photos_and_questions(run: Run, folder: Path) -> No
     ):  # fmt: skip
         status, out, err = run(*wrong)
         assert (status, out) == (2, "") and err.startswith("error: ") and "hint: " in err
+
+
+def test_the_viewer_lists_its_heads(browser: Any, found: PicturePair, tmp_path: Path) -> None:
+    opened = Opened(browser.new_page(), found.page().save(tmp_path / "page.html"))
+    opened.show(v="atlas")
+    rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
+    change = dict(zip(found.heads, found.overall().tolist(), strict=True))
+    assert len(rows) == 8
+    for row in rows:
+        place = int(row["layer"]), int(row["head"])
+        assert float(row["change"]) == pytest.approx(change[place], rel=1e-5)
+        assert float(row["on_picture"]) == pytest.approx(found.maps(found.heads.index(place))[0].sum(), rel=1e-4)
+    assert opened.complaints == []
+    opened.page.close()

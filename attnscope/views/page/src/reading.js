@@ -280,7 +280,31 @@ async function headsOfRelations({ told, array }) {
   return { ...told, grid: "measures", rows: "relation", quantity: "accuracy", even: "baseline", options: { ...told.options, measures: facts }, heads };
 }
 
+/** How much each head's attention over the picture changes between two photos or questions, over words equal in both. */
+async function headsOfPictures({ told, array }) {
+  const parts = [`divergence.${told.measure}`, "equal", "weights", "other_weights"];
+  const [divergence, equal, ...both] = await Promise.all(parts.map(async (name) => need(await array(name), `the array ${name}`)));
+  const [, nWords, rows, columns] = both[0].shape;
+  const words = Array.from({ length: nWords }, (_, word) => word).filter((word) => equal.data[word]);
+  const mean = (valueAt) => words.reduce((sum, word) => sum + valueAt(word), 0) / words.length;
+  const share = ({ data }, head) =>
+    mean((word) => data.subarray((head * nWords + word) * rows * columns, (head * nWords + word + 1) * rows * columns).reduce((sum, one) => sum + one, 0));
+  const heads = told.heads.map((name, at) => {
+    const [, kind, layer, head] = placeOfName(name);
+    const [before, after] = both.map((weights) => share(weights, at));
+    const measures = { change: { value: Math.sqrt(mean((word) => divergence.data[at * nWords + word])) }, on_picture: { value: before }, on_other_picture: { value: after } };
+    return { kind: kind || told.kind, layer: Number(layer), head: Number(head), ...noRoles, measures };
+  });
+  const facts = {
+    change: { what: `${told.measure.replaceAll("_", "-")} distance between what words attend to in both, over the picture and all else` },
+    on_picture: { what: "share of the words' attention on the first picture", unit: "share", range: [0, 1] },
+    on_other_picture: { what: "share of the words' attention on the second picture", unit: "share", range: [0, 1] },
+  };
+  return { run: told.run, options: { measures: facts }, heads };
+}
+
 async function headsOfComparison({ told, array }) {
+  if (told.shape === "pictures") return headsOfPictures({ told, array });
   const [table] = told.tables || [];
   const names = need(told.heads, "heads");
   if (!table || !placeOfName(names[0])[0]) throw new Unreadable("this comparison has no table of heads that this page could show; `attnscope show` draws it");
