@@ -189,7 +189,7 @@ def read_rows(scores, bits, sizes, slots, sinks, given, board, received, active)
                 scores[here + k] = p
                 total_off += p
                 times_off += p * x
-            total_aside, times_aside = 0.0, 0.0
+            total_aside, times_aside = np.float64(0), np.float64(0)
             for i in range(n_aside):
                 x = np.float32(aside[i] - largest)
                 x = low if x < low else x
