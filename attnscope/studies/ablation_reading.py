@@ -135,7 +135,7 @@ class Reader:
         stride: int | None = None,
     ) -> None:
         self._model, self._loss, self._masked, self._seed = model, loss, masked, seed
-        self._cut = {"chunk": chunk, "stride": stride}
+        self._cut: dict[str, Any] = {"chunk": chunk, "stride": stride}
         self.given: dict[str, Any] = {"loss": loss, "masked": masked, "seed": seed, "target": target}
         self.room = Room()
         self._special = special_ids(model)

@@ -101,7 +101,8 @@ def _overlaps(n: int, to: int) -> NDArray[np.float64]:
     """How much of each of n equal parts of a line lies in each of `to` others, (to, n); columns sum to 1."""
     old, new = np.linspace(0, 1, n + 1), np.linspace(0, 1, to + 1)
     shared = np.minimum(old[1:], new[1:, None]) - np.maximum(old[:-1], new[:-1, None])
-    return np.maximum(shared, 0.0) * n
+    part: NDArray[np.float64] = np.maximum(shared, 0.0) * n
+    return part
 
 
 def _on_grid(picture: Picture, grid: tuple[int, int]) -> Picture:

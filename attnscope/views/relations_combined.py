@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnscope.records.combined import Combined, Precision, Score
-from attnscope.records.comparison import head_name
+from attnscope.records.pair_tables import head_name
 from attnscope.records.relations import Relations
 from attnscope.views.heads_summary import UNDEFINED, interval, number, printable
 
