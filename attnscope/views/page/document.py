@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,6 +49,7 @@ PARTS = {
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
 _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
+_DECLARED = re.compile(r"^(?:async\s+)?(?:function\*?|class|const|let)\s+(\w+)", re.MULTILINE)
 
 
 HEADS = "heads"
@@ -334,6 +336,8 @@ def script(*parts: str) -> str:
                 raise ValueError(f"{name}.js imports {needed}.js, which does not come before it")
         joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
     whole = '"use strict";\n' + "\n".join(joined)
+    if again := [name for name, n in Counter(_DECLARED.findall(whole)).items() if n > 1]:
+        raise ValueError(f"two modules, which share one scope, declare {', '.join(sorted(again))}")
     if any(line.count("`") % 2 for line in whole.splitlines()):
         raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
     # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and
