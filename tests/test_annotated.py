@@ -214,7 +214,7 @@ def test_spans_cut_words_where_they_must() -> None:
         (line("abc d", {"from": [0, 2], "to": [4, 5]}, words=[[0, 3], [4, 5]]), "the span [0, 2] cuts a word"),
         (line("a b c", {"from": [0, 1], "to": [4, 5]}, words=[[0, 1]]), "the span [4, 5] holds no word"),
         (line("abc", words=[[0, 2], [1, 3]]), "words [0, 2] and [1, 3] overlap"),
-        (line("abc", words=7), '"words" is no list'),
+        (line("abc", words=7), '"words" is neither "characters" nor a list'),
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_is_refused(content: str, reason: str, tmp_path: Path) -> None:
