@@ -24,8 +24,8 @@ from attnscope.core.relations import BlockLinks, LinkFacts, LinkReader, divide_l
 from attnscope.core.tile_probe import TileProbe
 from attnscope.core.tiles import Block, Buffers, blocks
 
-ASKED: tuple[tuple[int, int], ...] = tuple((apart, cut) for apart in SEPARATIONS for cut in CUTS)
-"""What is asked of undirected links: tokens apart, and what L is divided by."""
+ASKED: tuple[tuple[str, int], ...] = tuple((separation, cut) for separation in SEPARATIONS for cut in CUTS)
+"""What is asked of undirected links: which of SEPARATIONS, and what L is divided by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,9 +165,9 @@ class CombinedLinks(TileProbe[Tensor]):
         for one, pairs, scores in zip(facts.contacts, self._pairs, self._pair_scores, strict=True):
             linked = torch.zeros(len(pairs.first), dtype=torch.bool, device=device)
             linked[pairs.number_of(one.pairs)] = True
-            for place, (apart, cut) in enumerate(ASKED):
-                precisions[one.cell, :, place] = precision(scores, linked, pairs, apart, cut).to(kind)
-                chance[one.cell, 1 + place] = linked[pairs.apart >= apart].to(kind).mean()
+            for place, (separation, cut) in enumerate(ASKED):
+                precisions[one.cell, :, place] = precision(scores, linked, pairs, separation, cut).to(kind)
+                chance[one.cell, 1 + place] = linked[pairs.within(separation)].to(kind).mean()
         return CombinedSums(hits.cpu(), precisions.cpu(), chance.cpu())
 
     def _may(self) -> Tensor:

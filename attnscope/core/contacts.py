@@ -11,6 +11,7 @@ Source: Rao et al. 2020, "Transformer protein language models are unsupervised s
 correction: Dunn, Wahl & Gloor 2008.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,17 @@ from torch import Tensor
 
 from attnscope.core.tiles import Block
 
-SEPARATIONS = (6, 12, 24)
-"""How many tokens apart the words of a pair are at the least; nearer pairs than the first are never asked about."""
+LEAST = 6
+"""How many tokens apart the words of a pair are at the least; nearer pairs are never asked about."""
+
+SEPARATIONS: dict[str, tuple[int, int | None]] = {
+    "all": (LEAST, None), "short": (LEAST, 12), "medium": (12, 24), "long": (24, None),
+}  # fmt: skip
+"""Ranges of pairs by how many tokens apart their words are: from the first number, to below the second if there is one.
+
+Short, medium and long are those in which predicted contacts of proteins are assessed (CASP), as the code that was
+published with Rao et al. 2020 has them.
+"""
 
 CUTS = (1, 2, 5)
 """Of a text of L words as many pairs are predicted as L divided by these."""
@@ -58,6 +68,11 @@ class Pairs:
     apart: Int[Tensor, " pair"]
     n_words: int
 
+    def within(self, separation: str) -> Tensor:
+        """Which of them are in one of SEPARATIONS, (pair,), bool."""
+        least, below = SEPARATIONS[separation]
+        return (self.apart >= least) & (self.apart < (math.inf if below is None else below))
+
     def number_of(self, pairs: Int[Tensor, "n 2"]) -> Int[Tensor, " n"]:
         """Where pairs stand among these; those that may not be predicted are left out.
 
@@ -74,7 +89,7 @@ class Pairs:
 
 
 def pairs_of(units: Int[Tensor, " token"]) -> Pairs:
-    """The pairs of a text's words that are SEPARATIONS[0] tokens apart, or more.
+    """The pairs of a text's words that are LEAST tokens apart, or more.
 
     Args:
         units: The number of each token's word, -1 = none, (token,).
@@ -85,7 +100,7 @@ def pairs_of(units: Int[Tensor, " token"]) -> Pairs:
     place.scatter_reduce_(0, units[tokens], tokens, "amin")
     first, second = torch.triu_indices(n, n, 1, device=units.device)
     apart = (place[second] - place[first]).abs()
-    kept = apart >= SEPARATIONS[0]
+    kept = apart >= LEAST
     return Pairs(first[kept], second[kept], apart[kept], n)
 
 
@@ -105,7 +120,7 @@ def corrected(maps: Float[Tensor, "*head word word"]) -> Float[Tensor, "*head wo
 
 
 def precision(
-    scores: Float[Tensor, "*head pair"], linked: Tensor, pairs: Pairs, separation: int = SEPARATIONS[0], cut: int = 1
+    scores: Float[Tensor, "*head pair"], linked: Tensor, pairs: Pairs, separation: str = "all", cut: int = 1
 ) -> Float[Tensor, "*head"]:
     """The share of linked pairs among the predicted ones, 0 to 1; NaN without pairs.
 
@@ -116,14 +131,14 @@ def precision(
         scores: The score of each pair, (..., pair), the largest first to be predicted.
         linked: Whether each pair is linked, (pair,), bool.
         pairs: The pairs.
-        separation: Only pairs are asked about whose words are so many tokens apart.
+        separation: Which of SEPARATIONS; only its pairs are asked about.
         cut: See above.
 
     Returns:
         (...,), one for each row of scores.
     """
-    far = pairs.apart >= separation
-    scores, right = scores[..., far], linked[far].to(scores.dtype)
+    inside = pairs.within(separation)
+    scores, right = scores[..., inside], linked[inside].to(scores.dtype)
     n = min(n_predicted(pairs.n_words, cut), scores.shape[-1])
     if n == 0:
         return scores.new_full(scores.shape[:-1], torch.nan)

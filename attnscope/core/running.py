@@ -303,6 +303,19 @@ class RunningSums:
         known = ~np.isnan(a)
         return np.where(known, np.clip(low, 0, 1), np.nan), np.where(known, np.clip(high, 0, 1), np.nan)
 
+    def most_unseen(self, level: float = 0.95) -> Floats:
+        """The largest share u of units of another kind of which these may show none; see `share_interval`, bound 2.
+
+        Args:
+            level: The coverage of an interval that u is on both sides of: u is such that none is seen with
+                probability (1 - level) / 2.
+
+        Returns:
+            0 to 1; NaN without a text.
+        """
+        n_unseen: Floats = self._share(False, True).n_unseen
+        return 1 - ((1 - level) / 2) ** (1 / n_unseen)
+
     def share_p_above(self, threshold: ArrayLike, *, hits: ArrayLike = False, unseen: ArrayLike = True) -> Floats:
         """One-sided p-value against H0: the share is at most the threshold.
 

@@ -36,12 +36,14 @@ class Precision:
     """How precise predicted pairs are, the L / cut of the largest scores of a text of L words.
 
     Attributes:
-        separation: Only pairs count whose words are so many tokens apart.
+        separation: Only pairs count whose words are so many tokens apart, or more.
         cut: What L is divided by.
         chance: The share of all such pairs that are linked.
         best_head: That of the best head.
         mean: Of the mean of the chosen heads.
         regression: Of the regression; None = there is none.
+        below: Only pairs count whose words are fewer tokens apart than this; None = however many.
+        range: What these pairs are called: "short", "medium", "long", or "all".
     """
 
     separation: int
@@ -50,6 +52,8 @@ class Precision:
     best_head: Score
     mean: Score
     regression: Score | None = None
+    below: int | None = None
+    range: str = "all"
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Combined:
         regression: What a logistic regression over all heads reaches; None = it was not fitted.
         coefficients: Its coefficients that are not 0, (layer, head, coefficient), the largest by size first.
         n_texts_fitted: Texts that it was fitted on.
-        precisions: Of undirected links at each separation and cut.
+        precisions: Of undirected links in each range of separation and at each cut.
     """
 
     relation: str
@@ -92,17 +96,20 @@ class Combined:
         return self.best_head, self.mean, self.regression
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """For each combination, and of undirected links for each separation and cut, what a table has of it."""
-        asked = [(0, 0, self.chance, self.scores)]
-        asked = [
-            (one.separation, one.cut, one.chance, (one.best_head, one.mean, one.regression)) for one in self.precisions
-        ] or asked
-        for separation, cut, chance, scores in asked:
+        """For each combination, and of undirected links for each range and cut, what a table has of it."""
+        asked: list[tuple[dict[str, Any], float, tuple[Score | None, ...]]] = [
+            (
+                {"range": one.range, "separation": one.separation, "below": one.below, "cut": one.cut},
+                one.chance,
+                (one.best_head, one.mean, one.regression),
+            )
+            for one in self.precisions
+        ]
+        for apart, chance, scores in asked or [({}, self.chance, self.scores)]:
             for name, score in zip(NAMES, scores, strict=True):
                 if score is not None:
                     held = {"accuracy": score.value, "low": score.low, "high": score.high, "baseline": chance}
                     more = {"combination": name, "n_heads": len(self.heads) if name == "mean" else None}
-                    apart = {"separation": separation, "cut": cut} if cut else {}
                     gains = {"gain": score.gain, "gain_low": score.gain_low, "gain_high": score.gain_high}
                     yield {"relation": self.relation, "n_scored": self.n_scored, **held, **more, **apart, **gains}
 

@@ -312,7 +312,7 @@ _PLAIN = (
     "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict", "n_sources",
     "halves", "ties",
 )  # fmt: skip
-_TOGETHER = ("combination", "n_heads", "separation", "cut", "gain", "gain_low", "gain_high")
+_TOGETHER = ("combination", "n_heads", "range", "separation", "below", "cut", "gain", "gain_low", "gain_high")
 
 
 def with_relations(findings: Findings, relations: Relations) -> Findings:

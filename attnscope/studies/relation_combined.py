@@ -49,6 +49,7 @@ PENALTIES = (0.02, 0.15, 1.0)
 """Inverse strengths of the L1 penalty that are tried, on heads scaled alike; 0.15 is that of Rao et al. 2020."""
 
 _BEST, _MEAN, _REGRESSION = 0, 1, 2
+_RIGHT, _GAIN, _CHANCE = 0, 1, 2  # what `add_up` adds
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +91,7 @@ class FoundTogether(passes.Found):
     """What combinations reach on some blocks.
 
     Attributes:
-        sums: By relation: (what, combination, asked), where what is how often it is right, how much oftener than the
-            first combination, and chance; asked is as `core.combined.CombinedSums` has it, links first.
+        sums: By relation, as `add_up` makes them.
         drawn: By relation.
     """
 
@@ -136,7 +136,7 @@ class TogetherMeasurer(LinkMeasurer):
             weights[:, layer, : part.shape[1]] = part.numpy()
         hits, precisions, chance = (part.double().numpy() for part in (found.hits, found.precisions, found.chance))
         right = np.concatenate([hits[..., None], precisions], -1)
-        values = np.stack([right, right - right[:, :1], np.broadcast_to(chance[:, None], right.shape)], 1)
+        values = np.stack([right, np.broadcast_to(chance[:, None], right.shape)], 1)
         made, first = [], 0
         for piece in wanted:
             cells = slice(first, first := first + len(piece.cells))
@@ -163,8 +163,7 @@ class TogetherMeasurer(LinkMeasurer):
             values = np.stack([mine for _, mine in found])
             counts = np.where(np.isnan(values), 0.0, 1.0)
             counts[..., 0] *= np.array([cell.n if cell.pairs is None else 0 for cell, _ in found])[:, None, None]
-            made[relation] = RunningSums(values.shape[1:])
-            made[relation].add(np.where(counts > 0, values, 0.0), counts)
+            made[relation] = add_up(values[:, 0], values[:, 1], counts[:, 0])
         drawn = dict(self._drawn)
         return FoundTogether(
             n_texts=block.known.n_texts, n_tokens=sums.n_tokens, sums=made, drawn=drawn, halved_to=self._room.tokens
@@ -288,6 +287,7 @@ def together(
 ) -> tuple[Combined, ...]:
     """What heads reach together, in the order of the relations."""
     from attnscope.core.combined import ASKED
+    from attnscope.core.contacts import SEPARATIONS
 
     made = []
     for one in relations:
@@ -295,9 +295,10 @@ def together(
         if sums is None:
             continue
         first = 1 if one.is_mutual else 0
-        numbers = tried[one.name].coefficients[_REGRESSION]
-        chance = sums.ratio()[2, 0]
-        scores = _scores(sums, not one.is_mutual)
+        coefficients = tried[one.name].coefficients
+        numbers = coefficients[_REGRESSION]
+        chance = sums.ratio()[_CHANCE, 0]
+        scores = find_scores(sums, (coefficients == coefficients[_BEST]).all((1, 2)), hits=not one.is_mutual)
         fitted = numbers.any()
 
         def of(asked: int, scores: Any = scores, fitted: Any = fitted) -> tuple[Score, Score, Score | None]:
@@ -305,9 +306,11 @@ def together(
 
         precisions = []
         for place, (separation, cut) in enumerate(ASKED, 1):
+            least, below = SEPARATIONS[separation]
             if one.is_mutual and not math.isnan(chance[place]):
                 best, mean, regression = of(place)
-                precisions.append(Precision(separation, cut, float(chance[place]), best, mean, regression))
+                held = (float(chance[place]), best, mean, regression)
+                precisions.append(Precision(least, cut, *held, below=below, range=separation))
         best, mean, regression = of(first)
         places = sorted(map(tuple, np.argwhere(numbers).tolist()), key=lambda place: -abs(float(numbers[place])))
         made.append(
@@ -329,11 +332,43 @@ def together(
     return tuple(made)
 
 
-def _scores(sums: RunningSums, hits: bool) -> list[list[Score]]:
-    """What is in the sums of a relation, by combination and by what is asked."""
-    low, high = (end[0] for end in sums.share_interval(hits=hits, unseen=hits))
-    gain_low, gain_high = (end[1] for end in sums.interval())
-    (value, gain, _) = sums.ratio()
+def add_up(right: NDArray[np.float64], chance: NDArray[np.float64], counts: NDArray[np.float64]) -> RunningSums:
+    """Sums over texts: (what, combination, asked), to which `find_scores` gives intervals.
+
+    What is how often a combination is right, how much oftener than the first one, chance, and the count of the texts
+    on which it is as often right as the first one is. Asked is as `core.combined.CombinedSums` has it, links first.
+
+    Args:
+        right: How often each combination is right on each text, (text, combination, asked); NaN = not asked.
+        chance: How often picking at random is, of the same shape.
+        counts: Of how many links, of the same shape; 0 where nothing is asked.
+    """
+    gain = right - right[:, :1]
+    values = np.stack([right, gain, chance, (np.abs(gain) < 1e-6) * counts], 1)
+    counts = np.broadcast_to(counts[:, None], values.shape)
+    sums = RunningSums(values.shape[1:])
+    sums.add(np.where(counts > 0, values, 0.0), counts)
+    return sums
+
+
+def find_scores(sums: RunningSums, same: NDArray[np.bool_], *, hits: bool) -> list[list[Score]]:
+    """What is in the sums of a relation, by combination and by what is asked.
+
+    The interval of a gain is Student's over texts, which says nothing of differences that no text has shown: where
+    all agree its width is 0. So it holds at least what may be unseen (`RunningSums.share_interval`): among n texts of
+    which a share e agree, e · (1 - 0.025^(1/n)) may really be texts where one of both is right and the other wrong.
+
+    Args:
+        sums: As `add_up` makes them.
+        same: Which combinations are the first one by another name, (combination,): their gain is 0, and surely.
+        hits: Whether links are right or wrong; else they are the precisions of texts.
+    """
+    low, high = (end[_RIGHT] for end in sums.share_interval(hits=hits))
+    value, gain, _, agreed = sums.ratio()
+    gain_low, gain_high = (end[_GAIN] for end in sums.interval())
+    unseen = np.where(same[:, None], 0.0, agreed * sums.most_unseen()[_GAIN])
+    gain_low, gain_high = np.minimum(gain_low, gain - unseen), np.maximum(gain_high, gain + unseen)
+    gain_low, gain_high = np.maximum(gain_low, -1.0), np.minimum(gain_high, 1.0)
     parts = np.stack([value, low, high, gain, gain_low, gain_high], -1)
     return [[Score(*map(float, numbers)) for numbers in row] for row in parts]
 

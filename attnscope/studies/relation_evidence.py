@@ -134,9 +134,9 @@ def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArra
 def contact_pairs(placed: Placed, relation: str) -> NDArray[np.int64]:
     """The undirected links of a relation, as pairs of a chunk's words that are far enough apart: (pair, 2), ascending.
 
-    How far is said by `core.contacts.SEPARATIONS`.
+    How far is said by `core.contacts.LEAST`.
     """
-    from attnscope.core.contacts import SEPARATIONS
+    from attnscope.core.contacts import LEAST
 
     starts = _first_tokens(placed)
     ends = {
@@ -146,7 +146,7 @@ def contact_pairs(placed: Placed, relation: str) -> NDArray[np.int64]:
         for own in link.own
         for target in link.targets
     }
-    far = sorted(pair for pair in ends if abs(starts[pair[1]] - starts[pair[0]]) >= SEPARATIONS[0])
+    far = sorted(pair for pair in ends if abs(starts[pair[1]] - starts[pair[0]]) >= LEAST)
     return np.array(far, np.int64).reshape(-1, 2)
 
 
@@ -155,16 +155,16 @@ def contact_rule_hits(placed: Placed, pairs: NDArray[np.int64]) -> tuple[int, ND
 
     An offset predicts the pairs of words that are so many tokens apart, then those one further, and so on.
     """
-    from attnscope.core.contacts import SEPARATIONS, n_predicted
+    from attnscope.core.contacts import LEAST, n_predicted
 
     starts = _first_tokens(placed)
     first, second = np.triu_indices(placed.n_units, 1)
     apart = np.abs(starts[second] - starts[first])
-    counts = np.bincount(apart[apart >= SEPARATIONS[0]], minlength=OFFSETS[-1] + 1)
+    counts = np.bincount(apart[apart >= LEAST], minlength=OFFSETS[-1] + 1)
     linked = np.bincount(np.abs(starts[pairs[:, 1]] - starts[pairs[:, 0]]), minlength=len(counts))
     n = min(n_predicted(placed.n_units), int(counts.sum()))
     hits = np.zeros(len(RULES), np.int64)
-    for offset in range(SEPARATIONS[0], OFFSETS[-1] + 1):
+    for offset in range(LEAST, OFFSETS[-1] + 1):
         before = np.minimum(np.cumsum(counts[offset:]), n)
         taken = np.diff(before, prepend=0)
         shares = np.divide(taken, counts[offset:], out=np.zeros(len(taken)), where=counts[offset:] > 0)

@@ -15,7 +15,7 @@ CUTS = {1: "L", 2: "L/2", 5: "L/5"}
 
 @dataclass(frozen=True)
 class TogetherRow:
-    """A relation, or how precise one is at some separation and cut, as a table shows it."""
+    """A relation, or how precise one is in some range and at some cut, as a table shows it."""
 
     name: str
     head: str
@@ -34,7 +34,8 @@ def together_rows(found: Relations) -> Iterator[TogetherRow]:
         if not one.precisions:
             yield _row(printable(one.relation, 60), one, one)
         for at in one.precisions:
-            yield _row(f"{printable(one.relation, 48)} ≥{at.separation}, {CUTS.get(at.cut, f'L/{at.cut}')}", one, at)
+            name = f"≥{at.separation}" if at.range == "all" else printable(at.range, 12)
+            yield _row(f"{printable(one.relation, 48)} {name}, {CUTS.get(at.cut, f'L/{at.cut}')}", one, at)
 
 
 def ranked_together(found: Relations) -> list[Combined]:
@@ -79,6 +80,6 @@ def together_explanation(found: Relations) -> str:
     if any(one.precisions for one in found.combined):
         said += (
             "; of undirected links the precision of as many pairs as a text has words (L), or a part of that, at least "
-            "so many tokens apart; chance: any such pair"
+            "so many tokens apart, or short: 6 to 11, medium: 12 to 23, long: 24 or more; chance: any such pair"
         )
     return said
