@@ -66,6 +66,8 @@ def test_a_query_is_a_place_or_what_means_one() -> None:
         ("query", "dog", "@2 cat"),
         ("query", 6, "no token 6 of 6"),
         ("view", "grids", "there are grid, matrix"),
+        ("view", "photo", "there are grid, matrix, links, text, compare, headcount$"),
+        ("kind", "cross", "there is encoder$"),
     ],
 )
 def test_what_is_not_there_is_refused_and_changes_nothing(name: str, value: object, says: str) -> None:
@@ -76,6 +78,21 @@ def test_what_is_not_there_is_refused_and_changes_nothing(name: str, value: obje
     with pytest.raises(traitlets.TraitError, match=says):
         setattr(shown, name, value)
     assert {trait: getattr(shown, trait) for trait in before} == before
+
+
+def test_a_name_that_nothing_has_is_refused() -> None:
+    traits()
+    shown = attnscope.widget(RECORD)
+    with pytest.raises(AttributeError, match="no 'heads' to choose; there are view, text, kind, head"):
+        shown.heads = "L0H0"
+    shown.height = 300
+
+
+def test_records_about_heads_have_views_of_their_own() -> None:
+    traitlets = traits()
+    for record, views in ((described_findings(), "atlas, head$"), (small_atlas(), "atlas, head, matrix, links$")):
+        with pytest.raises(traitlets.TraitError, match=f"there are {views}"):
+            attnscope.widget(record).view = "grid"
 
 
 def test_what_the_page_says_arrives() -> None:

@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.head_maps import MapsRecord
 from attnscope.records.maps import Heatmap
 from attnscope.records.record import Record
 from attnscope.views.page.document import Page
@@ -85,7 +84,7 @@ def widget(shown: Record | Page, *, height: int = 640) -> Widget:
     page: Page = shown.page()
     if isinstance(shown, Heatmap):
         shown = (shown.with_pictures_as_one() if shown.pictures else shown).squared()  # as its page has it
-    return Widget(page.html, shown if isinstance(shown, MapsRecord) else None, height=height)
+    return Widget(page.html, shown, height=height)
 
 
 def _has_kernel() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.resources import files
 from typing import Any
@@ -11,11 +12,16 @@ import traitlets
 
 from attnscope.records.head_maps import MapsRecord
 from attnscope.records.maps import Heatmap
+from attnscope.records.record import Record
+from attnscope.records.relations import Relations
 from attnscope.records.tokens import Tokens
 
 _HEAD = re.compile(r"(?:(?:encoder|decoder|cross) )?L(\d+)H\d+|mean(\d*)|full(\d+)|")
 _LAYER = re.compile(r"(L|mean|full)\d*")
-_VIEWS = ("", "grid", "matrix", "links", "text", "compare", "photo", "headcount", "numbers", "atlas", "head")
+_MANIFEST = re.compile(r'id="manifest">(.*?)</script>', re.DOTALL)
+_OF_TEXTS = ("grid", "matrix", "links", "text", "compare", "headcount")
+_CHOSEN = ("view", "text", "kind", "head", "layer", "query", "key", "height")
+_KINDS = ("encoder", "decoder", "cross")
 
 
 class Widget(anywidget.AnyWidget):
@@ -52,23 +58,36 @@ class Widget(anywidget.AnyWidget):
         sync=True
     )
 
-    def __init__(self, page: str, record: MapsRecord[Any] | None = None, **traits: Any) -> None:
+    def __init__(self, page: str, record: Record | None = None, **traits: Any) -> None:
         """Opens a page.
 
         Args:
             page: Its HTML.
-            record: Of attention: what says which heads there are, and which tokens words mean.
+            record: What it shows: of attention it says which heads there are, and which tokens words mean.
             traits: How it opens.
         """
-        self._record = record
+        self._record = record if isinstance(record, MapsRecord) else None
+        self._views, self._kinds = _held(page, record)
         super().__init__(_page=page, **traits)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            raise AttributeError(f"there is no {name!r} to choose; there are {', '.join(_CHOSEN)}")
+        super().__setattr__(name, value)
 
     @traitlets.validate("view")
     def _known_view(self, proposal: Any) -> str:
         view: str = proposal["value"]
-        if view not in _VIEWS:
-            raise traitlets.TraitError(f"there is no view {view!r}; there are {', '.join(filter(None, _VIEWS))}")
+        if view and view not in self._views:
+            raise traitlets.TraitError(f"there is no view {view!r} here; there are {', '.join(self._views)}")
         return view
+
+    @traitlets.validate("kind")
+    def _known_kind(self, proposal: Any) -> str:
+        kind: str = proposal["value"]
+        if kind and kind not in self._kinds:
+            raise traitlets.TraitError(f"there is no {kind!r} attention here; there is {', '.join(self._kinds)}")
+        return kind
 
     @traitlets.validate("head")
     def _known_head(self, proposal: Any) -> str:
@@ -123,6 +142,25 @@ class Widget(anywidget.AnyWidget):
         except traitlets.TraitError:
             self.layer = change["old"]
             raise
+
+
+def _held(page: str, record: Record | None) -> tuple[list[str], tuple[str, ...]]:
+    """The views that a page has, as its script names them, and the kinds of attention that may be chosen in it."""
+    found = _MANIFEST.search(page)
+    told = json.loads(found[1]) if found else {}
+    if "viewer" not in told:
+        texts, is_atlas = told.get("texts", ()), "atlas" in told
+        kinds = {attention["kind"] for text in texts for attention in text["maps"]}
+        views = [*(["atlas", "head"] * is_atlas), *(["photo"] * any("photos" in text for text in texts))]
+        views += _OF_TEXTS if texts else ("matrix", "links") * is_atlas  # of its examples
+        return views, tuple(kind for kind in _KINDS if kind in kinds) or _KINDS
+    if isinstance(record, MapsRecord):
+        return [*_OF_TEXTS], tuple(attention.kind for attention in record.maps)
+    shape = getattr(record, "shape", None)
+    if shape in ("texts", "pick"):
+        return [*_OF_TEXTS], _KINDS
+    has_grid = shape is not None or isinstance(record, Relations)
+    return [*(["numbers"] * has_grid), "atlas", "head"], _KINDS
 
 
 def _layer_of(head: str) -> int | None:
