@@ -83,14 +83,32 @@ lengths that they divide by taken as they were. `A_qk v_k · g(t)` is the part o
 
 `b` is a *matched* token: of the tokens that stand in what is read, the one that stands there as often as t, or
 nearly, and of several the one that is as near; not t, not the answer, not the token at q. Occurrences exclude the
-first token, on which heads rest, and special tokens. So a head that raises all tokens of a text alike, or looks at
-whatever is near, moves nothing in these measures, and what is compared is as frequent.
+first token, on which heads rest, and special tokens. So a head that raises all tokens of a text alike moves nothing
+in these measures, and what is compared is as frequent in the text so far.
+
+It need not be as frequent in the language. So of `copying` and `suppression` the same is taken away for the same t at
+a *control*: another prediction of the row where t stands, is not what comes, and is not the token at q; the one where
+it stands as often, or nearly, and of several where it is as near (each is taken once, in the order of the
+predictions; one without a control does not count). There it has a matched token of its own, and the head's attention
+off sinks is scaled to what it is at q. With m_q the mean over the head's attention off sinks, what is told is m_q(t)
+- m_q'(t): a head whose weights and values depend on which tokens stand there, and not on what comes, has the same
+mean on both sides but for the context that differs, whatever it thinks of t. Each row is compared with itself alone,
+so nothing is held beyond it, and sums over shards merge exactly.
+
+An offset may find a token where it comes and nowhere else, in tables and lists. What a head would have that always
+looks at one offset is counted beside (for `suppression` of the likeliest candidate of the whole model), and a role
+must be above the best one up to 8 tokens away: a head that looks at whatever stands at an offset has a weight, and no
+role.
 
 For `suppression`, t is what the rest of the model would copy: of the {candidates} tokens of what is read that have
 the largest logits (but for the token at q), the one that has the largest where the head's own part is taken away, if
-it is then among the {among} likeliest of the vocabulary. For `induction`, t is what came after the nearest earlier
-occurrence of the token at q; what is masked has no such token, so encoders have no such measure. Uniform attention
-is here the same weight on each key that the mask allows, with the same values and the same slopes g.
+it is then among the {among} likeliest of the vocabulary, and its logit then stands {raised:g} nat or more above that
+at its control, likewise without the head. A model that says a word everywhere copies nothing; but whether the word is
+raised by its own occurrence or by other words, that does not say. For `induction`, t is what came after the nearest
+earlier occurrence of the token at q that another token follows before q (so where x_q = x_q-1, the place before q is
+skipped); what is masked has no such token, so encoders have no such measure. It has no control: only keys after x_q
+count. Uniform attention is here the same weight on each key that the mask allows, with the same values and the same
+slopes g.
 
 `_nats` and `_weight` are excluding sinks, as `_active` measures are: sums over predictions, divided by the attention
 that is not on special tokens or the first one. How much of a head's attention at these predictions that is, `_share`
@@ -100,7 +118,7 @@ tells. Under uniform attention the other keys share that alike.
 _ABOUT_BEHAVIOUR = """
 The roles of *behaviour* (`copying`, `copy_suppression`, `induction_by_effect`) are given with `--writes` alone. Each
 rests on two measures that must both pass: one of where the head looks (`_weight`, at least {weight} above even
-attention; for induction also above the best fixed offset), and one of what it moves from there (`_nats`, its
+attention and above the best fixed offset), and one of what it moves from there (`_nats`, its
 threshold above even attention), where at least {least_active:.0%} of the attention there is off sinks (`_share`).
 The larger of the two p-values is that of both (intersection-union test, Berger 1982); then all roles share one false
 discovery rate. They stand after a head's roles of looking.
@@ -144,7 +162,7 @@ def measures_page() -> str:
     from attnscope.core.measures import MEASURES, REACH
     from attnscope.core.written import WRITTEN
     from attnscope.studies import roles
-    from attnscope.studies.copy_targets import AMONG, N_CANDIDATES
+    from attnscope.studies.copy_targets import AMONG, N_CANDIDATES, RAISED
 
     parts = ["# Measures and roles", _MADE, _ABOUT_MEASURES.strip(), f"## The {len(MEASURES)} measures"]
     for measure in MEASURES.values():
@@ -172,7 +190,7 @@ def measures_page() -> str:
         "layer reads cannot be seen. `received` adds up, text by text, what the most attended key received, and "
         "divides by the number of queries."
     )
-    parts += ["## What heads write", _ABOUT_WRITTEN.strip().format(candidates=N_CANDIDATES, among=AMONG)]
+    parts += ["## What heads write", _ABOUT_WRITTEN.strip().format(candidates=N_CANDIDATES, among=AMONG, raised=RAISED)]
     for written in WRITTEN.values():
         parts += [
             f"### {written.name}",

@@ -189,3 +189,71 @@ def test_an_interruption_keeps_what_was_done() -> None:
     assert found.corpus["complete"] is False and not found.run.get("failures")
     assert 0 < found.corpus["writes"]["n_predictions"] < whole.corpus["writes"]["n_predictions"]
     assert found.heads[0].measures["previous_token"] == whole.heads[0].measures["previous_token"]
+
+
+# What is no copying -----------------------------------------------------------------------------------------------
+
+
+def of_one_layer(n_words: int, n_places: int) -> tuple[OwnDecoder, Any]:
+    """A layer of four heads whose values and outputs are the tokens', and which look nowhere; and how wide they are."""
+    width = n_words + n_places
+    network = own_decoder(
+        n_words, n_layers=1, n_heads=4, d_model=4 * width, positions="learned", norm=False, max_tokens=n_places
+    )
+    assert network.position is not None
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.embed.weight[:, :n_words] = torch.eye(n_words)
+        network.unembed.weight[:, width : width + n_words] = torch.eye(n_words)
+        network.position.weight[:, n_words:width] = torch.eye(n_places)
+    return network, width
+
+
+@pytest.mark.parametrize("gain", [2.0, -2.0])
+def test_to_look_at_frequent_words_is_no_copying_and_no_suppression(gain: float) -> None:
+    """Words are drawn independently, so nothing can be copied; the bias says frequent ones everywhere."""
+    n_words, n_places = 40, 48
+    frequency = 1 / (np.arange(n_words) + 2.7)
+    frequency /= frequency.sum()
+    log_frequency = torch.tensor(np.log(frequency), dtype=torch.float32)
+    network, width = of_one_layer(n_words, n_places)
+    attention = network.layers[0].attention
+    with torch.no_grad():
+        network.embed.weight[:, -1] = 1
+        network.unembed.weight[:, -1] = log_frequency
+        for number, power in enumerate((1.0, 2.0, 3.0, 4.0)):
+            rows = slice(number * width, (number + 1) * width)
+            attention.q_proj.weight[rows][0, -1] = width**0.5 * power
+            attention.k_proj.weight[rows][0, :n_words] = log_frequency
+            attention.v_proj.weight[rows][:n_words, :n_words] = torch.eye(n_words)
+            attention.out_proj.weight[width : width + n_words, rows][:, :n_words] = gain * torch.eye(n_words)
+    chance = np.random.default_rng(0)
+    texts = [" ".join(map(str, chance.choice(n_words, chance.integers(30, 48), p=frequency))) for _ in range(60)]
+    findings = study(network, texts)
+    assert {role.name for head in findings.heads for role in head.roles} & BEHAVIOURS == set()
+    assert findings.heads[3].measures["copying_share"].count > 500
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_to_look_at_one_offset_is_no_copying(rows: bool) -> None:
+    """Lists "w , w , w ," and tables of three columns, where an offset finds the separator that comes."""
+    n_words, n_places = 40, 48
+    offsets = (1, 2, 3, 5)
+    network, width = of_one_layer(n_words, n_places)
+    attention = network.layers[0].attention
+    with torch.no_grad():
+        for number, offset in enumerate(offsets):
+            own = slice(number * width, (number + 1) * width)
+            shift = torch.diag(torch.ones(n_places - offset), -offset).T
+            attention.q_proj.weight[own][:n_places, n_words:width] = 30 * width**0.5 * shift
+            attention.k_proj.weight[own][:n_places, n_words:width] = torch.eye(n_places)
+            attention.v_proj.weight[own][:n_words, :n_words] = torch.eye(n_words)
+            attention.out_proj.weight[width : width + n_words, own][:, :n_words] = 2 * torch.eye(n_words)
+    chance = np.random.default_rng(0)
+
+    def line() -> str:
+        return " 0 ".join(map(str, chance.integers(2, n_words, 3))) + (" 1" if rows else " 0")
+
+    findings = study(network, [" ".join(line() for _ in range(chance.integers(4, 8))) for _ in range(40)])
+    assert {role.name for head in findings.heads for role in head.roles} & BEHAVIOURS == set()

@@ -37,8 +37,12 @@ class WrittenMeasure:
 
 _ALL = "all predictions"
 _OFF = " / sum of A_qk over k off sinks"
-_THERE = "predictions whose answer stands in what is read"
-_PREDICTED = "predictions where a token of what is read would be among the ten likeliest without the head"
+_CONTROL = "; less the same for that token at its control"
+_THERE = "predictions whose answer stands in what is read, and that have a control"
+_PREDICTED = (
+    "predictions where a token of what is read would be among the ten likeliest without the head, and is raised above "
+    "its logit at its control"
+)
 _REPEATED = "predictions of a decoder at a token that came before"
 
 WRITTEN: dict[str, WrittenMeasure] = {
@@ -62,13 +66,13 @@ WRITTEN: dict[str, WrittenMeasure] = {
         ),
         WrittenMeasure(
             "copying_nats", "raises the answer's logit by what it moves from the answer's own occurrences",
-            "sum of A_qk v_k · (g(a) - g(b)) over k with x_k = a," + _OFF, "nats",
+            "sum of A_qk v_k · (g(a) - g(b)) over k with x_k = a," + _OFF + _CONTROL, "nats",
             -_INF, _INF, "after Wang et al. 2023, section 3.3; matched tokens: ours", _THERE,
         ),
         WrittenMeasure(
             "copying_weight", "attends to the answer more than to another token that stands there as often",
-            "sum of A_qk over x_k = a, less that over x_k = b," + _OFF,
-            "share", -1.0, 1.0, "ours", _THERE,
+            "sum of A_qk over x_k = a, less that over x_k = b," + _OFF + _CONTROL,
+            "share", -2.0, 2.0, "ours", _THERE,
         ),
         WrittenMeasure(
             "copying_share", "does not rest on special tokens or the first where the answer stands in what is read",
@@ -76,12 +80,12 @@ WRITTEN: dict[str, WrittenMeasure] = {
         ),
         WrittenMeasure(
             "suppression_nats", "lowers the logit of what the rest of the model would copy, by what it moves of it",
-            "- sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t," + _OFF, "nats",
+            "- sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t," + _OFF + _CONTROL, "nats",
             -_INF, _INF, "after McDougall et al. 2023, section 3; matched tokens: ours", _PREDICTED,
         ),
         WrittenMeasure(
             "suppression_weight", "attends to what the rest of the model would copy, more than to a token as frequent",
-            "sum of A_qk over x_k = t, less that over x_k = b," + _OFF, "share", -1.0, 1.0,
+            "sum of A_qk over x_k = t, less that over x_k = b," + _OFF + _CONTROL, "share", -2.0, 2.0,
             "after McDougall et al. 2023, section 3", _PREDICTED,
         ),
         WrittenMeasure(

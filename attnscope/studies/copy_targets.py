@@ -19,6 +19,9 @@ N_CANDIDATES = 3
 AMONG = 10
 """Among so many likeliest tokens of the vocabulary one must be to be what a model would say."""
 
+RAISED = 1.0
+"""By how many nats what the rest of a model would copy must be above its own logit at another place: a convention."""
+
 Numbers = NDArray[np.int64]
 
 
@@ -102,6 +105,42 @@ class Standing:
         rivals = self.is_rival & (np.arange(len(self.types)) != chosen[:, None])
         best = np.where(rivals, off, np.iinfo(np.int64).max).argmin(1)
         return np.where(rivals.any(1) & (chosen >= 0), self.types[best], NOTHING)
+
+    def controls(self, tokens: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """For each prediction's token another place of the row, where the same token stands and is not what comes.
+
+        Of the places where it may be compared with others (`is_rival`), the one where it stands as often, and as near.
+        Each place is taken once, so that one token is asked about there; predictions choose in their order.
+
+        Args:
+            tokens: A token of each prediction, or NOTHING.
+
+        Returns:
+            The number of the other prediction, NOTHING where there is none left; and laid out by that prediction, the
+            token to ask about there, and another to compare it with.
+        """
+        index, laid = np.full((2, len(tokens)), NOTHING)
+        chosen = self.type_of(tokens)
+        free = np.ones(len(tokens), np.bool_)
+        for number in np.flatnonzero(chosen >= 0).tolist():
+            kind = chosen[number]
+            may = free & self.is_rival[:, kind]
+            may[number] = False
+            if not may.any():
+                continue
+            off = np.abs(self.counts[:, kind] - self.counts[number, kind]).astype(np.int64) * (4 * len(self.ids))
+            off += np.abs(self.distance[:, kind] - self.distance[number, kind])
+            best = int(np.where(may, off, np.iinfo(np.int64).max).argmin())
+            free[best], index[number], laid[best] = False, best, self.types[kind]
+        laid, others = _together(laid, self.others(laid))
+        return np.where((index >= 0) & (laid[index] >= 0), index, NOTHING), laid, others
+
+    def hits(self, tokens: Numbers, others: Numbers, offset: int) -> NDArray[np.int8]:
+        """What a head that looks at one offset alone has on each prediction's token, less that on the other."""
+        keys = self.places + offset
+        seen = (keys > 0) & (keys < len(self.ids))
+        there = self.ids[keys.clip(0, len(self.ids) - 1)]
+        return np.where(seen, (there == tokens).astype(np.int8) - (there == others), 0).astype(np.int8)
 
     def copied(self) -> tuple[Numbers, Numbers]:
         """The answers that stand there, and others; NOTHING for the other predictions."""

@@ -19,7 +19,7 @@ from attnscope.core.running import RunningSums, benjamini_hochberg, simes
 from attnscope.core.written import WRITTEN
 from attnscope.errors import UsageError
 from attnscope.records.findings import Estimate, Head, Role
-from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
+from attnscope.studies.tally import MOVED_PAIRS, OFFSETS, PAIR_MEASURES, Tally
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
@@ -283,8 +283,8 @@ class _Judged:
         """That a head looks where its behaviour is about: not by even attention, nor always at one offset."""
         column = self.tally.names.index(test.rule.weight)
         baseline = np.fmax(self.uniform[..., column], 0.0)
-        if test.rule.weight == "induction_weight":
-            baseline = np.fmax(baseline, self._best_fixed_offset("induction"))
+        links = "induction" if test.rule.weight == "induction_weight" else test.rule.weight
+        baseline = np.fmax(baseline, self._best_fixed_offset(links))
         p: Floats = _part(self.tally.measures, [column]).p_above((baseline + BEHAVIOUR_WEIGHT)[..., None])
         return p[..., 0]
 
@@ -304,8 +304,10 @@ class _Judged:
 
     def _best_fixed_offset(self, measure: str) -> float:
         """What a head that always looks at the best fixed offset would reach on a pair measure."""
-        shares = self.tally.pairs.ratio()[PAIR_MEASURES.index(measure)]
-        return float(np.fmax.reduce(shares))
+        shares = self.tally.pairs.ratio()
+        if measure in PAIR_MEASURES:
+            return float(np.fmax.reduce(shares[PAIR_MEASURES.index(measure), : len(OFFSETS)]))
+        return float(np.fmax.reduce(shares[MOVED_PAIRS.index(measure), len(OFFSETS) :], initial=np.nan))
 
     def _mass_on_the_same(self, test: _Test) -> Floats:
         """The attention to the same token, here or elsewhere: nothing is more like a token than itself."""

@@ -15,6 +15,9 @@ OFFSETS = tuple(range(-8, 9))
 PAIR_MEASURES = ("same_token", "induction")
 """Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""
 
+MOVED_PAIRS = ("copying_weight", "suppression_weight")
+"""The same of what heads write: the rows of `Tally.pairs` of such measures."""
+
 _PARTS = ("measures", "uniform", "offsets", "offsets_uniform", "pairs")
 
 
@@ -30,7 +33,8 @@ class Tally:
         uniform: The same under uniform attention over the keys that the mask allows, (layer, head, measure).
         offsets: The share of queries whose largest weight is at an offset, (layer, head, offset).
         offsets_uniform: The same under uniform attention.
-        pairs: What a head would reach that always looked at one offset, (pair measure, offset).
+        pairs: What a head would reach that always looked at one offset, (pair measure, offset); of what heads write,
+            MOVED_PAIRS. Of two tallies beside each other, the offsets of both, one after the other.
     """
 
     kind: str
@@ -79,7 +83,7 @@ class Tally:
         """
         if (self.kind, self.layers, self.measures.shape[:2]) != (other.kind, other.layers, other.measures.shape[:2]):
             raise ValueError(f"measures are of other {self.kind} heads than what these write")
-        joined = {part: getattr(self, part).beside(getattr(other, part)) for part in ("measures", "uniform")}
+        joined = {part: getattr(self, part).beside(getattr(other, part)) for part in ("measures", "uniform", "pairs")}
         return replace(self, names=(*self.names, *other.names), **joined)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,11 @@ from attnscope.records.findings import Findings
 from attnscope.studies import passes
 from attnscope.studies.ablation_reading import ReadBatch, Reader
 from attnscope.studies.ablation_sweep import longest_first
-from attnscope.studies.copy_targets import AMONG, NOTHING, Standing
+from attnscope.studies.copy_targets import AMONG, NOTHING, RAISED, Numbers, Standing
 from attnscope.studies.merging import add_writes
 from attnscope.studies.passes import Driver
 from attnscope.studies.roles import RULES
-from attnscope.studies.tally import Tally
+from attnscope.studies.tally import OFFSETS, Tally
 from attnscope.studies.texts import Report, special_ids, texts_of
 from attnscope.studies.workers import Workers
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 ATTENDED = 0.1
 """The weight that a head must give to the answer's own occurrences to count as attending to it: a convention."""
 
+_MOVED = ("above", "even_above", "nats", "even_nats")
 _NAMES = tuple(WRITTEN)
 Floats = NDArray[np.float64]
 
@@ -139,12 +140,14 @@ class BlockWrites:
 
     Attributes:
         units: By place the sums, counts and sums under even attention, each (unit, head, measure); batch by batch.
+        pairs: Of the same units what heads of one offset would reach, and counts, each (unit, MOVED_PAIRS, offset).
         parts: Of the same units (unit, part), and their counts (unit,).
     """
 
     def __init__(self) -> None:
         self.n_texts = self.n_tokens = 0
         self.units: dict[Place, list[tuple[Floats, Floats, Floats]]] = {}
+        self.pairs: list[tuple[Floats, Floats]] = []
         self.parts: list[tuple[Floats, Floats]] = []
 
 
@@ -153,6 +156,7 @@ class _Batch:
     """What a batch came to, as `BlockWrites` holds it."""
 
     units: dict[Place, tuple[Floats, Floats, Floats]]
+    pairs: tuple[Floats, Floats]
     parts: tuple[Floats, Floats]
 
 
@@ -181,6 +185,7 @@ class WritesMeasurer:
                 if found is not None:
                     for place, units in found.units.items():
                         sums.units.setdefault(place, []).append(units)
+                    sums.pairs.append(found.pairs)
                     sums.parts.append(found.parts)
                 sums.n_texts, sums.n_tokens = (
                     sums.n_texts + len(set(part.texts.tolist())),
@@ -193,6 +198,7 @@ class WritesMeasurer:
         if not sums.parts:
             return Written(n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
         values, counts = (np.concatenate(arrays) for arrays in zip(*sums.parts, strict=True))
+        hits, of_hits = (np.concatenate(arrays) for arrays in zip(*sums.pairs, strict=True))
         by_place = {
             place: tuple(np.concatenate(arrays) for arrays in zip(*units, strict=True))
             for place, units in sums.units.items()
@@ -213,6 +219,7 @@ class WritesMeasurer:
             )
             tally.measures.add(value, count)
             tally.uniform.add(even, count)
+            tally.pairs.add(hits[there], of_hits[there])
         return Written(
             tallies=tallies, parts=parts, n_texts=sums.n_texts, n_tokens=sums.n_tokens,
             halved_to=self._reader.room.tokens,
@@ -250,16 +257,22 @@ class WritesMeasurer:
                 columns = asked.columns(place, added)
             units[place] = tuple(_by_unit(one, unit, n_units) for one in columns)
         ones = torch.ones(len(read.rows))
-        return _Batch(units, (_by_unit(told, unit, n_units), _by_unit(ones, unit, n_units)))  # type: ignore[arg-type]
+        return _Batch(
+            units,
+            (_by_unit(asked.hits, unit, n_units), _by_unit(asked.of_hits, unit, n_units)),
+            (_by_unit(told, unit, n_units), _by_unit(ones, unit, n_units)),  # type: ignore[arg-type]
+        )
 
     def _ask(self, asking: _Asking, standing: Sequence[Standing]) -> _Asked:
         """What heads move onto all tokens that are asked about."""
         import torch
 
         read = asking.read
+        offsets = [offset for offset in OFFSETS if offset <= 0 or not self._looks_back]
         copied = [one.copied() for one in standing]
         # Where the answer stands nowhere, its logit is asked about all the same, for what a head adds on the whole.
         answers, rivals = map(asking.tensor, zip(*copied, strict=True))
+        elsewhere = asking.ask_elsewhere(standing, copied, offsets)
         held = asking.ask(read.answers, torch.where(rivals >= 0, rivals, read.answers))
         induction = None
         if self._looks_back:
@@ -277,10 +290,18 @@ class WritesMeasurer:
         candidates = []
         for several in zip(*likeliest, strict=True):
             tokens, others = map(asking.tensor, zip(*several, strict=True))
-            there = tokens >= 0
-            mine = own.gather(-1, tokens.clamp(min=0)[:, None])[:, 0].where(there, own.new_tensor(-torch.inf))
-            candidates.append((mine, asking.ask(tokens, others)))
-        return _Asked(answers >= 0, held, induction, candidates, least)
+            control = asking.ask_elsewhere(standing, several, offsets)
+            there = control.index >= 0
+            mine, other = (
+                own[rows].gather(-1, tokens.clamp(min=0)[:, None])[:, 0].where(there, own.new_tensor(-torch.inf))
+                for rows in (slice(None), control.index.clamp(min=0))
+            )
+            candidates.append((mine, asking.ask(tokens, others), other, control))
+        mine, _, other, control = candidates[0]
+        said = (mine >= least) & (mine - other >= RAISED)
+        hits = torch.stack([elsewhere.hits, control.hits.where(said[:, None], control.hits.new_zeros(()))], 1)
+        counts = torch.stack([elsewhere.index >= 0, said], 1).to(hits)[..., None].expand_as(hits)
+        return _Asked(answers >= 0, held, elsewhere, induction, candidates, least, hits, counts)
 
 
 class _Asking:
@@ -292,10 +313,10 @@ class _Asking:
         import torch
 
         self.read, self.traced, self._calls = read, traced, calls
-        self._rests = torch.isin(read.batch.ids, read.batch.ids.new_tensor(sorted(special))).bool()  # of none: integers
+        self._rests = torch.isin(read.batch.ids, read.batch.ids.new_tensor(sorted(special))).bool()
         self._rests[:, 0] = True
 
-    def tensor(self, numbers: Sequence[NDArray[np.int64]]) -> Tensor:
+    def tensor(self, numbers: Sequence[NDArray[Any]]) -> Tensor:
         """Numbers of the predictions, row by row, where the model is."""
         import torch
 
@@ -327,11 +348,57 @@ class _Asking:
             found[place] = Moved(*(traced.at(one) for one in vars(told).values())), traced.at(whole)
         return found
 
+    def ask_elsewhere(
+        self, standing: Sequence[Standing], asked: Sequence[tuple[Numbers, Numbers]], offsets: Sequence[int]
+    ) -> _Elsewhere:
+        """What is moved onto the same tokens at other places of their rows; see `Standing.controls`.
+
+        Args:
+            standing: What stands in each row.
+            asked: By row the tokens, and the others that they are compared with.
+            offsets: Where a head may look that looks at one offset alone.
+        """
+        laid, hits, first = [], [], 0
+        for one, (tokens, others) in zip(standing, asked, strict=True):
+            index, *there = one.controls(tokens)
+            of_row = np.zeros((len(index), len(OFFSETS)), np.float32)
+            for offset in offsets:
+                less = one.hits(there[0], there[1], offset)[index]
+                of_row[:, OFFSETS.index(offset)] = np.where(index >= 0, one.hits(tokens, others, offset) - less, 0)
+            laid.append((np.where(index >= 0, index + first, NOTHING), *there))
+            hits.append(of_row)
+            first += len(index)
+        index, tokens_there, others_there = map(self.tensor, zip(*laid, strict=True))
+        return _Elsewhere(index, self.ask(tokens_there, others_there), self.tensor(hits))
+
     def _lay(self, tokens: Tensor) -> Tensor:
         """(prediction,) -> (row, token)."""
         laid = self.read.batch.ids.new_full(self.read.batch.ids.shape, NOTHING)
         laid[self.read.rows, self.read.places] = tokens.to(laid)
         return laid
+
+
+@dataclass(frozen=True, eq=False)
+class _Elsewhere:
+    """What is moved onto the tokens of predictions at other places, where they stand and do not come.
+
+    Attributes:
+        index: The prediction that is made there; NOTHING = there is none to compare with.
+        moved: By place, each (prediction made there, head).
+        hits: What a head of one offset has here, less what it has there, (prediction, offset).
+    """
+
+    index: Tensor
+    moved: dict[Place, tuple[Moved, Tensor]]
+    hits: Tensor
+
+    def less(self, told: Moved, place: Place) -> Moved:
+        """What is moved here, less what the same attention off sinks would move there."""
+        at = self.index.clamp(min=0)
+        there = self.moved[place][0]
+        active = there.active[at]
+        scale = (told.active / active).where(active > 0, active.new_zeros(()))
+        return replace(told, **{name: getattr(told, name) - getattr(there, name)[at] * scale for name in _MOVED})
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,17 +408,25 @@ class _Asked:
     Attributes:
         stands: Which answers stand in what is read, with another token to compare with.
         answers: What is moved onto answers.
+        elsewhere: The same where they are none.
         repeated: Which predictions have an induction key, and what is moved onto what stands there; None = of no model
             that hides what it predicts.
-        candidates: Of each candidate its logit above the vocabulary's mean, and what is moved onto it.
+        candidates: Of each candidate its logit above the vocabulary's mean, what is moved onto it, its logit at
+            another place, and what is moved there.
         least: The logit that is just among the likeliest.
+        hits: Of MOVED_PAIRS, what a head of one offset would reach, (prediction, pair, offset); of suppression by the
+            likeliest candidate of the whole model.
+        of_hits: Which of them count.
     """
 
     stands: Tensor
     answers: dict[Place, tuple[Moved, Tensor]]
+    elsewhere: _Elsewhere
     repeated: tuple[Tensor, dict[Place, tuple[Moved, Tensor]]] | None
-    candidates: list[tuple[Tensor, dict[Place, tuple[Moved, Tensor]]]]
+    candidates: list[tuple[Tensor, dict[Place, tuple[Moved, Tensor]], Tensor, _Elsewhere]]
     least: Tensor
+    hits: Tensor
+    of_hits: Tensor
 
     def columns(self, place: Place, added: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values, counts and values under even attention, each (prediction, measure of WRITTEN, head).
@@ -371,10 +446,17 @@ class _Asked:
             (added, 1 - looks, on_answer.even_whole),
             (on_answer.weight, ones, on_answer.even_weight),
         ]
-        rows += _pair(on_answer, self.stands[:, None].to(added).expand_as(added))
-        rests = torch.stack([logit[:, None] - by_place[place][1] for logit, by_place in self.candidates])
-        rest, best = rests.max(0)
-        chosen = [vars(by_place[place][0]).values() for _, by_place in self.candidates]
+        paired = self.stands & (self.elsewhere.index >= 0)
+        rows += _pair(self.elsewhere.less(on_answer, place), paired[:, None].to(added).expand_as(added))
+        rests, chosen = [], []
+        for logit, by_place, other_logit, control in self.candidates:
+            told, whole = by_place[place]
+            at = control.index.clamp(min=0)
+            rest = logit[:, None] - whole
+            is_raised = rest - (other_logit[:, None] - control.moved[place][1][at]) >= RAISED
+            rests.append(rest.where(is_raised, rest.new_tensor(-torch.inf)))
+            chosen.append(vars(control.less(told, place)).values())
+        rest, best = torch.stack(rests).max(0)
         of_best = type(on_answer)(
             *(torch.stack(arrays).gather(0, best[None])[0] for arrays in zip(*chosen, strict=True))
         )
