@@ -160,7 +160,7 @@ def test_masked_words_are_answers_of_an_encoder(run: Run, tmp_path: Path) -> Non
     source = random_model("bert", vocab_size=len(VOCABULARY))
     source.save_pretrained(tmp_path / "bert")
     write_tokenizer(tmp_path / "bert")
-    texts = [f"{text} {text}" for text in TEXTS]
+    texts = [" ".join([text] * 4) for text in TEXTS]  # so that other words are masked, to compare with
     (tmp_path / "texts.txt").write_text("\n".join(texts), "utf-8")
     status, out, err = run("heads", "--file", "texts.txt", "-m", tmp_path / "bert", "--writes", "--no-describe", "-q",
                            "-o", tmp_path / "out", "-f", "npz")  # fmt: skip
