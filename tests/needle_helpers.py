@@ -11,17 +11,18 @@ from attnscope.models.model import Model
 from attnscope.records.findings import Findings
 
 WORDS, PLACES = 20, 120
-PREVIOUS, RETRIEVAL = (0, 1), (1, 0)
+PREVIOUS, RETRIEVAL, OFFSET = (0, 1), (1, 0), (1, 1)
 """Layer and head."""
 _SHARP = 300.0
 
 
-def planted_decoder(n_heads: int = 2, *, writes: bool = True) -> OwnDecoder:
+def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -> OwnDecoder:
     """Two layers, no norms; the stream has the token, the token before, the answer, and the place, one-hot each.
 
     Args:
         n_heads: Of each layer; only two of all do anything.
         writes: Whether the model writes what the head copies.
+        offset: So many tokens back another head looks, which writes nothing; 0 = there is none.
     """
     token, before, answer = (slice(part * WORDS, (part + 1) * WORDS) for part in range(3))
     place = slice(3 * WORDS, 3 * WORDS + PLACES)
@@ -39,6 +40,11 @@ def planted_decoder(n_heads: int = 2, *, writes: bool = True) -> OwnDecoder:
         _plant(network, PREVIOUS, (place, earlier.mT), (place, torch.eye(PLACES)), (token, before))
         eye = torch.eye(WORDS)
         _plant(network, RETRIEVAL, (token, eye), (before, eye), (token, answer))
+        if offset:
+            back = torch.eye(PLACES).roll(-offset, 1)
+            back[:offset] = 0
+            _plant(network, OFFSET, (place, back.mT), (place, torch.eye(PLACES)), (token, answer))
+            network.layers[1].attention.out_proj.weight[:, PLACES:] = 0
         if writes:
             network.unembed.weight[:, answer] = eye
     return network

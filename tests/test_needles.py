@@ -1,5 +1,6 @@
 """Needles in haystacks: which heads copy from far back, by the definition, on models whose heads are known."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,25 @@ import attnscope
 from attnscope import NeedleOptions, retrieval_heads
 from attnscope.core import tiles
 from attnscope.core.probes import Gate, Strongest, Weights
+from attnscope.core.running import RunningSums
 from attnscope.core.tiles import attend_lean
-from attnscope.corpus import Hay, needle_probe
+from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.findings import Findings
+from attnscope.studies.needles import _change, _share
+from attnscope.views.needles_terminal import notes
 from tests.conftest import Run
-from tests.needle_helpers import PLACES, PREVIOUS, RETRIEVAL, planted_findings, planted_model, save_planted
+from tests.needle_helpers import (
+    OFFSET,
+    PLACES,
+    PREVIOUS,
+    RETRIEVAL,
+    planted_decoder,
+    planted_findings,
+    planted_model,
+    save_planted,
+)
 from tests.test_long_texts import Largest
 
 SMALL = NeedleOptions(lengths=(48,), n=15)
@@ -51,11 +64,26 @@ def test_answers_are_where_the_probe_says_and_nowhere_else() -> None:
         np.testing.assert_array_equal(needle.ids[needle.places[0] - 2 : needle.places[0]], needle.ids[-10:-8])
         assert not np.isin(needle.ids[needle.decoys[0] - 2 : needle.decoys[0]], needle.ids[-10:-8]).any()
         assert not np.isin(needle.ids[needle.decoys], needle.answer).any()
-        room = 60 - 1 - 3 * 8 - 3 * 2
-        beside = 10 * (needle.decoys[0] < needle.places[0])
-        assert needle.places[0] == 1 + round(needle.depth * room) + beside + 2
+        first, last = depth_range(needle.depth, needle.room)
+        for mine, other in ((needle.places, needle.decoys), (needle.decoys, needle.places)):
+            assert first <= mine[0] - 1 - 2 - 10 * (other[0] < mine[0]) <= last
     again = list(needle_probe(hay, 2, (0.0, 0.3, 1.0), 60, 3))
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(again, made, strict=False))
+
+
+def test_depths_are_ranges_of_a_tenth() -> None:
+    assert [depth_range(depth, 1000) for depth in (0, 0.25, 0.5, 1)] == [(0, 100), (200, 300), (450, 550), (900, 1000)]
+    assert depth_range(1, 100) == (68, 100) and depth_range(0.5, 20) == (0, 20)
+
+
+@pytest.mark.parametrize("depths", [(0.0,), (0.5,), (1.0,), (0.0, 0.25, 0.5, 0.75, 1.0)])
+def test_no_place_or_offset_is_that_of_many_needles(depths: tuple[float, ...]) -> None:
+    """And what finds a needle by it finds a decoy as often."""
+    made = list(needle_probe(Hay(np.arange(100, 400)), 400, depths, 80, 0))
+    places, decoys = (np.array([getattr(one, which)[0] for one in made]) for which in ("places", "decoys"))
+    assert np.bincount(places).max() / 400 < 0.1 and np.bincount(decoys).max() / 400 < 0.1
+    assert np.abs(np.bincount(places, minlength=80) - np.bincount(decoys, minlength=80)).max() / 400 < 0.05
+    assert abs((places < decoys).mean() - 0.5) < 0.1
 
 
 def test_a_text_hides_a_sentence_between_two_others() -> None:
@@ -159,6 +187,18 @@ def test_the_planted_head_is_found_and_no_other(found: Findings) -> None:
     assert scores(found, "decoy")["L{}H{}".format(*RETRIEVAL)] == 0
 
 
+@pytest.mark.parametrize("depths", [(0.5,), (0.0, 1.0)])
+def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths: tuple[float, ...]) -> None:
+    """One that writes nothing, in a model that copies by another."""
+    options = NeedleOptions(lengths=(64,), n=30, depths=depths)
+    hay = Hay(np.array(planted_model().tokenizer.ordinary_ids()))
+    offsets = [64 - 1 - 5 - int(needle.places[0]) for needle in needle_probe(hay, 30, depths, 64, 0)]
+    likely = max(set(offsets), key=offsets.count)
+    found = retrieval_heads(attnscope.load(planted_decoder(offset=likely)), options=options)
+    roles = {(head.layer, head.head) for head in found.heads if head.roles}
+    assert roles == {RETRIEVAL} and 0 < scores(found)["L{}H{}".format(*OFFSET)] < 0.3
+
+
 def test_scores_are_told_by_depth_and_by_length(found: Findings) -> None:
     names = [f"retrieval_at_{depth}" for depth in (0, 25, 50, 75, 100)]
     names += ["retrieval_in_48", "retrieval_in_96"]
@@ -175,8 +215,59 @@ def test_without_it_nothing_is_found_and_without_others_all(found: Findings) -> 
     ours, others = found.needles.without
     assert (ours.what, ours.n_heads, ours.heads) == ("retrieval", 1, ("L1H0",))
     assert (others.what, others.n_heads, others.heads) == ("random", 1, ())
-    assert ours.copied.value < 0.1 and ours.change.low > 0.8
+    assert ours.copied.value < 0.1 and ours.change.value > 0.9 and ours.change.low > 0.5
     assert others.copied.value == 1 and others.change.value == 0
+    # Chosen on the others.
+    assert ours.n_needles == others.n_needles == 14 and ours.copied.count == 14 * 5 and others.n_moved == 0
+    # Fourteen alike of fourteen, with needles as the units (Clopper and Pearson).
+    least = 0.025 ** (1 / 14)
+    assert others.copied.low == pytest.approx(least)
+    assert (others.change.low, others.change.high) == pytest.approx((least - 1, 1 - least))
+
+
+def test_random_heads_of_other_layers_are_counted() -> None:
+    network = planted_decoder()
+    with torch.no_grad():  # both heads of the layer copy
+        attention = network.layers[RETRIEVAL[0]].attention
+        for weight in (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight):
+            weight[PLACES:] = weight[:PLACES]
+        attention.out_proj.weight[:, PLACES:] = attention.out_proj.weight[:, :PLACES]
+    found = retrieval_heads(attnscope.load(network), options=replace(SMALL, ablate=True))
+    ours, others = found.needles.without
+    assert (ours.heads, ours.n_moved, others.n_heads, others.n_moved) == (("L1H0", "L1H1"), 0, 2, 2)
+    assert any("2 of 2 from others" in note for note in notes(found.needles))
+
+
+@pytest.mark.parametrize("n", [7, 20])
+@pytest.mark.parametrize("share", [0.05, 0.6, 0.9, 0.97])
+def test_intervals_hold_where_needles_are_copied_whole_or_not_at_all(n: int, share: float) -> None:
+    """Every outcome with its probability: no simulation."""
+    held = 0.0
+    for hits in range(n + 1):
+        found = _share(sums_of([8.0] * hits + [0.0] * (n - hits)))
+        held += (found.low <= share <= found.high) * math.comb(n, hits) * share**hits * (1 - share) ** (n - hits)
+    assert held >= 0.94
+
+
+@pytest.mark.parametrize(("more", "less"), [(0.0, 0.05), (0.02, 0.02), (0.0, 0.95), (0.1, 0.3)])
+def test_intervals_of_changes_hold_and_have_a_width(more: float, less: float, n: int = 12) -> None:
+    held = 0.0
+    for up in range(n + 1):
+        for down in range(n + 1 - up):
+            same = n - up - down
+            found = _change(sums_of([0.0] * up + [8.0] * down + [4.0] * same))
+            assert found.high - found.low > 0.2
+            ways = math.comb(n, up) * math.comb(n - up, down)
+            inside = found.low <= less - more <= found.high
+            held += inside * ways * more**up * less**down * (1 - more - less) ** same
+    assert held >= 0.94
+
+
+def sums_of(values: list[float]) -> RunningSums:
+    """Needles of eight tokens each."""
+    sums = RunningSums()
+    sums.add(np.array(values), 8.0)
+    return sums
 
 
 def test_a_head_that_looks_without_being_heeded_retrieves_nothing() -> None:
@@ -289,7 +380,7 @@ def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytes
     assert found.corpus["n_texts"] == 14 and found.needles.copied.value == 1
     (problem,) = found.corpus["problems"]
     assert problem["source"] == "needle 2" and "NaN" in problem["reason"]
-    assert found.needles.without[0].copied.count == 14 * 5
+    assert found.needles.without[0].copied.count == 6 * 5  # seven were not chosen on, of which one is lost
 
 
 # The command line --------------------------------------------------------------------------------------------------

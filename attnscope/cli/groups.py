@@ -416,7 +416,7 @@ class Needles:
     PANEL: ClassVar[str] = "Text"
 
     lengths: Annotated[str, "Of --probe needle: lengths of the texts in tokens, such as 1024,4096."] = "1024"
-    depths: Annotated[str, "Of --probe needle: per cent of the text before the needle."] = "0,25,50,75,100"
+    depths: Annotated[str, "Of --probe needle: around which per cent of the text it stands."] = "0,25,50,75,100"
     needles: Annotated[int, typer.Option(min=1, help="Of --probe needle: how many of each length.")] = 50
 
     def options(self, probe: str | None, thresholds: Sequence[str], *, ablate: bool) -> "NeedleOptions | None":

@@ -251,7 +251,7 @@ class RunningSums:
         return np.where(np.isnan(error), np.nan, p).reshape(self.shape)
 
     def share_interval(
-        self, level: float = 0.95, *, hits: ArrayLike = False, unseen: ArrayLike = True
+        self, level: float = 0.95, *, hits: ArrayLike = False, unseen: ArrayLike = True, dependence: float = DEPENDENCE
     ) -> tuple[Floats, Floats]:
         """The confidence interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
@@ -267,7 +267,7 @@ class RunningSums:
            r · α^(1/N), α = (1 - level) / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N).
            Where all units are hits this is Clopper & Pearson's (1934) end. N = 1 / (ρ/m + (1 - ρ)/Σc) is the
            effective number of units for an intraclass correlation ρ within texts (Kish 1965, section 5.4), which
-           texts that are alike cannot tell: ρ = DEPENDENCE.
+           texts that are alike cannot tell: ρ = DEPENDENCE, or 1 where a text is all or nothing.
 
         Simulated, 95% intervals of 10 to 100 texts hold shares of 0.01 to 0.99 in 94% of samples or more, whether texts
         count 1 or 0, hits that depend on each other within texts (ρ of 0 to 0.3), or masses. They are conservative (97
@@ -281,6 +281,7 @@ class RunningSums:
                 least r(1 - r) / Σc. Broadcast to the shape of the quantities.
             unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
                 anything. Broadcast likewise.
+            dependence: The ρ of the second bound, 0 to 1; at 1 texts are the units.
 
         Returns:
             The low and the high ends; NaN where `interval` is.
@@ -290,7 +291,7 @@ class RunningSums:
         """
         if not 0 < level < 1:
             raise ValueError(f"a level is between 0 and 1; got {level}")
-        part = self._share(hits, unseen)
+        part = self._share(hits, unseen, dependence)
         a = self._student(level) ** 2 / part.n
 
         def ends(x: Floats) -> tuple[Floats, Floats]:  # (x - θ)² = a θ(1 - θ)
@@ -313,10 +314,12 @@ class RunningSums:
         Returns:
             0 to 1; NaN without a text.
         """
-        n_unseen: Floats = self._share(False, True).n_unseen
+        n_unseen: Floats = self._share(False, True, DEPENDENCE).n_unseen
         return 1 - ((1 - level) / 2) ** (1 / n_unseen)
 
-    def share_p_above(self, threshold: ArrayLike, *, hits: ArrayLike = False, unseen: ArrayLike = True) -> Floats:
+    def share_p_above(
+        self, threshold: ArrayLike, *, hits: ArrayLike = False, unseen: ArrayLike = True, dependence: float = DEPENDENCE
+    ) -> Floats:
         """One-sided p-value against H0: the share is at most the threshold.
 
         The test that `share_interval` is the inversion of: p < (1 - level) / 2 exactly where the interval at that
@@ -327,11 +330,12 @@ class RunningSums:
             threshold: Broadcast to the shape of the quantities.
             hits: As in `share_interval`.
             unseen: As in `share_interval`.
+            dependence: As in `share_interval`.
 
         Returns:
             The p-values; NaN where there is no standard error, or the threshold is NaN.
         """
-        part = self._share(hits, unseen)
+        part = self._share(hits, unseen, dependence)
         limit = np.broadcast_to(np.asarray(threshold, np.float64), self.shape)
         inside = np.clip(limit, 0, 1)
         distance = np.abs(part.r - inside)
@@ -346,7 +350,7 @@ class RunningSums:
         result: Floats = np.where(known, p, np.nan)
         return result
 
-    def _share(self, hits: ArrayLike, unseen: ArrayLike) -> "_Share":
+    def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: float) -> "_Share":
         r, total, m = np.clip(self.ratio(), 0, 1), self.total("c"), self.effective_texts()
         total, m = np.where(total > 0, total, np.nan), np.where(total > 0, m, np.nan)
         binomial = r * (1 - r)
@@ -355,7 +359,7 @@ class RunningSums:
             least = np.where(np.broadcast_to(hits, self.shape), binomial / total, 0)
             # Nothing is known of the spread where all is 0 or 1: the second bound alone says something.
             n = np.where(binomial > 0, binomial / np.maximum(variance, least), np.inf)
-            n_unseen = 1 / (DEPENDENCE / m + (1 - DEPENDENCE) / total)
+            n_unseen = 1 / (dependence / m + (1 - dependence) / total)
         return _Share(r, n, 0.5 / n, np.where(np.broadcast_to(unseen, self.shape), n_unseen, np.inf))
 
     def _student(self, level: float) -> Floats:
@@ -392,7 +396,7 @@ class _Share(NamedTuple):
         r: The share.
         n: The units that would have its standard error.
         correction: For continuity.
-        n_unseen: The units, were they as dependent within texts as DEPENDENCE says; infinite where that is not asked.
+        n_unseen: The units, were they as dependent within texts as is assumed; infinite where that is not asked.
     """
 
     r: Floats

@@ -24,7 +24,7 @@ from attnscope.corpus.batching import (
 from attnscope.corpus.copies import Copies, copy_key, distinct, essence
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
 from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
-from attnscope.corpus.needles import Hay, Needle, needle_probe, word_ids
+from attnscope.corpus.needles import DEPTH_TOKENS, Hay, Needle, depth_range, needle_probe, word_ids
 from attnscope.corpus.probe import repeat_probe
 from attnscope.corpus.texts import Corpus, CorpusText, expand
 
@@ -32,6 +32,7 @@ __all__ = [
     "BAD_LINES",
     "BLOCK",
     "BLOCK_CHARACTERS",
+    "DEPTH_TOKENS",
     "TOKEN_BUDGET",
     "Block",
     "Chunk",
@@ -54,6 +55,7 @@ __all__ = [
     "distinct",
     "essence",
     "expand",
+    "depth_range",
     "needle_probe",
     "read_frequencies",
     "repeat_probe",

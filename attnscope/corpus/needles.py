@@ -17,8 +17,11 @@ THINGS = (
 _CUE = " The secret words of the {} are"
 _QUESTION = "\nQuestion: What are the secret words of the {0}?\nAnswer: The secret words of the {0} are"
 _CUE_TOKENS = 2
-_SNAP_TOKENS = 64
-"""How far a needle goes back to stand between two sentences."""
+DEPTH_SHARE, DEPTH_TOKENS = 0.1, 32
+"""How much of a haystack, and at least how many of its tokens, are the places of needles of one depth."""
+
+_LEAST_ROOM = 16
+"""Tokens of a haystack: in shorter ones one place or offset is that of too many needles."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +32,15 @@ class Needle:
         ids: All of it, token numbers.
         places: Where the tokens of the answer are hidden.
         decoys: Where those of another needle are hidden, that answers another question.
-        depth: How much of the haystack stands before the needle, 0 to 1, as it was asked for.
+        depth: Around which share of the haystack the needle stands, 0 to 1, as it was asked for.
+        room: Tokens of the haystack.
     """
 
     ids: Numbers
     places: Numbers
     decoys: Numbers
     depth: float
+    room: int
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,14 +77,18 @@ def needle_probe(
 
     With a text the needle is a sentence, "The secret words of the tower are …", that ends in random words, and the
     question asks for them. Without one all are random tokens: two tokens before the needle's answer come again at the
-    end of the text. No token of an answer comes anywhere else. A second needle, the decoy, of the same form with other
-    words, stands half a haystack away. Needle number i is at the i-th of the depths, which take turns; it depends on
-    the seed, i and the length alone.
+    end of the text. No token of an answer comes anywhere else. A second needle, the decoy, is of the same form with
+    other words. Needle number i is at the i-th of the depths, which take turns; it depends on the seed, i and the
+    length alone.
+
+    Needle and decoy are drawn by chance from the same places, a tenth of the haystack around the depth and at least 32
+    tokens, with a text those between two sentences. So a head that looks at one place, or so many tokens back, finds a
+    needle rarely, and a decoy as often.
 
     Args:
         hay: What they are hidden in.
         n: How many.
-        depths: How much of the haystack stands before the needle, 0 to 1.
+        depths: Around which shares of the haystack needles stand, 0 to 1.
         length: Of each text, in tokens, question and answer included.
         seed: At least 0.
         answer: Tokens that are to be found; fewer where the vocabulary is too small.
@@ -118,8 +127,10 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
         answer = decoy = end  # drawn below, as they must not come in the text
     beside = len(hay.before) + len(cue) + len(other) + len(question) + 2 * len(end) + 3 * n_answer
     room = length - beside
-    if room < 1:
-        raise AttnscopeError(f"{length} tokens are too few for a needle", f"give a length of more than {beside}")
+    if room < _LEAST_ROOM:
+        raise AttnscopeError(
+            f"{length} tokens are too few for a needle", f"give a length of at least {beside + _LEAST_ROOM}"
+        )
     if hay.text is None:
         straw = np.setdiff1d(vocabulary, drawn)
         stack = straw[(chance.random_raw(room) % np.uint64(len(straw))).astype(np.int64)]
@@ -136,17 +147,20 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
         if len(unused) < 2 * n_answer:
             raise AttnscopeError("the text has nearly every word of the vocabulary", "give a smaller --lengths")
         answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
-    # The decoy first where both are at the same place.
-    at = {False: _between(stack, (depth + 0.5) % 1, hay.ends), True: _between(stack, depth, hay.ends)}
+    around = _places(stack, depth, hay.ends)
+    raw = chance.random_raw(3).tolist()
+    # One law for both, and chance says which is first where both are at the same place: a head that does not read
+    # them finds one as often as the other.
+    at = {is_needle: around[raw[is_needle] % len(around)] for is_needle in (False, True)}
     parts, places, first = [np.array(hay.before, np.int64)], {}, 0
-    for is_needle in sorted(at, key=lambda which: at[which]):
+    for is_needle in sorted(at, key=lambda which: (at[which], which == raw[2] % 2)):
         sentence = np.concatenate([cue, answer, end] if is_needle else [other, decoy, end])
         parts += [stack[first : at[is_needle]], sentence]
         first = at[is_needle]
         begins = sum(map(len, parts)) - len(end) - n_answer
         places[is_needle] = np.arange(begins, begins + n_answer)
     ids = np.concatenate([*parts, stack[first:], question, answer])
-    return Needle(ids, places[True], places[False], depth)
+    return Needle(ids, places[True], places[False], depth, room)
 
 
 def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
@@ -154,13 +168,23 @@ def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
     return pool[chance.random_raw(len(pool)).argsort(kind="stable")[:n]]
 
 
-def _between(stack: Numbers, depth: float, ends: frozenset[int]) -> int:
-    """The place at a depth, between two sentences where one ends shortly before."""
-    wanted = round(depth * len(stack))
-    for place in range(wanted, max(0, wanted - _SNAP_TOKENS), -1):
-        if int(stack[place - 1]) in ends:
-            return place
-    return wanted
+def _places(stack: Numbers, depth: float, ends: frozenset[int]) -> list[int]:
+    """The places around a depth: those between two sentences, or all where no sentence ends."""
+    first, last = depth_range(depth, len(stack))
+    every = range(first, last + 1)
+    return [place for place in every if place and int(stack[place - 1]) in ends] or list(every)
+
+
+def depth_range(depth: float, room: int) -> tuple[int, int]:
+    """How many tokens of a haystack stand before a needle of a depth, at least and at most.
+
+    Args:
+        depth: 0 to 1.
+        room: Tokens of the haystack.
+    """
+    width = min(room, max(DEPTH_TOKENS, round(DEPTH_SHARE * room)))
+    first = min(max(0, round(depth * room) - width // 2), room - width)
+    return first, first + width
 
 
 def word_ids(numbers: Numbers, spell: Callable[[int], str]) -> Numbers:

@@ -13,7 +13,7 @@ class CopiedAt:
 
     Attributes:
         length: Of the texts, in tokens.
-        depth: How much of the haystack stands before the needle, 0 to 1.
+        depth: Around which share of the haystack the needle stands, 0 to 1.
         copied: The share of the needles' tokens that the model writes.
     """
 
@@ -27,12 +27,14 @@ class CopiedWithout:
     """How much a model finds without some heads, which put out nothing.
 
     Attributes:
-        what: "retrieval", the heads that have the role; "random", others, drawn anew for each needle from the same
-            layers.
+        what: "retrieval", the heads that have the role on the other half of the needles; "random", others, drawn anew
+            for each needle from the same layers.
         n_heads: How many heads were taken out of each needle's run.
         heads: Their names; none where they were drawn.
         copied: The share of the needles' tokens that is still written.
         change: How much less that is than by the whole model, needle by needle.
+        n_moved: How many of the random heads are of other layers, as their own had too few.
+        n_needles: How many needles they were taken out on; 0 in records of versions that took all.
     """
 
     what: str
@@ -40,6 +42,8 @@ class CopiedWithout:
     heads: tuple[str, ...]
     copied: Effect
     change: Effect
+    n_moved: int = 0
+    n_needles: int = 0
 
 
 @dataclass(frozen=True)

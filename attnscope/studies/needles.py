@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums, benjamini_hochberg
-from attnscope.corpus import Corpus, CorpusText, Hay, Needle, needle_probe, word_ids
+from attnscope.corpus import DEPTH_TOKENS, Corpus, CorpusText, Hay, Needle, depth_range, needle_probe, word_ids
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Batch, Model, example_tokens, require_length
@@ -52,11 +53,12 @@ class NeedleOptions:
 
     Attributes:
         lengths: Of the texts, in tokens, question and answer included.
-        depths: How much of the haystack stands before the needle, 0 to 1. Needles take turns.
+        depths: Around which shares of the haystack needles stand, 0 to 1. Needles take turns.
         n: How many needles of each length.
         answer: How many tokens of each are to be found; fewer where a vocabulary is too small.
         threshold: The score from which a head is one of retrieval.
-        ablate: Whether the heads that are found are taken out, and as many others.
+        ablate: Whether the heads that are found on one half of the needles are taken out on the other, and as many
+            others.
         seed: Of needles, haystacks and the heads that are drawn.
     """
 
@@ -214,16 +216,21 @@ class _Study:
         self.room = Room()
         self.n_all = len(options.lengths) * options.n
         self._whole: list[NDArray[np.bool_] | None] = []
+        self._half = _Scores(options)
         # What the first needle refuses is refused before the model runs.
-        self.n_answer = len(next(self._needles(options.lengths[0])).places)
-        for length in options.lengths[1:]:
-            next(self._needles(length))
+        first = [next(self._needles(length)) for length in options.lengths]
+        self.n_answer = len(first[0].places)
+        self._crowded = [len(needle) for needle in first if self._overlap(needle.room)]
 
     def _needles(self, length: int) -> Iterator[Needle]:
         options = self.options
         return needle_probe(
             self.hay, options.n, options.depths, length, options.seed, answer=options.answer
         )  # fmt: skip
+
+    def _overlap(self, room: int) -> bool:
+        ranges = [depth_range(depth, room) for depth in sorted(self.options.depths)]
+        return any(following <= last for (_, last), (following, _) in pairwise(ranges))
 
     def _batches(self) -> Iterator[Sequence[Needle]]:
         for length in self.options.lengths:
@@ -260,6 +267,8 @@ class _Study:
                             self._whole.append(seen.written[row] if seen.finite[row] else None)
                             if seen.finite[row]:
                                 done.add(needle, seen, row)
+                                if self._chooses(len(self._whole) - 1):
+                                    self._half.add(needle, seen, row)
                             else:
                                 problems.append(_broken(len(self._whole), self.model))
                 give_memory_back()
@@ -283,6 +292,11 @@ class _Study:
         }
         copied, at = done.copied()
         notes = []
+        if self._crowded:
+            notes.append(
+                f"Texts of {', '.join(f'{length:,}' for length in self._crowded)} tokens are too short to tell depths "
+                f"apart: needles of one depth are spread over {DEPTH_TOKENS} tokens, or all there are."
+            )
         if copied.value < self.options.threshold:
             notes.append(
                 f"The model writes {copied.value:.1%} of the needles' tokens: it copies too little for a head to be "
@@ -315,21 +329,30 @@ class _Study:
     # Without them ---------------------------------------------------------------------------------------------------
 
     def without_heads(self, found: Findings, report: Report | None) -> Findings:
-        """The same findings, with what is still written without the heads of retrieval, and without others."""
+        """The same findings, with what is still written without the heads of retrieval, and without others.
+
+        The heads are chosen on one half of the needles and taken out on the other: on needles on which they were chosen
+        for having copied, what is lost without them would be too much.
+        """
         assert found.needles is not None
-        chosen = [(head.layer, head.head) for head in found.heads if head.roles]
+        half = self._half.heads(self.options.threshold) if self._half.n else ()
+        chosen = [(head.layer, head.head) for head in half if head.roles]
         if not chosen:
+            if any(head.roles for head in found.heads):
+                note = "Half of the needles are too few to choose heads on: none was taken out."
+                return replace(found, run=dict(found.run) | {"notes": [*found.run["notes"], note]})
             return found
         known = [(head.layer, head.head) for head in found.heads]
-        others = [place for place in known if place not in set(chosen)]
+        with_role = {(head.layer, head.head) for head in found.heads if head.roles}
+        others = [place for place in known if place not in {*chosen, *with_role}]
         n_heads = Counter(layer for layer, _ in known)
         sums = {what: (RunningSums(), RunningSums()) for what in ("retrieval", "random")}
-        number = n_tokens = 0
+        number = n_tokens = n_cut = 0
         for needles in self._batches():
             held: list[_Cut] = []
             for needle in needles:
                 whole_run, number = self._whole[number], number + 1
-                if whole_run is not None:
+                if whole_run is not None and not self._chooses(number - 1):
                     held.append(_Cut(needle, whole_run, (chosen, self._draw(chosen, others, number))))
             if not (cuts := cast("Sequence[_Cut]", held)):
                 continue
@@ -338,18 +361,31 @@ class _Study:
                     counts = np.full(len(part), float(self.n_answer))
                     still.add(written.sum(1).astype(float), counts)
                     before = np.array([cut.written.sum() for cut in part])
-                    change.add((before - written.sum(1)).astype(float), counts)
-            n_tokens += sum(map(len, needles))
+                    change.add((counts + before - written.sum(1)) / 2, counts)  # from 0, all more, to 1, all less
+            n_tokens += sum(map(len, cuts))
+            n_cut += len(cuts)
             give_memory_back()
             if report is not None:
                 report(Progress(number, n_tokens, number / self.n_all, "taking heads out"))
+        if not n_cut:
+            return found
         taken = {"retrieval": chosen, "random": self._draw(chosen, others, 0)}
         names = tuple(f"L{layer}H{head}" for layer, head in chosen)
+        wanted, drawn = (Counter(layer for layer, _ in taken[what]) for what in ("retrieval", "random"))
+        moved = {"retrieval": 0, "random": (drawn - wanted).total()}
         without = tuple(
-            CopiedWithout(what, len(taken[what]), names if what == "retrieval" else (), _share(still), _mean(change))
+            CopiedWithout(
+                what, len(taken[what]), names if what == "retrieval" else (), _share(still), _change(change),
+                moved[what], n_cut,
+            )
             for what, (still, change) in sums.items()
-        )
+        )  # fmt: skip
         return replace(found, needles=replace(found.needles, without=without))
+
+    def _chooses(self, number: int) -> bool:
+        """Whether heads are chosen on a needle, by its number; else they are taken out on it."""
+        turn, depth = divmod(number % self.options.n, len(self.options.depths))
+        return (turn + depth) % 2 == 0  # of each depth every other one
 
     def _cut(self, n_heads: Mapping[int, int], cuts: Sequence[_Cut]) -> list[NDArray[np.bool_]]:
         """What is written without each set of heads: (needle, token) each."""
@@ -419,7 +455,7 @@ def _what(name: str) -> str:
         "decoy": "the same with a second needle, which answers another question, for the place that is attended to",
     }[first.partition("_in_")[0]]
     if at:
-        return f"{told}; of needles with {at}% of the haystack before them"
+        return f"{told}; of needles around {at}% of the haystack"
     length = first.partition("_in_")[2]
     return f"{told}; in texts of {length} tokens" if length else told
 
@@ -491,11 +527,11 @@ class _Scores:
     def heads(self, threshold: float) -> tuple[Head, ...]:
         """Every head with its scores, and with the role where it has passed the test."""
         values, counts, even = self._sums.ratio(), self._sums.total("c"), self._uniform.ratio()
-        low, high = self._sums.share_interval(hits=True)
+        low, high = self._sums.share_interval(hits=True, dependence=1)
         baseline = np.fmax(values[..., 1], even[..., 0])
         limit = np.fmax(threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
         texts = self._sums.effective_texts()[..., 0]
-        p = self._sums.share_p_above(limit[..., None], hits=True)[..., 0]
+        p = self._sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
         p = np.where(texts < LEAST_TEXTS, np.nan, p)
         q = benjamini_hochberg(p.ravel()).reshape(p.shape)
         made = []
@@ -519,10 +555,13 @@ class _Scores:
 
 
 def _share(sums: RunningSums) -> Effect:
-    low, high = sums.share_interval(hits=True)
+    """A share of tokens; needles are the units, as one may be copied as a whole or not at all."""
+    low, high = sums.share_interval(hits=True, dependence=1)
     return Effect(float(sums.ratio()), float(low), float(high), float(sums.total("c")))
 
 
-def _mean(sums: RunningSums) -> Effect:
-    low, high = sums.interval()
-    return Effect(float(sums.ratio()), float(low), float(high), float(sums.total("c")))
+def _change(sums: RunningSums) -> Effect:
+    """A difference of two shares of the same needles, from sums of (1 + difference) / 2, which is a share itself."""
+    low, high = sums.share_interval(dependence=1)
+    value, low, high = (2 * float(one) - 1 for one in (sums.ratio(), low, high))
+    return Effect(value, low, high, float(sums.total("c")))

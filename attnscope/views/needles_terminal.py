@@ -31,7 +31,12 @@ def notes(found: Needles) -> list[str]:
     """What the tables of a probe mean: one sentence each."""
     said = ["a token counts as written where it is the model's first choice after the right ones before it"]
     if found.without:
-        said.append("random heads: from the same layers where there are enough, drawn anew for each needle")
+        moved = max(one.n_moved for one in found.without)
+        n = max((one.n_heads for one in found.without if one.what == "random"), default=0)
+        but = f"; {moved} of {n} from others, as the layer has too few" if moved else ""
+        said.append(f"random heads: from the same layers, drawn anew for each needle{but}")
+        if n_needles := max(one.n_needles for one in found.without):
+            said.append(f"heads were taken out on {amount(n_needles, 'needle')}, and chosen on the others")
     return [*said, "intervals: 95% over needles"]
 
 
