@@ -187,7 +187,7 @@ def test_records_about_heads_are_tables_of_heads(viewer: OpenedViewer, records: 
 
 def named(label: str) -> str:
     """A relation as the page calls it."""
-    return label.replace(":", " ").replace("_", " ")
+    return label.replace("_", " ")
 
 
 def test_relations_have_a_grid_of_relations_and_heads(viewer: OpenedViewer, records: Path) -> None:

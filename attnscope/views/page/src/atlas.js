@@ -288,7 +288,7 @@ export class AtlasView {
       this.header,
       cell("name", "head", "layer and head"),
       cell("role", "role", "role"),
-      cell("words", "what it does", "description"),
+      catalogs.shown.heads.some(({ words }) => words) ? cell("words", "what it does", "description") : el("span", {}),
       numbers.map((column) => cell(column.name, column.label, column.title, true)),
     );
     if (focused) this.header.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();

@@ -213,16 +213,16 @@ export class Card {
   /** Heads that it composes with, the strongest above random directions first; each one click away. */
   partners(title, mine, other, compositions = []) {
     const { heads } = catalogs.shown;
-    const found = compositions.filter((one) => one[mine] === this.head.at).sort((a, b) => b.share - b.expected - a.share + a.expected);
+    const found = compositions.filter((one) => one[mine] === this.head.at && one.share > one.expected).sort((a, b) => b.share - b.expected - a.share + a.expected);
     if (!found.length) return null;
     return [
-      el("h2", {}, `${title} `, el("span", { class: "faint" }, "by, share above random directions")),
+      el("h2", {}, `${title} `, el("span", { class: "faint" }, "share above random directions")),
       el(
         "div",
         { class: "roles" },
         found.slice(0, MOST_PARTNERS).map(({ by, share, expected, deviations, ...ends }) => {
           const head = heads[ends[other]];
-          const said = `${by}: share ${shortNumber(share)}, of random directions ${shortNumber(expected)}; ${shortNumber(deviations)} standard deviations above`;
+          const said = `${by}: share ${shortNumber(share)}, of random directions ${shortNumber(expected)}; ${shortNumber(deviations)} standard deviations above chance`;
           return el(
             "button",
             { type: "button", class: "chip", "data-partner": head.name, title: said, onclick: () => update({ head: head.name, ex: -1, q: -1 }) },
@@ -246,7 +246,7 @@ export class Card {
       return el(
         "tr",
         {},
-        el("th", { scope: "row", title: [column.title, column.what].filter(Boolean).join(": ") }, column.title),
+        el("th", { scope: "row", title: `${[column.title, column.what].filter(Boolean).join(": ")} (${name})` }, column.title),
         el("td", { class: "strip" }, picture),
         el("td", { class: "number value" }, el("b", {}, shortNumber(value)), el("span", { class: "faint" }, interval(low, high))),
         el("td", { class: "number faint" }, Number.isFinite(even) ? shortNumber(even) : ""),

@@ -55,6 +55,17 @@ function briefOf({ terms, nats, explained }) {
   return said.length ? said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed") : "undescribed";
 }
 
+/** What a number is called: of other records beside an atlas as these call it. */
+function labelOfMeasure(name, { of, relation }) {
+  if (of === "relations" && relation) return `accuracy on ${relation}`;
+  const [, by, side] = (of === "circuits" && /^([qkv])_composition_(sent|received)$/.exec(name)) || [];
+  if (by) return side === "sent" ? `its writing read by ${by.toUpperCase()}, at most` : `its ${by.toUpperCase()} written by one head, at most`;
+  const [, mode, rest] = (of === "ablation" && /^(?:(\w+)_)?([^_]+)$/.exec(name)) || [];
+  const told = { l2: "change of hidden states", loss: "rise of the loss", kl: "KL of the predictions" }[rest];
+  if (told) return mode ? `${mode.replaceAll("_", " ")} ablation: ${told}` : told; // as `attnscope ablate` has it
+  return name.replaceAll("_", " ");
+}
+
 /** What a column of numbers is: its name in expressions, how it is called, and its values by head. */
 class Column {
   constructor(name, label, what, unit, n, range = [NaN, NaN]) {
@@ -162,7 +173,7 @@ class Catalog {
       for (const [name, estimate] of Object.entries(head.measures || {})) {
         const about = facts[name] || facts[name.replace(/_active$/, "")] || {};
         const beside = !facts[name] && about.what ? " (excluding sinks)" : "";
-        this.column(name, name.replaceAll("_", " "), (about.what || "") + beside, about.unit || "", about.range).set(at, estimate);
+        this.column(name, about.label || labelOfMeasure(name, about), (about.what || "") + beside, about.unit || "", about.range).set(at, estimate);
       }
       for (const [name, effect] of Object.entries(head.effects || {}))
         {

@@ -339,13 +339,26 @@ export function prose(axis) {
   const { offsets, text, pair, segments } = axis.tokens;
   const letters = [Array.from(text), Array.from(pair || "")];
   const ends = [0, 0];
+  let chips = []; // since the last word: where the text spells them they are not said again
+  const without = (before) => {
+    let from = 0;
+    for (const chip of chips) {
+      const at = before.indexOf(chip, from);
+      if (at >= 0) [before, from] = [before.slice(0, at) + before.slice(at + chip.length), at];
+    }
+    chips = [];
+    return before;
+  };
   return axis.groups.map((group) => {
     const segment = segments ? segments[group.first] : 0;
     const start = offsets[2 * group.first];
     const last = group.first + group.size - 1;
     const stop = Math.max(offsets[2 * last + 1], offsets[2 * group.first + 1]);
-    if (start < 0 || stop <= start) return { before: "", shown: group.label, chip: true };
-    const before = start > ends[segment] ? letters[segment].slice(ends[segment], start).join("") : "";
+    if (start < 0 || stop <= start) {
+      chips.push(group.label);
+      return { before: "", shown: group.label, chip: true };
+    }
+    const before = without(start > ends[segment] ? letters[segment].slice(ends[segment], start).join("") : "");
     const own = letters[segment].slice(Math.max(start, ends[segment]), stop).join("");
     ends[segment] = Math.max(ends[segment], stop);
     return own ? { before, shown: own, chip: false } : { before, shown: group.label, chip: true };

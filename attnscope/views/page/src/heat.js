@@ -58,7 +58,7 @@ export function guttersOf(shown, width, height) {
   const room = (axis, length, most) => {
     axis.longest ??= longest(axis.labels.slice(0, 600), 400);
     axis.longestPair ??= longest(axis.labels.filter((_, at) => axis.halves?.[at]).slice(0, 600), 600);
-    const usual = Math.min(axis.longest, Math.max(44, length * 0.18), most);
+    const usual = Math.min(axis.longest, axis.whole ? length * 0.45 : Math.max(44, length * 0.18), axis.whole ? Infinity : most);
     return Math.ceil(Math.max(usual, Math.min(axis.longestPair, length * 0.4)));
   };
   return { left: room(shown.rows, width, 130) + 12, top: room(shown.columns, height, 110) + 10 };
@@ -122,6 +122,8 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
       );
     if (look.missing && cell >= LEAST_MARKED) markMissing(pen, shown, place, look, first, last);
     if (cell >= NUMBERS_FROM) writeNumbers(pen, shown, place, look, first, last);
+    for (let row = first.row; row < last.row; row++)
+      if (rows.pale?.[row]) pen.rect(left - x, top + row * cell - y, columns.length * cell, cell, colours.line, 0.88);
   });
   const [right, bottom] = [
     Math.min(left + width, left + columns.length * cell - x),

@@ -7,8 +7,8 @@ import { register, state, update } from "./state.js";
 const NO_MEASURES = ["layer", "head", "map_x", "map_y"];
 
 /** Labels as heatmaps have them along a side. */
-function sideOf(labels) {
-  return { labels, length: labels.length, special: labels.map(() => false), written: labels.map(() => false) };
+function sideOf(labels, also = {}) {
+  return { ...also, labels, length: labels.length, special: labels.map(() => false), written: labels.map(() => false) };
 }
 
 /** The numbers of heads that are no places. */
@@ -65,7 +65,10 @@ class NumbersView {
       if (by) order.sort((a, b) => (state.o.startsWith("-") ? value(b) - value(a) : value(a) - value(b)));
       this.measureAt = (row) => measures[row];
       this.headAt = (_, column) => order[column];
-      return [sideOf(measures.map(({ label }) => label)), sideOf(order.map((at) => heads[at].name))];
+      const facts = measures.map(({ name }) => catalogs.shown.options.measures?.[name] || {});
+      const names = measures.map(({ label }) => label);
+      const told = names.map((label, row) => label + (facts[row].beside || ""));
+      return [sideOf(told, { names, whole: true, pale: facts.map(({ unsettled }) => !!unsettled) }), sideOf(order.map((at) => heads[at].name))];
     }
     const rows = [...new Set(heads.map(({ name, layer }) => `${name.replace(/L\d+H\d+$/, "")}L${layer}`))];
     const columns = [...new Set(heads.map(({ head }) => head))].sort((a, b) => a - b);
@@ -190,7 +193,7 @@ class NumbersView {
     const said = (value) => (value === value ? String(value) : "");
     return [
       [state.g === "measures" ? "" : measureShown().name, ...columns.labels],
-      ...rows.labels.map((label, row) => [label, ...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), said)]),
+      ...(rows.names || rows.labels).map((label, row) => [label, ...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), said)]),
     ];
   }
 }

@@ -10,6 +10,7 @@ import { pageOf } from "./text.js";
 
 const DARKEST = 0.6; // how much of a colour is left where the photo is black, as in the figures
 const MOST_HIGH = 0.62; // of the window: words stay in sight beside the photo
+const MOST_HIGH_ABOVE = 0.34; // where the words stand below it
 const SAVED = 640; // pixels a picture is wide in a saved figure
 
 /** A photo's pixels: as they are, and as the grey that colours are multiplied with. */
@@ -135,7 +136,7 @@ class Panel {
     const room = this.root.clientWidth;
     if (!room || !this.images) return;
     const [w, h] = this.photo.size;
-    const width = Math.floor(Math.min(room, (innerHeight * MOST_HIGH * w) / h));
+    const width = Math.floor(Math.min(room, (innerHeight * (innerWidth > 900 ? MOST_HIGH : MOST_HIGH_ABOVE) * w) / h));
     const height = Math.round((width * h) / w);
     this.room = [width, height];
     paintOver(this.base.fit(width, height), this.images, this.photo.grid, this.weights, this.look, width, height);
@@ -392,6 +393,7 @@ class PhotoView {
           .slice(0, 10),
         look.high,
       ),
+      el("p", { class: "faint" }, `${photos.length > 1 ? "picture:" : ""}row,column of a patch, each from 0`),
     );
   }
 

@@ -267,7 +267,11 @@ async function headsOfRelations({ told, array }) {
   const [, nLayers, nHeads] = accuracy.shape;
   const names = relations.map(({ name }) => name.replace(/[:\s]/g, "_"));
   const facts = Object.fromEntries(
-    relations.map((one, at) => [names[at], { what: `accuracy of ${one.name}; baseline: ${one.rule || "none"}; ${one.n_scored} links scored${one.why_no_verdict ? `; no verdict: ${one.why_no_verdict}` : ""}`, unit: "share", range: [0, 1] }]),
+    relations.map((one, at) => [names[at], {
+      label: one.name.replaceAll("_", " "),
+      beside: ` \u00b7 n ${one.n_scored} \u00b7 ${Number.isFinite(one.baseline) ? one.baseline.toFixed(2) : "\u2013"}`,
+      unsettled: !!one.why_no_verdict,
+      what: `accuracy of ${one.name}; baseline: ${one.rule || "none"}; ${one.n_scored} links scored${one.why_no_verdict ? `; no verdict: ${one.why_no_verdict}` : ""}`, unit: "share", range: [0, 1] }]),
   );
   const heads = headsOfGrid(told.kind || "encoder", nLayers, nHeads, (layer, head, place) => {
     const at = (relation) => relation * nLayers * nHeads + place;
@@ -277,7 +281,7 @@ async function headsOfRelations({ told, array }) {
     const expressed = relations.filter((_, relation) => found.data[at(relation)]).map(({ name }) => name);
     return { measures, words: expressed.length ? `expresses ${expressed.join(", ")}` : "" };
   });
-  return { ...told, grid: "measures", rows: "relation", quantity: "accuracy", even: "baseline", options: { ...told.options, measures: facts }, heads };
+  return { ...told, grid: "measures", rows: "relation", quantity: "accuracy; after each name its n and its baseline; grey: too few for a verdict", even: "baseline", options: { ...told.options, measures: facts }, heads };
 }
 
 /** How much each head's attention over the picture changes between two photos or questions, over words equal in both. */
@@ -300,7 +304,7 @@ async function headsOfPictures({ told, array }) {
     on_picture: { what: "share of the words' attention on the first picture", unit: "share", range: [0, 1] },
     on_other_picture: { what: "share of the words' attention on the second picture", unit: "share", range: [0, 1] },
   };
-  return { run: told.run, options: { measures: facts }, heads };
+  return { grid: "layers", rows: "number", run: told.run, options: { measures: facts }, heads };
 }
 
 async function headsOfComparison({ told, array }) {
