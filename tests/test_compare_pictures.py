@@ -62,10 +62,10 @@ def test_two_photos_are_compared_over_the_coarser_grid(found: PicturePair, model
     grid = min(grids[0][0], grids[1][0]), min(grids[0][1], grids[1][1])
     assert [picture.grid for picture in found.pictures] == [grid, grid]
     for record, weights in zip(records, (found.weights, found.other_weights), strict=True):
-        assert weights.shape[1:] == (len(record.maps[0].queries), *grid)
-        shares = record.pictures[0].over(record.of(1, 2)[3]).sum()
+        assert weights.shape[1:] == (6, *grid)
+        shares = record.pictures[0].over(record.of(1, 2)[4]).sum()  # the first row is <|vision_end|>
         assert weights[found.heads.index((1, 2)), 3].sum() == pytest.approx(shares, abs=1e-6)
-    assert found.words[1] == ("what", "what") and found.equal.all()
+    assert found.words == tuple((word, word) for word in QUESTION.split()) and found.equal.all()  # no template's marks
     p, q = (w[5, 2].ravel().astype(float) for w in (found.weights, found.other_weights))
     p, q = (np.append(x, 1 - x.sum()) for x in (p, q))
     assert found.divergences["hellinger"][5, 2] == pytest.approx(((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2, abs=1e-5)
@@ -84,6 +84,8 @@ def test_two_questions_change_the_words_that_differ(model: Any) -> None:
     before = found.words.index(("what", "what"))
     assert found.divergences["hellinger"][:, before].max() < 1e-6  # it comes before the word
     assert found.at_query().min() > 0.05
+    mark = attnscope.compare_pictures(model, [noise(64, 96)], [QUESTION, "what is on the window ?"], query="Assistant")
+    assert mark.words[mark.queries[0]] == ("Assistant", "Assistant") and not mark.equal[mark.queries[0]]
     with pytest.raises(AttnscopeError, match="no token is 'cup'"):
         attnscope.compare_pictures(model, [noise(64, 96)], [QUESTION, QUESTION], query="cup")
 

@@ -14,6 +14,7 @@ from attnscope.core.distance import Measure, row_divergences
 from attnscope.models.model import Model
 from attnscope.records.comparison import PicturePair
 from attnscope.records.pictures import Picture
+from attnscope.records.tokens import Tokens
 from attnscope.senses.photos import read_photo
 from attnscope.studies.choice import Choice
 from attnscope.studies.compare import MEASURES, require_measures, require_one_kind
@@ -33,7 +34,8 @@ def compare_pictures(
 ) -> PicturePair:
     """Ranks all heads by how much what words give to a picture changes: with the photo, or with the question.
 
-    Words are those after the picture, aligned as `compare_texts` aligns tokens. Each word's row is compared over the
+    Words are those of the question, without marks that the chat template adds; those also where `query` names them.
+    They are aligned as `compare_texts` aligns tokens. Each word's row is compared over the
     cells of one grid over [0, 1] x [0, 1] of what the model saw, and over all that is elsewhere as one key. The grid
     has the fewer rows and the fewer columns of the two; what a patch gets is spread evenly over its area. Of several
     pictures of a photo the one of most patches is compared.
@@ -62,6 +64,14 @@ def compare_pictures(
     heads = tuple((layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head))
     tokens = maps[0].queries, maps[1].queries
     aligned, equal, _ = align(*tokens)
+    named = () if query is None else pairs_named(query, tokens, aligned)
+    asked = [_of_question(one, text) for one, text in zip(tokens, (texts[0], texts[-1]), strict=True)]
+    kept = asked[0][aligned[:, 0]] & asked[1][aligned[:, 1]]
+    if not (equal & kept).any():  # questions that share no word: all that the prompts share
+        kept[:] = True
+    equal &= kept
+    kept[list(named)] = True
+    aligned, equal = aligned[kept], equal[kept]
     seen = [max(record.pictures, key=lambda picture: math.prod(picture.grid)) for record in (first, second)]
     grid = min(seen[0].grid[0], seen[1].grid[0]), min(seen[0].grid[1], seen[1].grid[1])
     weights = []
@@ -83,8 +93,18 @@ def compare_pictures(
         divergences={name: row_divergences(cast("Measure", name), *flat) for name in MEASURES},
         measure=measure,
         query=query,
-        queries=() if query is None else pairs_named(query, tokens, aligned),
+        queries=tuple((np.cumsum(kept)[list(named)] - 1).tolist()),
     )
+
+
+def _of_question(tokens: Tokens, text: str) -> NDArray[np.bool_]:
+    """Which tokens are the question's own, (token,): no special ones, none of the chat template."""
+    own = ~tokens.special
+    asked = text.strip()
+    start = tokens.text.rfind(asked)
+    if asked and start >= 0:
+        own &= (tokens.offsets[:, 0] < start + len(asked)) & (tokens.offsets[:, 1] > start)
+    return own if own.any() else np.ones_like(own)
 
 
 def spread(weights: NDArray[np.float64], grid: tuple[int, int]) -> NDArray[np.float64]:

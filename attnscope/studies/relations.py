@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.alignment import Placed, placed, placed_pair
+from attnscope.annotated.alignment import UNALIGNED, Placed, placed, placed_pair
 from attnscope.annotated.texts import merged
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, amount
@@ -174,8 +174,10 @@ def _nothing(done: Found, options: RelationsOptions, model: Model) -> tuple[str,
     if reasons:
         reason, n = reasons.most_common(1)[0]
         return (
-            f"no link can be measured: of most ({n}) {reason}",
-            "choose other texts, another --unit, or longer chunks",
+            f"no link can be measured: {n:,} were left out: {reason}",
+            "give a model whose tokens are no longer than the units (of proteins one that reads residues one by one)"
+            if reason == UNALIGNED
+            else "choose other texts, another --unit, or longer chunks",
         )
     if options.only is not None:
         return f"there is no relation {', '.join(options.only)} in these texts", "leave out --only to see all"

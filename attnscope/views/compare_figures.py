@@ -407,18 +407,20 @@ def same_heads_page(found: ModelComparison, lettering: Lettering) -> Page:
 def change_page(found: MinimalPair | PicturePair, paper: Paper = SCREEN) -> Page:
     """How much the rows of each head change, layers down and heads across: at the query, and overall."""
     lettering = lettering_for([title_of(found), both_texts(found), found.query or ""], paper)
-    grids = [
-        ("overall: queries that are equal in both texts", dict(zip(found.heads, found.overall().tolist(), strict=True)))
-    ]
+    photos = isinstance(found, PicturePair)
+    equal = f"{'words' if photos else 'queries'} that are equal in both texts"
+    if isinstance(found, PicturePair) and found.texts[0] == found.texts[1]:
+        equal = "all words of the question"
+    framed = {found.heads[head] for head in found.ranked()[: compare_pictures.HEADS if photos else 5]}
+    grids = [(f"overall: {equal}", dict(zip(found.heads, found.overall().tolist(), strict=True)))]
     if found.queries:
         at = dict(zip(found.heads, found.at_query().tolist(), strict=True))
         grids.insert(0, (f"at “{found.query}”", at))
-    notes = ["framed: the five heads that change most", meaning(found.measure)]
+    notes = [f"framed: the {len(framed)} heads that change most", meaning(found.measure)]
     if isinstance(found, PicturePair):
         notes += PICTURE_NOTES
     elif "hide_special" in found.changes:
         notes.append(HIDDEN)
-    framed = {found.heads[head] for head in found.ranked()[:5]}
     return grid_page(title_of(found), both_texts(found), grids, notes, lettering, framed=framed)
 
 
@@ -471,7 +473,12 @@ def grid_page(
         if number == 0 and framed:
             page.outline([boxes[p] for p in sorted(framed) if p in boxes], _MATCH, 2.0)
     _bar(
-        page, (left, bottom + 20, min(320, width - left - layout.MARGIN_PX - 20), 12), _APART, high, "", "dark: differs"
+        page,
+        (left, bottom + 20, min(320, width - left - layout.MARGIN_PX - 20), 12),
+        _APART,
+        high,
+        "",
+        "dark: differs most",
     )
     page.foot(footer_y, footer)
     return page

@@ -16,7 +16,8 @@ from attnscope.views.lettering import lettering_for
 from attnscope.views.picture_figures import overlay
 from attnscope.views.style import Style
 
-_HEADS = 4
+HEADS = 4
+"""How many heads the page shows."""
 _DIFFERENCE = "RdBu_r"
 _TOP_PX, _GAP_PX, _NAME_PX = 96, 14, 84
 _MOST_PANEL_PX, _MOST_HIGH_PX = 470, 320
@@ -27,7 +28,7 @@ def maps_page(found: PicturePair, style: Style) -> Page:
 
     All maps of a row have one scale, the differences another one, both up to the largest of the row.
     """
-    ranked = found.ranked()[:_HEADS]
+    ranked = found.ranked()[:HEADS]
     rows, columns = found.pictures[0].grid
     words = ", ".join(dict.fromkeys(key_name(*found.words[place]) for place in found.asked))
     is_of_photos = found.texts[0] == found.texts[1]
@@ -46,7 +47,7 @@ def maps_page(found: PicturePair, style: Style) -> Page:
         f"words: {words}, their mean",
         f"heads: those that change most, by {distance_name(found.measure)}",
         "percentages: how much of the words' attention goes to the picture, and how much more",
-        "dark: the row's largest weight on a cell, which stands above; red: more in the second, blue: less",
+        "darkest: the row's largest weight on a cell, its “max”; red: more in the second, blue: less",
         *PICTURE_NOTES,
     ]
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)

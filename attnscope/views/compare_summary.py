@@ -26,7 +26,8 @@ _MEANINGS = {
 HIDDEN = "without special tokens: rows are divided by what is left of them (one with less than 1% left is left out)"
 
 PICTURE_NOTES = (
-    "over the cells of one grid over what the model saw, the coarser of the two, and all that is elsewhere as one",
+    "a row's keys: the cells of the picture, and everything else together as one key; "
+    "where the two pictures have different grids, both use the one with fewer cells",
 )
 
 

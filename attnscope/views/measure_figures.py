@@ -22,6 +22,7 @@ KIND_PX = 54
 HEAD_NAMES_PX = 26
 _COMPACT_PX = 135  # width of a small map where the page is of paper
 _INTERVAL_SHARE = 0.7  # of the size of a number that its interval is
+_MOST_LINES = 4  # of what a measure is, above its map
 _MANY_LAYERS = 16  # more of them make a page that no screen shows whole
 _UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
@@ -113,7 +114,7 @@ def measures_page(
     width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
     pitch_x = (width - 2 * layout.MARGIN_PX + gap) // columns
     room = pitch_x - gap
-    meanings = {name: [] if paper.fixed else _two_lines(_meaning(findings, name), room, lettering) for name in scales}
+    meanings = {name: [] if paper.fixed else _few_lines(_meaning(findings, name), room, lettering) for name in scales}
     above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 46 if paper.fixed else 76
     at, tops = float(TOP_PX), []
     for layers, _ in shapes:
@@ -372,11 +373,11 @@ def _meaning(findings: Findings, measure: str) -> str:
     return f"{what} [{unit}]" if what and unit and unit not in measure else what
 
 
-def _two_lines(text: str, room: float, lettering: Lettering) -> list[str]:
-    """A text on at most two lines."""
+def _few_lines(text: str, room: float, lettering: Lettering) -> list[str]:
+    """A text on at most a few lines."""
     lines = wrap_lines(printable(text, 400), room, lettering)
-    rest = [" ".join(lines[1:])] if len(lines) > 1 else []
-    return [lettering.fit(line, layout.CAPTION_PX, room) for line in (lines[0], *rest)]
+    kept, rest = lines[: _MOST_LINES - 1], lines[_MOST_LINES - 1 :]
+    return [lettering.fit(line, layout.CAPTION_PX, room) for line in (*kept, *([" ".join(rest)] if rest else []))]
 
 
 def _any_undefined(findings: Findings, measure: str | None = None) -> bool:

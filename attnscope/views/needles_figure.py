@@ -31,7 +31,9 @@ def needles_drawing(findings: Findings, found: Needles, paper: Paper) -> Drawing
     best = [head for score, head in ranked[:_MOST] if score > 0]
     said = [*notes(found), corpus_line(findings)]
     said.insert(0, "framed: heads with the role" if heads else "no head has the role")
-    said.insert(1, "black: what the model writes")
+    said.insert(
+        1, "black: what the model writes; colours: what of it while that head attends most to the token to write"
+    )
     lettering = lettering_for([model_of(findings.run), *said], paper)
     sheet = Sheet.on(paper, lettering)
     size, parts = sheet.size, 3 if found.without else 2
@@ -106,19 +108,21 @@ def _draw_depths(axes: Any, found: Needles, best: list[Head], sheet: Sheet) -> N
         parts = np.array([[at[length, d].value, at[length, d].low, at[length, d].high] if (length, d) in at
                           else [np.nan] * 3 for d in depths])  # fmt: skip
         style = ("-", "--", ":", "-.")[number_ % 4]
-        name = f"{length:,} tokens" if len(lengths) > 1 else "all heads"
-        draw_line(axes, [100 * d for d in depths], parts, INK, sheet, name, style=style, band=len(lengths) == 1)
+        name = f"{length:,} tokens" if len(lengths) > 1 else "model"
+        draw_line(
+            axes, [100 * d for d in depths], parts, INK, sheet, name, style=style, band=len(lengths) == 1, wide=2.5
+        )  # lines of heads that lie on it leave its edges
     for color, head in zip(COLORS, best, strict=False):
         ones = [head.measures.get(f"retrieval_at_{100 * d:g}", _NOTHING) for d in depths]
         draw_line(
             axes, [100 * d for d in depths], np.array([[one.value, one.low, one.high] for one in ones]), color, sheet,
-            head.name, band=False,
+            head.name,
         )  # fmt: skip
     finish_axes(axes, sheet)
     if len(depths) > 1:
         axes.set_xlim(100 * depths[0], 100 * depths[-1])
     axes.set_ylim(-0.02, 1.02)
-    letter_axes(axes, "share of needle tokens", sheet, across="depth of the needle, %")
+    letter_axes(axes, "needle tokens written, share", sheet, across="depth of the needle, %")
     sheet.add_legend(axes)
 
 

@@ -74,8 +74,8 @@ def together_explanation(found: Relations) -> str:
     """How to read the rows."""
     said = (
         "heads together, on the half of the texts on which nothing was chosen; alone: the head chosen on the other "
-        "half; mean: of so many heads, the best of that half; regression: logistic, over all heads, fitted there; "
-        "gains: 95% interval of what each has over the head alone; chance: any word at random"
+        "half; k: how many heads, the best there; mean: their mean; regression: logistic, over all heads, fitted "
+        "there; gains: 95% interval of what each has over the head alone; chance: any word at random"
     )
     if any(one.precisions for one in found.combined):
         said += (

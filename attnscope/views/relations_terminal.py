@@ -21,12 +21,12 @@ _WIDTHS = {
     "name": 10, "head": 6, "accuracy": 8, "interval": 12, "baseline": 8, "rule": 10, "n": 6, "mass": 4, "verdict": 8,
 }  # fmt: skip
 
-_TOGETHER_GOES = ("chance", "regression_gain", "mean_gain", "head")
+_TOGETHER_GOES = ("regression_gain", "mean_gain", "head", "chance")
 _TOGETHER_WIDTHS = {
-    "name": 10, "head": 6, "alone": 5, "heads": 5, "mean": 4, "mean_gain": 14, "regression": 10,
+    "name": 10, "head": 6, "alone": 5, "heads": 2, "mean": 4, "mean_gain": 14, "regression": 10,
     "regression_gain": 14, "chance": 6,
 }  # fmt: skip
-_TITLES = {"name": "relation", "mean_gain": "gain", "regression_gain": "gain"}
+_TITLES = {"name": "relation", "heads": "k", "mean_gain": "gain", "regression_gain": "gain"}
 
 
 def show(found: Relations, console: Console) -> None:

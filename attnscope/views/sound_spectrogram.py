@@ -31,7 +31,7 @@ class SpectrogramPage(Page):
         notes = [
             f"words: from dynamic time warping of the cross-attention of {heads}",
             f"below: the log-mel spectrogram that the model was given, {len(self.seen.hertz)} bands; dark = loud, "
-            f"from the quietest to the loudest {self.seen.decibels:.0f} dB",
+            f"the {self.seen.decibels:.0f} dB below the loudest",
         ]
         notes = [lettering.spell(note) for note in notes]
         footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)

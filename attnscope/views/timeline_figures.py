@@ -198,11 +198,11 @@ def _draw_lines(axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> 
 
 def draw_line(
     axes: Any, steps: Sequence[float], parts: Any, color: str, sheet: Sheet, name: str = "", *, style: str = "-",
-    band: bool = True,
+    band: bool = True, wide: float = 1.0,
 ) -> None:  # fmt: skip
     """A value over the steps, and the band of its intervals."""
     axes.plot(
-        steps, parts[:, 0], color=color, linewidth=1.8 * sheet.size, label=name, zorder=3, linestyle=style,
+        steps, parts[:, 0], color=color, linewidth=1.8 * wide * sheet.size, label=name, zorder=3, linestyle=style,
         marker="o" if len(steps) < 2 else None,
     )  # fmt: skip
     if band and np.isfinite(parts[:, 1:]).all(1).any():
