@@ -27,7 +27,7 @@ HIDDEN = "without special tokens: rows are divided by what is left of them (one 
 
 PICTURE_NOTES = (
     "a row's keys: the cells of the picture, and everything else together as one key; "
-    "where the two pictures have different grids, both use the one with fewer cells",
+    "where the two pictures have different grids, both get the fewer rows and columns of the two",
 )
 
 
