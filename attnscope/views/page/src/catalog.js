@@ -59,7 +59,7 @@ function briefOf({ terms, nats, explained }) {
 function labelOfMeasure(name, { of, relation }) {
   if (of === "relations" && relation) return `accuracy on ${relation}`;
   const [, by, side] = (of === "circuits" && /^([qkv])_composition_(sent|received)$/.exec(name)) || [];
-  if (by) return side === "sent" ? `its writing read by ${by.toUpperCase()}, at most` : `its ${by.toUpperCase()} written by one head, at most`;
+  if (by) return `${by.toUpperCase()} composition, ${side === "sent" ? "is read" : "reads"}`;
   const [, mode, rest] = (of === "ablation" && /^(?:(\w+)_)?([^_]+)$/.exec(name)) || [];
   const told = { l2: "change of hidden states", loss: "rise of the loss", kl: "KL of the predictions" }[rest];
   if (told) return mode ? `${mode.replaceAll("_", " ")} ablation: ${told}` : told; // as `attnscope ablate` has it
