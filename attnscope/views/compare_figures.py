@@ -472,14 +472,8 @@ def grid_page(
             )
         if number == 0 and framed:
             page.outline([boxes[p] for p in sorted(framed) if p in boxes], _MATCH, 2.0)
-    _bar(
-        page,
-        (left, bottom + 20, min(320, width - left - layout.MARGIN_PX - 20), 12),
-        _APART,
-        high,
-        "",
-        "dark: differs most",
-    )
+    bar = (left, bottom + 20, min(320, width - left - layout.MARGIN_PX - 20), 12)
+    _bar(page, bar, _APART, high, "", "dark: differs most")
     page.foot(footer_y, footer)
     return page
 
