@@ -562,6 +562,5 @@ def _share(sums: RunningSums) -> Effect:
 
 def _change(sums: RunningSums) -> Effect:
     """A difference of two shares of the same needles, from sums of (1 + difference) / 2, which is a share itself."""
-    low, high = sums.share_interval(dependence=1)
-    value, low, high = (2 * float(one) - 1 for one in (sums.ratio(), low, high))
+    value, low, high = (2 * float(one) - 1 for one in (sums.ratio(), *sums.share_interval(dependence=1)))
     return Effect(value, low, high, float(sums.total("c")))

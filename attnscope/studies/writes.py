@@ -255,12 +255,13 @@ class WritesMeasurer:
         for place, added in parts.heads.items():
             with torch.no_grad():
                 columns = asked.columns(place, added)
-            units[place] = tuple(_by_unit(one, unit, n_units) for one in columns)
+            values, counts, even = (_by_unit(one, unit, n_units) for one in columns)
+            units[place] = (values, counts, even)
         ones = torch.ones(len(read.rows))
         return _Batch(
             units,
             (_by_unit(asked.hits, unit, n_units), _by_unit(asked.of_hits, unit, n_units)),
-            (_by_unit(told, unit, n_units), _by_unit(ones, unit, n_units)),  # type: ignore[arg-type]
+            (_by_unit(told, unit, n_units), _by_unit(ones, unit, n_units)),
         )
 
     def _ask(self, asking: _Asking, standing: Sequence[Standing]) -> _Asked:
@@ -368,8 +369,8 @@ class _Asking:
             laid.append((np.where(index >= 0, index + first, NOTHING), *there))
             hits.append(of_row)
             first += len(index)
-        index, tokens_there, others_there = map(self.tensor, zip(*laid, strict=True))
-        return _Elsewhere(index, self.ask(tokens_there, others_there), self.tensor(hits))
+        which, tokens_there, others_there = map(self.tensor, zip(*laid, strict=True))
+        return _Elsewhere(which, self.ask(tokens_there, others_there), self.tensor(hits))
 
     def _lay(self, tokens: Tensor) -> Tensor:
         """(prediction,) -> (row, token)."""
