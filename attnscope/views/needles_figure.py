@@ -32,7 +32,7 @@ def needles_drawing(findings: Findings, found: Needles, paper: Paper) -> Drawing
     said = [*notes(found), corpus_line(findings)]
     said.insert(0, "framed: heads with the role" if heads else "no head has the role")
     said.insert(
-        1, "black: what the model writes; colours: what of it while that head attends most to the token to write"
+        1, "black: what the model writes; colours: what it writes while that head's largest weight is on the same token"
     )
     lettering = lettering_for([model_of(findings.run), *said], paper)
     sheet = Sheet.on(paper, lettering)
@@ -116,7 +116,7 @@ def _draw_depths(axes: Any, found: Needles, best: list[Head], sheet: Sheet) -> N
         ones = [head.measures.get(f"retrieval_at_{100 * d:g}", _NOTHING) for d in depths]
         draw_line(
             axes, [100 * d for d in depths], np.array([[one.value, one.low, one.high] for one in ones]), color, sheet,
-            head.name,
+            head.name, band=False,
         )  # fmt: skip
     finish_axes(axes, sheet)
     if len(depths) > 1:
