@@ -210,7 +210,7 @@ def of_one_layer(n_words: int, n_places: int) -> tuple[OwnDecoder, Any]:
     return network, width
 
 
-@pytest.mark.parametrize("gain", [2.0, -2.0])
+@pytest.mark.parametrize("gain", [2.0, pytest.param(-2.0, marks=pytest.mark.slow)])
 def test_to_look_at_frequent_words_is_no_copying_and_no_suppression(gain: float) -> None:
     """Words are drawn independently, so nothing can be copied; the bias says frequent ones everywhere."""
     n_words, n_places = 40, 48
