@@ -537,6 +537,7 @@ def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(browser: Any, tmp_pa
     page = browser.new_page()
     both = page_of([PageText(simple(5))], findings=ATLAS.findings, atlas=pack_atlas(ATLAS))
     opened = OpenedAtlas(page, both.save(tmp_path / "both.html"))
+    page.wait_for_selector("[role=tab][data-view]")
     tabs = page.eval_on_selector_all("[role=tab][data-view]", "all => all.map(e => e.dataset.view)")
     assert tabs == ["atlas", "head", "grid", "matrix", "links", "text", "compare", "headcount"]
     page.keyboard.press("4")

@@ -358,7 +358,7 @@ def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) 
 def test_what_texts_and_mask_determine_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        plan_module, "blocks", lambda call, **cut: asked.append(call.layer) or tiles.blocks(call, **cut)
+        plan_module, "blocks", lambda call, *how, **cut: asked.append(call.layer) or tiles.blocks(call, *how, **cut)
     )
     call, keys = long_call()
     probe = Sums(keys)
