@@ -68,6 +68,13 @@ class OfChosen:
                 f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
             )
 
+    def _select(self, call: AttentionCall, kept: Mapping[Kind, Mapping[int, object]]) -> AttentionCall | None:
+        """The call with its chosen heads alone; None where its layer is not to be kept."""
+        if not self._wants(call.kind, call.layer, kept):
+            return None
+        self._check_heads(call.kind, call.layer, call.n_heads)
+        return call if self.heads is None else select_heads(call, self.heads)
+
 
 class Weights(OfChosen):
     """Keeps the attention weights of chosen layers and heads; the model computes what it would have without it.
@@ -187,9 +194,7 @@ class Part(OfChosen):
             RuntimeError: The layer of this kind was kept already.
             ValueError: A chosen head is beyond the layer's last.
         """
-        if self._wants(call.kind, call.layer, self.maps):
-            self._check_heads(call.kind, call.layer, call.n_heads)
-            chosen = call if self.heads is None else select_heads(call, self.heads)
+        if (chosen := self._select(call, self.maps)) is not None:
             part = part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
             self.maps.setdefault(call.kind, {})[call.layer] = part
         return attend_lean(call)
@@ -236,9 +241,7 @@ class Strongest(OfChosen):
             RuntimeError: The layer of this kind was kept already.
             ValueError: A chosen head is beyond the layer's last.
         """
-        if self._wants(call.kind, call.layer, self.keys):
-            self._check_heads(call.kind, call.layer, call.n_heads)
-            chosen = call if self.heads is None else select_heads(call, self.heads)
+        if (chosen := self._select(call, self.keys)) is not None:
             rows = part_of_weights(chosen, self.queries, slice(0, call.key.shape[2]))
             self.keys.setdefault(call.kind, {})[call.layer] = rows.argmax(-1).cpu()
         return attend_lean(call)
