@@ -11,14 +11,14 @@ usage: python -m benchmarks.atlas_page [--layers 32] [--heads 32] [--tokens 64]
 
 import argparse
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from attnscope.views.page.atlas import page_of_atlas
-from benchmarks.page import FLAGS, Traced, recorded, rival
+from benchmarks.page import Traced, recorded, rival
 from tests.atlas_helpers import small_atlas
+from tests.page_helpers import open_browser
 
 BRUSH_STEPS = 120
 
@@ -42,11 +42,8 @@ def main() -> None:
 
 def browse(file: Path) -> dict[str, Any]:
     """Opens the page of an atlas, brushes, filters and opens a head."""
-    from playwright.sync_api import sync_playwright
-
     found: dict[str, Any] = {}
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         traced = Traced(page)
         with traced:
@@ -72,14 +69,12 @@ def browse(file: Path) -> dict[str, Any]:
             page.wait_for_selector(".view.head[data-shown=L3H1]")
             page.wait_for_timeout(300)
         found["head"] = traced.tally()
-        browser.close()
     return found
 
 
 def browse_rival(folder: Path, n_tokens: int) -> dict[str, Any]:
     """bertviz's model_view of one text: its size, and the time until the browser has read it."""
     import torch
-    from playwright.sync_api import sync_playwright
 
     import attnscope
 
@@ -88,16 +83,13 @@ def browse_rival(folder: Path, n_tokens: int) -> dict[str, Any]:
     html = rival()(attention, list(record.tokens), html_action="return").data
     path = folder / "bertviz.html"
     path.write_text(html, "utf-8")
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         traced = Traced(page)
         with traced:
             page.goto(path.as_uri(), wait_until="load")
             read_ms = round(page.evaluate("performance.now()"))
-        told = {"mb": round(path.stat().st_size / 1e6, 1), "read_ms": read_ms, "opening": traced.tally()}
-        browser.close()
-    return told
+        return {"mb": round(path.stat().st_size / 1e6, 1), "read_ms": read_ms, "opening": traced.tally()}
 
 
 if __name__ == "__main__":

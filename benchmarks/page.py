@@ -11,13 +11,12 @@ Used: 144 heads (minilm's, twice) on 512 tokens, in headless Chromium without a 
 task of the main thread lasts no frame can be drawn; where other work shares the machine, its time on the processor says
 what it would take alone.
 
-usage: python benchmarks/page.py [--runs 5] [--tokens 256]
+usage: python -m benchmarks.page [--runs 5] [--tokens 256]
 """
 
 import argparse
 import contextlib
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -34,9 +33,9 @@ import torch
 import attnscope
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.views.page import PageText, page_of
+from tests.page_helpers import open_browser
 
 PROSE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
-FLAGS = ["--no-sandbox", "--disable-background-networking"]
 
 
 def main() -> None:
@@ -226,11 +225,8 @@ class Traced:
 
 def used(file: Path) -> dict[str, Any]:
     """Opens a page and works it: the longest tasks of its main thread, and the time from the pointer to the picture."""
-    from playwright.sync_api import sync_playwright
-
     found: dict[str, Any] = {}
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 860})
         traced = Traced(page)
         with traced:
@@ -263,7 +259,6 @@ def used(file: Path) -> dict[str, Any]:
                 page.wait_for_selector(f".view.{view}[data-shown]")
                 page.wait_for_timeout(500)
             found[view] = traced.tally()
-        browser.close()
     return found
 
 

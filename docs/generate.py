@@ -12,7 +12,10 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnscope.core.measures import Measure
 
 FOLDER = Path(__file__).resolve().parent
 WIDTH = 100
@@ -157,6 +160,21 @@ def _range(low: float, high: float) -> str:
     return f"{low:g} or more" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
+def _about(measure: "Measure") -> list[str]:
+    """A measure of a catalogue, as paragraphs."""
+    facts = [f"unit: {measure.unit}", f"range: {_range(measure.low, measure.high)}"]
+    facts += [f"counts: {measure.counts}"] if measure.counts else []
+    facts += [f"source: {measure.source}"]
+    facts += [f"also `{measure.name}_active`"] if measure.has_active else []
+    facts += ["undefined in cross attention"] if measure.needs_places else []
+    return [
+        f"### {measure.name}",
+        f"A large value says: the head {measure.what}.",
+        f"```text\n{measure.formula}\n```",
+        "; ".join(facts) + ".",
+    ]
+
+
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
     from attnscope.core.measures import MEASURES, REACH
@@ -166,17 +184,7 @@ def measures_page() -> str:
 
     parts = ["# Measures and roles", _MADE, _ABOUT_MEASURES.strip(), f"## The {len(MEASURES)} measures"]
     for measure in MEASURES.values():
-        facts = [f"unit: {measure.unit}", f"range: {_range(measure.low, measure.high)}", f"source: {measure.source}"]
-        if measure.has_active:
-            facts.append(f"also `{measure.name}_active`")
-        if measure.needs_places:
-            facts.append("undefined in cross attention")
-        parts += [
-            f"### {measure.name}",
-            f"A large value says: the head {measure.what}.",
-            f"```text\n{measure.formula}\n```",
-            "; ".join(facts) + ".",
-        ]
+        parts += _about(measure)
     parts.append(
         "`relative_entropy` is an entropy divided by its maximum, not a Kullback-Leibler divergence. `similar_token` "
         "compares with attention that is uniform over the same keys and has the same mass, so that a learned sink "
@@ -191,14 +199,8 @@ def measures_page() -> str:
         "divides by the number of queries."
     )
     parts += ["## What heads write", _ABOUT_WRITTEN.strip().format(candidates=N_CANDIDATES, among=AMONG, raised=RAISED)]
-    for written in WRITTEN.values():
-        parts += [
-            f"### {written.name}",
-            f"A large value says: the head {written.what}.",
-            f"```text\n{written.formula}\n```",
-            f"unit: {written.unit}; range: {_range(written.low, written.high)}; counts: {written.counts}; "
-            f"source: {written.source}.",
-        ]
+    for measure in WRITTEN.values():
+        parts += _about(measure)
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]
     about = _ABOUT_ROLES.format(
         least_active=roles.LEAST_ACTIVE,

@@ -162,15 +162,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def opened(_opened: Any) -> Iterator[Any]:
+    """The page that a module opened once, watched during one test."""
+    yield from _opened.watched()
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One headless Chromium for all tests of pages."""
-    from playwright.sync_api import sync_playwright
+    from tests.page_helpers import open_browser
 
-    from tests.page_helpers import FLAGS, chromium_path
-
-    path = chromium_path()
-    with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=path, args=FLAGS)
+    with open_browser() as opened:
         yield opened
-        opened.close()

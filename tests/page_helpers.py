@@ -1,5 +1,6 @@
 """A page in a real browser: opened from disk, worked with real keys and a real pointer, watched for complaints."""
 
+import contextlib
 import csv
 import io
 import os
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 from matplotlib import colormaps
 
-FLAGS = ["--no-sandbox", "--disable-background-networking"]
 SEEN = 0.0005
 """How far a shown value may be from the weight."""
 
@@ -26,6 +26,18 @@ def chromium_path() -> str:
     if found is None:
         pytest.skip("no chromium is installed: pages are tested in a real browser (apt-get install chromium)")
     return found
+
+
+@contextlib.contextmanager
+def open_browser() -> Iterator[Any]:
+    """A headless Chromium; see `chromium_path`."""
+    from playwright.sync_api import sync_playwright
+
+    path = chromium_path()
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-background-networking"])
+        yield browser
+        browser.close()
 
 
 class Opened:
@@ -56,7 +68,7 @@ class Opened:
         self.requests.clear()
         self.page.mouse.move(0, 0)
         yield self
-        assert self.complaints == []
+        assert self.complaints == [], self.complaints
         assert [url for url in self.requests if not url.startswith(("blob:", "file:"))] == []
 
     def show(self, **state: object) -> None:

@@ -30,6 +30,25 @@ def python(*arguments: object, **how: Any) -> "subprocess.CompletedProcess[str]"
     return done
 
 
+def modules_after(
+    arguments: Sequence[object], names: Sequence[str], **how: Any
+) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+    """Runs a command line of attnscope, which must succeed, in a process of its own.
+
+    Returns:
+        The process, and which of some modules it has loaded.
+    """
+    code = (
+        "import sys\nfrom attnscope.cli import main\n"
+        "names, sys.argv = sys.argv[1].split(), ['attnscope', *sys.argv[2:]]\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
+        "print('loaded:', *(name for name in names if name in sys.modules), file=sys.stderr)"
+    )
+    done = python("-c", code, " ".join(names), *arguments, **how)
+    assert done.returncode == 0, done.stderr
+    return done, done.stderr.splitlines()[-1].split()[1:]
+
+
 @contextlib.contextmanager
 def started(command: Sequence[str], **how: Any) -> "Iterator[subprocess.Popen[Any]]":
     """Starts a process in a session of its own; at the end of the block what is left of the session is killed.

@@ -17,7 +17,7 @@ from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, Set
 from attnscope.views import ablation_figures
 from attnscope.views.ablation_summary import number
 from attnscope.views.ablation_terminal import drawing
-from tests.processes import python
+from tests.processes import modules_after
 
 
 def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: bool = True) -> Ablation:
@@ -157,14 +157,8 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
 
 def test_showing_a_record_loads_no_torch(run: Any, tmp_path: Path) -> None:
     made().save(tmp_path / "ablation.npz")
-    code = (
-        "import sys; sys.argv = ['attnscope', 'show', 'ablation.npz']\n"
-        "from attnscope.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as e: print(e.code, [m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
-    done = python("-c", code, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+    _, loaded = modules_after(["show", "ablation.npz"], ["torch", "transformers"], cwd=tmp_path)
+    assert loaded == []
 
 
 @pytest.mark.parametrize(

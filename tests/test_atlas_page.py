@@ -68,12 +68,6 @@ def _opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     found.page.context.close()
 
 
-@pytest.fixture
-def opened(_opened: OpenedAtlas) -> Iterator[OpenedAtlas]:
-    """The page, watched."""
-    yield from _opened.watched()
-
-
 # The landing ------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from attnscope.models.model import Model
 from attnscope.records import load
 from attnscope.studies import heatmap_order
 from attnscope.views import style
-from tests.processes import LIMIT_S, python, started
+from tests.processes import LIMIT_S, modules_after, started
 from tests.record_helpers import simple
 
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -119,26 +119,14 @@ HEAVY = ("torch", "transformers", "matplotlib", "numpy")
 
 @pytest.mark.parametrize("arguments", [["--help"], ["heatmap", "--help"], ["--version"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
-    code = (
-        "import sys\nfrom attnscope.cli import main\n"
-        f"sys.argv = ['attnscope', *{arguments!r}]\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    result = python("-c", code)
-    assert result.stdout.splitlines()[-1] == "loaded: []"
+    _, loaded = modules_after(arguments, HEAVY)
+    assert loaded == []
 
 
 def test_showing_a_saved_record_loads_no_model_library(tmp_path: Path) -> None:
     path = simple(5).save(tmp_path / "weights.npz")
-    code = (
-        "import sys\nfrom attnscope.cli import main\n"
-        f"sys.argv = ['attnscope', 'show', {str(path)!r}, '--query', 't1']\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    print('status', end.code)\n"
-        f"print('loaded:', [name for name in {HEAVY[:3]!r} if name in sys.modules])"
-    )
-    result = python("-c", code)
-    assert result.stdout.splitlines()[-2:] == ["status 0", "loaded: []"]
+    result, loaded = modules_after(["show", path, "--query", "t1"], HEAVY[:3])
+    assert loaded == []
     assert "what “t1” (token 1) attends to" in result.stdout
 
 

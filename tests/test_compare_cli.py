@@ -14,7 +14,7 @@ from attnscope.views.compare_figures import pages, tree_of
 from attnscope.views.compare_maps import rows_page
 from attnscope.views.compare_summary import tokens_changed
 from tests.conftest import Run
-from tests.processes import python
+from tests.processes import modules_after
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -135,18 +135,8 @@ def test_what_could_not_be_read_is_said_and_the_rest_is_compared(run: Run, tmp_p
 
 def test_showing_a_record_loads_no_torch(run: Run, tmp_path: Path) -> None:
     run("compare", "-m", "own", TIRED, "-o", "out", "-f", "npz")
-    program = """
-import sys
-sys.argv = ["attnscope", "show", "out", "-o", "drawn"]
-from attnscope.cli import main
-try:
-    main()
-except SystemExit as ended:
-    assert not ended.code, ended.code
-print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
-"""
-    done = python("-c", program, cwd=tmp_path, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"
+    _, loaded = modules_after(["show", "out", "-o", "drawn"], ["torch", "transformers"], cwd=tmp_path)
+    assert loaded == []
     assert (tmp_path / "drawn" / "matrix.png").is_file()
 
 

@@ -3,15 +3,12 @@
 import io
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from attnscope import cli
 from attnscope.records import cost as cost_records
 from attnscope.records.cost import Cost
 from attnscope.records.split import Split
@@ -23,28 +20,19 @@ from attnscope.views.cost_terminal import table
 from attnscope.views.plain_text import spell_out
 from attnscope.views.split_terminal import summary
 from attnscope.views.trace_terminal import walk
+from tests.conftest import Run
 from tests.core_helpers import WORKED
-from tests.processes import python
+from tests.processes import modules_after, python
 
-Run = Callable[..., "tuple[int, str, str]"]
 TEXT = "The cat sat on the mat."
 
 
 @pytest.fixture
-def attnscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
+def attnscope(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("NO_COLOR", "FORCE_COLOR", "ATTNSCOPE_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (int(ended.value.code or 0), *capfd.readouterr())
-
     return run
 
 
@@ -183,13 +171,8 @@ def test_failures_are_one_line_and_a_hint(attnscope: Run, arguments: list[str], 
 
 def test_help_loads_nothing_heavy() -> None:
     for command in ("trace", "split", "cost"):
-        code = (
-            f"import sys\nfrom attnscope.cli import main\nsys.argv = ['attnscope', '{command}', '--help']\n"
-            "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-            "print([n for n in ('torch', 'transformers', 'matplotlib', 'numpy') if n in sys.modules], file=sys.stderr)"
-        )
-        done = python("-c", code)
-        assert done.stderr.strip() == "[]", done.stderr
+        _, loaded = modules_after([command, "--help"], ["torch", "transformers", "matplotlib", "numpy"])
+        assert loaded == []
 
 
 # Drawn in any terminal

@@ -1,16 +1,15 @@
 """Models spread over devices by accelerate: layers on the processor and on disk."""
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import attnscope
-from attnscope import cli, models
+from attnscope import models
 from attnscope.errors import AttnscopeError, UsageError
 from tests.ablation_helpers import save_tiny
+from tests.conftest import Run
 from tests.test_devices import STUDIES, numbers_of
 
 pytest.importorskip("accelerate", reason="the extra [accelerate] is not installed")
@@ -45,13 +44,9 @@ def test_the_record_says_where_the_layers_lie(folder: str) -> None:
     assert any("disk (1 part)" in note for note in record.run["notes"])
 
 
-def test_auto_from_the_command_line(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    args = ["heatmap", "the cat", "-m", folder, "--device-map", "auto", "-o", str(tmp_path / "o"), "-f", "npz"]
-    monkeypatch.setattr(sys, "argv", ["attnscope", *args])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert ended.value.code == 0, err
+def test_auto_from_the_command_line(folder: str, run: Run) -> None:
+    status, out, err = run("heatmap", "the cat", "-m", folder, "--device-map", "auto", "-o", "o", "-f", "npz")
+    assert status == 0, err
     assert "Spread over" in err and out.endswith(".npz\n")
 
 

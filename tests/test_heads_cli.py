@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Run
-from tests.processes import python, started
+from tests.processes import modules_after, python, started
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
 SENTENCES = str(SAMPLES / "sentences.txt")
@@ -242,15 +242,8 @@ def test_show_refuses_what_is_no_record(run: Run, shards: Path) -> None:
     ],
 )
 def test_records_need_no_model(shards: Path, arguments: tuple[str, ...], heavy: tuple[str, ...]) -> None:
-    code = (
-        "import sys\nfrom attnscope.cli import main\n"
-        f"sys.argv = ['attnscope', *{arguments!r}]\n"
-        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
-        f"print([name for name in {heavy!r} if name in sys.modules])\n"
-    )
-    done = python("-c", code, cwd=shards)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
+    _, loaded = modules_after(arguments, heavy, cwd=shards)
+    assert loaded == []
 
 
 # Failures --------------------------------------------------------------------------------------------------------

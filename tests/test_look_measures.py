@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import pytest
 from PIL import Image
 
 import attnscope
-from attnscope import cli
 from attnscope.core.look_measures import LOOK_MEASURES, LookFacts, look_sums
 from attnscope.core.running import RunningSums
 from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Head
 from attnscope.records.pictures import Picture
 from attnscope.studies.grounding import cover, with_grounding
+from tests.conftest import Run
 from tests.vision_language_helpers import write_family
 
 NAMES = list(LOOK_MEASURES)
@@ -181,17 +180,11 @@ def test_phrases_and_boxes_from_json_lines(tmp_path: Path) -> None:
         attnscope.picture_heads(model, str(path), text="what ?")
 
 
-def test_a_photo_that_cannot_be_read_is_listed_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_photo_that_cannot_be_read_is_listed_on_the_command_line(run: Run, tmp_path: Path) -> None:
     write_family(tmp_path / "model", "qwen2_vl")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 60, 3), np.uint8)).save("a.png")
     Path("b.png").write_bytes(b"no picture")
     asked = ["heads", "--image", "*.png", "what is on the table ?", "-m", "model", "-o", "out", "-f", "csv"]
-    monkeypatch.setattr(sys, "argv", ["attnscope", *asked])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capfd.readouterr()
-    assert ended.value.code == 1 and "looks: gives its attention to the picture" in out
+    status, out, err = run(*asked)
+    assert status == 1 and "looks: gives its attention to the picture" in out
     assert "1 picture could not be read" in err and "decoder,0,0" in Path("out/heads.csv").read_text("utf-8")

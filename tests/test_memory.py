@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import attnscope
-from attnscope import cli, models
+from attnscope import models
 from attnscope.errors import AttnscopeError, is_out_of_memory
 from attnscope.models.native import NativeModel
 from attnscope.studies.memory import Room, halves, padded_size
+from tests.conftest import Run
 from tests.test_devices import numbers_of
 
 TEXTS = ["the cat", "a cat sat", "the mat", "it ran on", "the cat ran", "on a mat", "so it sat", "the end"]
@@ -104,14 +105,11 @@ def test_one_text_that_does_not_fit_is_one_clear_line(
 
 @pytest.mark.parametrize("command", [["heads"], ["heatmap", "--engine", "native"], ["ablate"]], ids=" ".join)
 def test_the_command_line_says_it_once_or_fails_in_one_line(
-    command: list[str], tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    command: list[str], tiny_bert: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Small(monkeypatch, tokens=3)
-    monkeypatch.setattr("sys.argv", ["attnscope", *command, "the cat", "-m", str(tiny_bert), "-o", str(tmp_path / "o")])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    err = capsys.readouterr().err
-    assert ended.value.code == 1 and "memory" in err and "hint: " in err and "Traceback" not in err
+    status, _, err = run(*command, "the cat", "-m", tiny_bert, "-o", "o")
+    assert status == 1 and "memory" in err and "hint: " in err and "Traceback" not in err
 
 
 def test_what_fitted_once_is_not_tried_larger_again() -> None:

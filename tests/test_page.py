@@ -83,12 +83,6 @@ def _opened(browser: Any, page_file: Path) -> Iterator[Opened]:
     context.close()
 
 
-@pytest.fixture
-def opened(_opened: Opened) -> Iterator[Opened]:
-    """The page, watched."""
-    yield from _opened.watched()
-
-
 # Grid ------------------------------------------------------------------------------------------------------------
 
 

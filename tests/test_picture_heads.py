@@ -22,7 +22,7 @@ from attnscope.senses.photos import read_photo
 from attnscope.views.heads_summary import corpus_notes
 from attnscope.views.measure_figures import scale_of
 from tests.conftest import Run
-from tests.processes import python
+from tests.processes import modules_after
 from tests.senses_helpers import dense_float64, photo, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -272,10 +272,8 @@ def test_an_interruption_keeps_the_pictures_that_were_done(folders: dict[str, Pa
 
 def test_showing_it_again_needs_no_torch(run: Run, folders: dict[str, Path]) -> None:
     run("heads", "--image", "photos/a.png", "-m", str(folders["vit"]), "-o", "out", "-f", "npz")
-    told = "import sys; from attnscope.cli import main; sys.argv = ['attnscope', 'show', 'out']\n"
-    told += "try: main()\nfinally: print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
-    shown = python("-c", told, encoding="utf-8")
-    assert shown.returncode == 0 and shown.stdout.splitlines()[-1] == "[]"
+    shown, loaded = modules_after(["show", "out"], ["torch", "matplotlib"], encoding="utf-8")
+    assert loaded == []
     assert "of one picture there are no intervals" in shown.stderr
 
 

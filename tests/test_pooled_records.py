@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from attnscope.views.heatmap_terminal import strongest_links
 from attnscope.views.pooled_figures import sheets_of
 from attnscope.views.pooled_terminal import pooled_drawing
 from attnscope.views.pooling import log_share
+from tests.processes import modules_after
 from tests.record_helpers import RUN, map_of, shares, tokens_of
 
 
@@ -216,11 +215,6 @@ def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
 
 def test_showing_a_record_loads_no_torch(tmp_path: Path) -> None:
     pooled_record().save(tmp_path / "pooled.npz")
-    code = (
-        "import sys; from attnscope import cli; sys.argv = ['attnscope', 'show', sys.argv[1], '-o', sys.argv[2]]\n"
-        "try: cli.main()\nexcept SystemExit as end: assert not end.code\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "out")]
-    subprocess.run(command, check=True, timeout=100)
+    _, loaded = modules_after(["show", tmp_path, "-o", tmp_path / "out"], ["torch", "transformers"])
+    assert loaded == []
     assert (tmp_path / "out" / "L01.png").exists()

@@ -15,7 +15,7 @@ from attnscope.views.relations_figures import MOST_RELATIONS, map_of, pages
 from attnscope.views.relations_summary import row, verdict
 from attnscope.views.relations_terminal import examples, table
 from tests.conftest import Run
-from tests.processes import python
+from tests.processes import modules_after
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
 TREES = str(SAMPLES / "dependencies.conllu")
@@ -119,15 +119,8 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study: Run, tmp_path: Pa
 )  # fmt: skip
 def test_records_need_no_model(study: Run, tmp_path: Path, arguments: tuple[str, ...], heavy: tuple[str, ...]) -> None:
     study(TREES, "-o", "out", "-f", "npz")
-    code = (
-        "import sys\nfrom attnscope.cli import main\n"
-        f"sys.argv = ['attnscope', *{arguments!r}]\n"
-        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
-        f"print([name for name in {heavy!r} if name in sys.modules])\n"
-    )
-    done = python("-c", code, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
+    _, loaded = modules_after(arguments, heavy, cwd=tmp_path)
+    assert loaded == []
 
 
 # Views -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Speech models on recordings: when each token listens, in seconds."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from PIL import Image
 from scipy.io import wavfile
 
 import attnscope
-from attnscope import cli
 from attnscope.errors import AttnscopeError
 from attnscope.senses.recordings import read_recording
 from attnscope.views.sound_figures import max_pool, share_after_sound, sheets_of
@@ -39,20 +37,10 @@ def record(whisper: Any) -> attnscope.Heatmap:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def run(run: Run) -> Run:
     """Runs the command in this process, standing in a folder of its own that holds a recording."""
-    monkeypatch.chdir(tmp_path)
     wavfile.write("speech.wav", 16000, speech(0.61))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attnscope", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
+    return run
 
 
 def test_cross_attention_is_that_of_eager_attention_in_float64(record: attnscope.Heatmap, folder: Path) -> None:

@@ -20,7 +20,7 @@ from attnscope.studies import trace as study
 from attnscope.studies.reading import Prompt
 from attnscope.studies.trace import trace, trace_example, trace_plain
 from tests.core_helpers import WORKED
-from tests.processes import python
+from tests.processes import modules_after, python
 
 TEXT = "The cat sat on the mat."
 FOUR = {"atol": 5.1e-5, "rtol": 0}
@@ -117,16 +117,8 @@ def test_the_example_is_held_against_the_kernel() -> None:
 @pytest.mark.parametrize("text", [None, TEXT])
 def test_the_reference_needs_no_torch(text: str | None) -> None:
     arguments = ["trace", "--engine", "reference", "--json", *([text, "-L", "1", "-H", "2"] if text else [])]
-    code = (
-        "import sys\nfrom attnscope.cli import main\n"
-        f"sys.argv = ['attnscope', *{arguments!r}]\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "heavy = [name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules]\n"
-        "print(heavy, file=sys.stderr)\n"
-    )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "[]"
+    done, loaded = modules_after(arguments, ["torch", "transformers", "matplotlib"])
+    assert loaded == []
     assert json.loads(done.stdout)["schema"] == "attnscope.trace/1"
 
 

@@ -1,39 +1,14 @@
 """What is measured of heads' writing, beside where they look: the catalogue. Imports no torch."""
 
 import math
-from dataclasses import dataclass
+
+from attnscope.core.measures.catalogue import Measure
 
 PARTS = ("logit", "heads", "feed_forward", "embeddings", "biases")
 """What is told of answers' logits: the whole, and what it is the sum of."""
 
 _INF = math.inf
 _DIRECT = "direct logit attribution: Elhage et al. 2021; on the right answer: Wang et al. 2023"
-
-
-@dataclass(frozen=True)
-class WrittenMeasure:
-    """A measure of what a head writes.
-
-    Attributes:
-        name: Such as "copying_nats".
-        what: What a head with a large value does.
-        formula: Its value at a prediction; over a corpus it is the mean over predictions.
-        unit: "nats" or "share".
-        low: Least possible value.
-        high: Largest possible value.
-        source: Where it is from.
-        counts: Which predictions count.
-    """
-
-    name: str
-    what: str
-    formula: str
-    unit: str
-    low: float
-    high: float
-    source: str
-    counts: str
-
 
 _ALL = "all predictions"
 _OFF = " / sum of A_qk over k off sinks"
@@ -45,66 +20,66 @@ _PREDICTED = (
 )
 _REPEATED = "predictions of a decoder at a token that came before"
 
-WRITTEN: dict[str, WrittenMeasure] = {
+WRITTEN: dict[str, Measure] = {
     one.name: one
     for one in (
-        WrittenMeasure(
+        Measure(
             "writes", "adds to the logit of the right answer by itself, above the vocabulary's mean", "z_q · g(a)",
-            "nats", -_INF, _INF, _DIRECT, _ALL,
+            "nats", -_INF, _INF, _DIRECT, counts=_ALL,
         ),
-        WrittenMeasure(
+        Measure(
             "writes_attended", "adds to the logit of an answer that it attends to", "z_q · g(a)",
-            "nats", -_INF, _INF, "ours", "predictions whose answer gets a tenth of the head's weight or more",
+            "nats", -_INF, _INF, "ours", counts="predictions whose answer gets a tenth of the head's weight or more",
         ),
-        WrittenMeasure(
+        Measure(
             "writes_elsewhere", "adds to the logit of an answer that it does not attend to", "z_q · g(a)",
-            "nats", -_INF, _INF, "ours", "all others",
+            "nats", -_INF, _INF, "ours", counts="all others",
         ),
-        WrittenMeasure(
+        Measure(
             "answer_weight", "gives its weight to the answer's own occurrences in what is read",
-            "sum of A_qk over k with x_k = a", "share", 0.0, 1.0, "Wang et al. 2023, section 3.3", _ALL,
+            "sum of A_qk over k with x_k = a", "share", 0.0, 1.0, "Wang et al. 2023, section 3.3", counts=_ALL,
         ),
-        WrittenMeasure(
+        Measure(
             "copying_nats", "raises the answer's logit by what it moves from the answer's own occurrences",
             "sum of A_qk v_k · (g(a) - g(b)) over k with x_k = a," + _OFF + _CONTROL, "nats",
-            -_INF, _INF, "after Wang et al. 2023, section 3.3; matched tokens: ours", _THERE,
+            -_INF, _INF, "after Wang et al. 2023, section 3.3; matched tokens: ours", counts=_THERE,
         ),
-        WrittenMeasure(
+        Measure(
             "copying_weight", "attends to the answer more than to another token that stands there as often",
             "sum of A_qk over x_k = a, less that over x_k = b," + _OFF + _CONTROL,
-            "share", -2.0, 2.0, "ours", _THERE,
+            "share", -2.0, 2.0, "ours", counts=_THERE,
         ),
-        WrittenMeasure(
+        Measure(
             "copying_share", "does not rest on special tokens or the first where the answer stands in what is read",
-            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", _THERE,
+            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", counts=_THERE,
         ),
-        WrittenMeasure(
+        Measure(
             "suppression_nats", "lowers the logit of what the rest of the model would copy, by what it moves of it",
             "- sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t," + _OFF + _CONTROL, "nats",
-            -_INF, _INF, "after McDougall et al. 2023, section 3; matched tokens: ours", _PREDICTED,
+            -_INF, _INF, "after McDougall et al. 2023, section 3; matched tokens: ours", counts=_PREDICTED,
         ),
-        WrittenMeasure(
+        Measure(
             "suppression_weight", "attends to what the rest of the model would copy, more than to a token as frequent",
             "sum of A_qk over x_k = t, less that over x_k = b," + _OFF + _CONTROL, "share", -2.0, 2.0,
-            "after McDougall et al. 2023, section 3", _PREDICTED,
+            "after McDougall et al. 2023, section 3", counts=_PREDICTED,
         ),
-        WrittenMeasure(
+        Measure(
             "suppression_share", "does not rest on special tokens or the first where the rest of the model would copy",
-            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", _PREDICTED,
+            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", counts=_PREDICTED,
         ),
-        WrittenMeasure(
+        Measure(
             "induction_nats", "raises the logit of what came after the same token before, by what it moves from there",
             "sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t, x_k-1 = x_q," + _OFF, "nats",
-            -_INF, _INF, "after Olsson et al. 2022; matched tokens: ours", _REPEATED,
+            -_INF, _INF, "after Olsson et al. 2022; matched tokens: ours", counts=_REPEATED,
         ),
-        WrittenMeasure(
+        Measure(
             "induction_weight", "attends to what came after the same token before, more than to a token as frequent",
             "sum of A_qk over x_k = t, x_k-1 = x_q, less that over x_k = b," + _OFF, "share", -1.0, 1.0,
-            "after Olsson et al. 2022", _REPEATED,
+            "after Olsson et al. 2022", counts=_REPEATED,
         ),
-        WrittenMeasure(
+        Measure(
             "induction_share", "does not rest on special tokens and the first one at a token that came before",
-            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", _REPEATED,
+            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", counts=_REPEATED,
         ),
     )
 }  # fmt: skip

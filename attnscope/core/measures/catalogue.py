@@ -45,7 +45,7 @@ def unit_queries(n_queries: int) -> int:
 
 @dataclass(frozen=True)
 class Measure:
-    """One head measure: of texts, pictures or recordings.
+    """One head measure: of texts, pictures or recordings, of where a head looks or of what it writes.
 
     Attributes:
         name: What results and records call it; its unit is part of the name where it has one.
@@ -58,6 +58,7 @@ class Measure:
         source: The publication that the definition is from, or "ours".
         family: What it reads of the weights, and by what fact; None where a sense reads it in its own way.
         has_active: Whether there is also `<name>_active`.
+        counts: Of what is measured at predictions: which of them count.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Measure:
     source: str
     family: Family | None = None
     has_active: bool = False
+    counts: str = ""
 
     @property
     def needs_places(self) -> bool:

@@ -34,8 +34,8 @@ MOST_WEIGHTS = 1 << 27
 """A page of more would be beyond what a browser opens in comfort."""
 
 MODULES = (
-    "colour", "data", "state", "dom", "pen", "kept", "heat", "heads", "grid", "matrix", "links", "text", "compare",
-    "attention", "headcount", "save", "host",
+    "colour", "data", "state", "dom", "pen", "kept", "heat", "heads", "grid", "matrix", "links", "words", "text",
+    "compare", "attention", "headcount", "save", "host",
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
 

@@ -1,12 +1,12 @@
 // Photo: where in a picture a word looks, and which words look at a patch; of vision models patch by patch.
-import { inkOn, palette, stepOf } from "./colour.js";
+import { palette, stepOf } from "./colour.js";
 import { breathe, digits, has, heldOf, manifest, matrix, nameOf } from "./data.js";
-import { canvas, el, fill, say, segmented, tick } from "./dom.js";
+import { canvas, el, fill, say, tick } from "./dom.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { strongest, titleOf } from "./matrix.js";
 import { CanvasPen } from "./pen.js";
-import { mapOf, register, state, update } from "./state.js";
-import { pageOf } from "./text.js";
+import { register, state, update } from "./state.js";
+import { WordsView, pageOf, shadeToken } from "./words.js";
 
 const DARKEST = 0.6; // how much of a colour is left where the photo is black, as in the figures
 const MOST_HIGH = 0.62; // of the window: words stay in sight beside the photo
@@ -161,26 +161,14 @@ class Panel {
   }
 }
 
-class PhotoView {
+class PhotoView extends WordsView {
   constructor(app) {
-    this.app = app;
-    this.title = el("div", { class: "title" });
-    this.read = el("div", { class: "read", id: "readout" });
-    this.sides = segmented(
-      "Direction",
-      [
-        ["q", "attends to", "what the chosen patch attends to"],
-        ["k", "attended by", "who attends to the chosen patch"],
-      ],
-      (side) => update({ side }),
-    );
+    super(app, "patch");
     this.bare = tick("photo alone", (on) => {
       this.isBare = on;
       this.shade();
     });
     this.photos = el("div", { class: "photos" });
-    this.pages = el("div", { class: "pages" });
-    this.list = el("div", {});
     this.legends = [new Legend("weight on a patch"), new Legend("weight of a word on the patch")];
     this.root = el(
       "div",
@@ -188,13 +176,15 @@ class PhotoView {
       el("div", { class: "toolbar" }, this.title, this.read, this.sides, this.bare),
       el("div", { class: "looking" }, el("section", { "aria-label": "Pictures" }, this.legends[0].root, this.photos), el("section", { "aria-label": "Words" }, this.legends[1].root, this.pages)),
     );
-    const of = (event) => event.target.closest("[data-at]");
-    this.pages.addEventListener("click", (event) => this.pickWord(of(event)));
-    this.pages.addEventListener("pointerover", (event) => this.hear(of(event)));
-    this.pages.addEventListener("pointerleave", () => this.hear(null));
-    this.pages.addEventListener("focusin", (event) => this.app.byKeys && this.hear(of(event)));
     this.pages.addEventListener("focusout", () => this.hear(null));
-    this.pages.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  turn(side) {
+    update({ side });
+  }
+
+  focused(span) {
+    if (this.app.byKeys) this.hear(span);
   }
 
   /** The number of the map that is shown: words over patches, else patches over patches. */
@@ -205,10 +195,6 @@ class PhotoView {
   /** The head that is shown; a single head over the full width is not known of pictures among words. */
   get spec() {
     return has(state.t, this.map, state.h) ? state.h : "mean";
-  }
-
-  beside() {
-    return [this.list];
   }
 
   focus() {
@@ -413,12 +399,7 @@ class PhotoView {
     const mine = this.amongWords || !source.patch ? source.at : null;
     const first = this.spans.findIndex(Boolean);
     this.spans.forEach((span, at) => {
-      span.style.backgroundColor = span.style.color = "";
-      const step = weights ? stepOf(weights[at], 0, high) : 0;
-      if (step >= 2) {
-        span.style.backgroundColor = one.css[step];
-        span.style.color = inkOn(one.rgb[step]);
-      }
+      shadeToken(span, weights ? stepOf(weights[at], 0, high) : 0, one);
       span.classList.toggle("focus", at === mine);
       span.setAttribute("aria-pressed", at === this.keptWord());
       span.tabIndex = at === (this.keptWord() ?? first) ? 0 : -1;
@@ -455,7 +436,7 @@ class PhotoView {
     this.shade();
   }
 
-  pickWord(span) {
+  choose(span) {
     if (!span) return;
     const at = Number(span.dataset.at);
     const token = this.shown.rows.groups[at].first + (manifest.texts[state.t].looking?.first || 0);
@@ -467,19 +448,12 @@ class PhotoView {
     update({ p: state.p === told ? "" : told, ...(this.amongWords ? {} : { q: -1 }) });
   }
 
-  key(event) {
-    const span = event.target.closest("[data-at]");
-    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Enter" || event.key === " ") {
-      event.preventDefault();
-      return this.pickWord(span);
-    }
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const spans = this.spans.filter(Boolean);
-    spans[Math.max(0, Math.min(spans.length - 1, spans.indexOf(span) + step))].focus();
-    say(`${span.ownerDocument.activeElement.textContent}: ${this.now.all.map((weights) => inPercent(sumOf(weights))).join(", ")} on the picture`);
+  walked() {
+    return this.spans.filter(Boolean);
+  }
+
+  heard(span) {
+    return `${span.textContent}: ${this.now.all.map((weights) => inPercent(sumOf(weights))).join(", ")} on the picture`;
   }
 
   // Files ---------------------------------------------------------------------------------------------------------

@@ -1,68 +1,21 @@
 // Text: the text as it reads, shaded by what a token attends to or by who attends to it.
 import { inkOn, stepOf } from "./colour.js";
 import { digits, matrix, nameOf, prose } from "./data.js";
-import { el, fill, say, segmented } from "./dom.js";
+import { el, fill } from "./dom.js";
 import { topOf } from "./heads.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { strongest, titleOf } from "./matrix.js";
 import { widthOf } from "./pen.js";
 import { mapOf, state, update } from "./state.js";
+import { WordsView, pageOf, shadeToken } from "./words.js";
 
 function largestIn(weights) {
   return weights.reduce((most, weight) => Math.max(most, weight), 0);
 }
 
-/**
- * Tokens as they read, each to be chosen: the element, and the spans by the tokens' places.
- *
- * @param how `wanted(at)`: which tokens there are; `opening`: whether what stands before the first one is part of it
- */
-export function pageOf(axis, side, heading, { wanted = () => true, opening = true } = {}) {
-  const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": heading || "The text" });
-  const spans = [];
-  let segment = 0;
-  prose(axis).forEach(({ before, shown, chip }, at) => {
-    if (!wanted(at)) return;
-    const next = axis.tokens.segments ? axis.tokens.segments[axis.groups[at].first] : 0;
-    if (next !== segment) body.append(el("br"), el("br"));
-    segment = next;
-    if (before && opening) body.append(before);
-    opening ||= !chip;
-    const span = el(
-      "span",
-      {
-        class: chip ? "tok chip-token" : "tok",
-        role: "button",
-        tabindex: "-1",
-        "data-at": at,
-        "data-side": side,
-        "aria-pressed": "false",
-      },
-      shown,
-    );
-    if (axis.written[at]) span.classList.add("written");
-    spans[at] = span;
-    body.append(span);
-    if (chip) body.append(" ");
-  });
-  return { root: heading ? el("section", {}, el("h2", {}, heading), body) : body, spans };
-}
-
-export class TextView {
+export class TextView extends WordsView {
   constructor(app) {
-    this.app = app;
-    this.title = el("div", { class: "title" });
-    this.read = el("div", { class: "read", id: "readout" });
-    this.sides = segmented(
-      "Direction",
-      [
-        ["q", "attends to", "what the chosen token attends to"],
-        ["k", "attended by", "who attends to the chosen token"],
-      ],
-      (side) => update(this.turned(side)),
-    );
-    this.pages = el("div", { class: "pages" });
-    this.list = el("div", {});
+    super(app, "token");
     this.listName = "";
     this.legend = new Legend();
     this.root = el(
@@ -72,15 +25,6 @@ export class TextView {
       this.legend.root,
       this.pages,
     );
-    this.pages.addEventListener("click", (event) => this.pick(event.target.closest("[data-at]")));
-    this.pages.addEventListener("pointerover", (event) => this.tell(event.target.closest("[data-at]")));
-    this.pages.addEventListener("pointerleave", () => this.tell(null));
-    this.pages.addEventListener("focusin", (event) => this.tell(event.target.closest("[data-at]")));
-    this.pages.addEventListener("keydown", (event) => this.key(event));
-  }
-
-  beside() {
-    return [this.list];
   }
 
   focus() {
@@ -92,11 +36,10 @@ export class TextView {
   }
 
   /** The same token, looked at from the other side. */
-  turned(side) {
-    if (mapOf().keys) return { side };
-    return side === "q"
-      ? { side, q: state.side === "k" ? state.k : state.q }
-      : { side, k: state.side === "q" ? state.q : state.k };
+  turn(side) {
+    if (mapOf().keys) update({ side });
+    else if (side === "q") update({ side, q: state.side === "k" ? state.k : state.q });
+    else update({ side, k: state.side === "q" ? state.q : state.k });
   }
 
   async show() {
@@ -110,7 +53,7 @@ export class TextView {
     this.sides.show(state.side);
     this.shade();
     fill(this.title, titleOf(state.h));
-    this.tell(null);
+    this.hear(null);
     this.root.dataset.shown = [state.t, state.m, state.h].join();
   }
 
@@ -149,7 +92,7 @@ export class TextView {
   }
 
   /** The token that is looked at. */
-  focused() {
+  keptToken() {
     const { rows, columns } = this.shown;
     const side = state.side;
     const token = side === "q" ? state.q : state.k;
@@ -160,7 +103,7 @@ export class TextView {
   /** The weight of each token on the other side. */
   weights() {
     const { rows, columns, values } = this.shown;
-    const focus = this.focused();
+    const focus = this.keptToken();
     const n = columns.length;
     if (!focus)
       return Array.from(
@@ -173,12 +116,12 @@ export class TextView {
 
   /** What the darkest colour means. Averages over queries have their own largest. */
   top(weights) {
-    if (state.scale !== "head" || this.focused()) return this.high;
+    if (state.scale !== "head" || this.keptToken()) return this.high;
     return largestIn(weights) || 1;
   }
 
   shade() {
-    const focus = this.focused();
+    const focus = this.keptToken();
     const weights = this.weights();
     const high = this.top(weights);
     const look = { low: 0, high, table: this.app.palette.one };
@@ -187,17 +130,12 @@ export class TextView {
     const table = this.app.palette.one;
     const other = focus?.side === "k" ? "q" : "k";
     for (const span of new Set([...this.spans.q, ...this.spans.k])) {
-      span.style.backgroundColor = span.style.color = "";
+      shadeToken(span, 0, table);
       span.setAttribute("aria-pressed", "false");
       span.classList.remove("focus");
       span.tabIndex = -1;
     }
-    this.spans[other].forEach((span, at) => {
-      const step = stepOf(weights[at], 0, high);
-      if (step < 2) return;
-      span.style.backgroundColor = table.css[step];
-      span.style.color = inkOn(table.rgb[step]);
-    });
+    this.spans[other].forEach((span, at) => shadeToken(span, stepOf(weights[at], 0, high), table));
     const mine = focus && this.spans[focus.side][focus.at];
     (mine || this.spans.q[0] || this.spans.k[0]).tabIndex = 0;
     if (mine) {
@@ -222,20 +160,20 @@ export class TextView {
     );
   }
 
-  pick(span) {
+  choose(span) {
     if (!span) return;
     const at = Number(span.dataset.at);
     const side = this.cross ? span.dataset.side : state.side;
     const token = (side === "q" ? this.shown.rows : this.shown.columns).groups[at].first;
-    const held = this.focused();
+    const held = this.keptToken();
     if (held && held.at === at && held.side === side) return update({ [side]: -1 });
     return update({ side, [side]: token });
   }
 
-  tell(span) {
+  hear(span) {
     if (!this.shown) return;
     const { rows, columns, values } = this.shown;
-    const focus = this.focused();
+    const focus = this.keptToken();
     if (!focus)
       return fill(
         this.read,
@@ -267,29 +205,19 @@ export class TextView {
     );
   }
 
-  key(event) {
-    const span = event.target.closest("[data-at]");
-    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Enter" || event.key === " ") {
-      event.preventDefault();
-      this.pick(span);
-      say(span.textContent);
-      return;
-    }
-    const spans = this.spans[span.dataset.side];
-    const at = spans.indexOf(span);
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    spans[Math.max(0, Math.min(spans.length - 1, at + step))].focus();
-    say(this.read.textContent);
+  walked(span) {
+    return this.spans[span.dataset.side];
+  }
+
+  heard() {
+    return this.read.textContent;
   }
 
   async figure() {
     const { rows, columns } = this.shown;
     const colours = this.app.palette;
     const [size, line, wide] = [16, 28, 720];
-    const focus = this.focused();
+    const focus = this.keptToken();
     const weights = this.weights();
     const other = focus?.side === "k" ? "q" : "k";
     const look = { low: 0, high: this.top(weights), table: colours.one, colours };
@@ -336,7 +264,7 @@ export class TextView {
   }
 
   async rows() {
-    const focus = this.focused();
+    const focus = this.keptToken();
     const axis = focus?.side === "k" ? this.shown.rows : this.shown.columns;
     const mine = focus
       ? (focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]

@@ -1,0 +1,103 @@
+// Words: tokens as they read, each to be pointed at and chosen; what the views of a text and of a photo begin with.
+import { inkOn } from "./colour.js";
+import { prose } from "./data.js";
+import { el, say, segmented } from "./dom.js";
+
+/**
+ * Tokens as they read, each to be chosen: the element, and the spans by the tokens' places.
+ *
+ * @param how `wanted(at)`: which tokens there are; `opening`: whether what stands before the first one is part of it
+ */
+export function pageOf(axis, side, heading, { wanted = () => true, opening = true } = {}) {
+  const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": heading || "The text" });
+  const spans = [];
+  let segment = 0;
+  prose(axis).forEach(({ before, shown, chip }, at) => {
+    if (!wanted(at)) return;
+    const next = axis.tokens.segments ? axis.tokens.segments[axis.groups[at].first] : 0;
+    if (next !== segment) body.append(el("br"), el("br"));
+    segment = next;
+    if (before && opening) body.append(before);
+    opening ||= !chip;
+    const span = el(
+      "span",
+      {
+        class: chip ? "tok chip-token" : "tok",
+        role: "button",
+        tabindex: "-1",
+        "data-at": at,
+        "data-side": side,
+        "aria-pressed": "false",
+      },
+      shown,
+    );
+    if (axis.written[at]) span.classList.add("written");
+    spans[at] = span;
+    body.append(span);
+    if (chip) body.append(" ");
+  });
+  return { root: heading ? el("section", {}, el("h2", {}, heading), body) : body, spans };
+}
+
+/** Shades a token by the step of its colour; what is hardly weighed stays bare. */
+export function shadeToken(span, step, table) {
+  span.style.backgroundColor = step < 2 ? "" : table.css[step];
+  span.style.color = step < 2 ? "" : inkOn(table.rgb[step]);
+}
+
+const JUMPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 };
+
+/**
+ * A view of tokens: what it is made of beside its own parts, and their keys and pointers.
+ *
+ * One that extends it has `choose(span)`, `hear(span)` for the token that is pointed at (null = none), `turn(side)`,
+ * `walked(span)`: the tokens that keys go through, and `heard(span)`: what is said of the one that they come to.
+ */
+export class WordsView {
+  constructor(app, what) {
+    this.app = app;
+    this.title = el("div", { class: "title" });
+    this.read = el("div", { class: "read", id: "readout" });
+    this.sides = segmented(
+      "Direction",
+      [
+        ["q", "attends to", `what the chosen ${what} attends to`],
+        ["k", "attended by", `who attends to the chosen ${what}`],
+      ],
+      (side) => this.turn(side),
+    );
+    this.pages = el("div", { class: "pages" });
+    this.list = el("div", {});
+    const of = (event) => event.target.closest("[data-at]");
+    this.pages.addEventListener("click", (event) => this.choose(of(event)));
+    this.pages.addEventListener("pointerover", (event) => this.hear(of(event)));
+    this.pages.addEventListener("pointerleave", () => this.hear(null));
+    this.pages.addEventListener("focusin", (event) => this.focused(of(event)));
+    this.pages.addEventListener("keydown", (event) => this.key(event, of(event)));
+  }
+
+  focused(span) {
+    this.hear(span);
+  }
+
+  beside() {
+    return [this.list];
+  }
+
+  key(event, span) {
+    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      this.choose(span);
+      say(span.textContent);
+      return;
+    }
+    const step = JUMPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const spans = this.walked(span);
+    const next = spans[Math.max(0, Math.min(spans.length - 1, spans.indexOf(span) + step))];
+    next.focus();
+    say(this.heard(next));
+  }
+}
