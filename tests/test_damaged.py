@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from attnscope.cli import main
 from attnscope.records import reading
 from tests.conftest import Run
 from tests.record_helpers import simple
-from tests.timeline_helpers import small_timeline
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
+RECORDS = Path(__file__).parent / "records"
 TEXTS = "the cat and the dog\na dog\nthe cat sat\n"
 
 MADE: dict[str, list[str]] = {
@@ -36,6 +37,9 @@ MADE: dict[str, list[str]] = {
     "picked.npz": ["compare", "the cat", "--pick", "L0H0,L0H1", "-f", "npz"],
     "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
 }
+KEPT = ("combined.npz", "needles.npz", "pictures.npz", "looking.npz", "listening.npz", "pairs.npz")
+"""Records of models that take longer to make, as they lie in `records`."""
+EVERY = (*MADE, *KEPT)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert not ended.value.code, name
             stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
             (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
-    small_timeline(model="own").save(home / "timeline.npz")
+    for name in KEPT:
+        shutil.copy(RECORDS / name, home)
     return home
 
 
@@ -70,7 +75,7 @@ def require_one_line(status: int, err: str) -> None:
         assert len(lines) <= 2
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_kind_is_shown(name: str, made: Path, run: Run) -> None:
     status, out, err = run("show", made / name)
     assert status == 0, err
@@ -150,7 +155,7 @@ ARCHIVE_DAMAGE: dict[str, Callable[[Path], bytes]] = {
     "a description that is a list": lambda path: saved(members(path) | {"record": np.frombuffer(b"[1]", np.uint8)}),
     "no description": lambda path: saved({"a": np.zeros(3)}),
 }
-ARCHIVES = [name for name in MADE if name.endswith("npz")]
+ARCHIVES = [name for name in EVERY if name.endswith("npz")]
 
 
 @pytest.mark.parametrize("damage", ARCHIVE_DAMAGE)
@@ -164,7 +169,7 @@ def test_a_damaged_archive_is_one_line(name: str, damage: str, made: Path, run: 
     require_one_line(status, err)
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", EVERY)
 def test_another_version_is_refused(name: str, made: Path, run: Run) -> None:
     def raise_version(document: Any) -> None:
         document["schema"] = document["schema"].rpartition("/")[0] + "/99"
@@ -252,13 +257,13 @@ def show_damaged(made: Path, name: str, seeds: range, run: Run) -> None:
             raise AssertionError(f"{name}, seed {seed}, {arguments}: {err}") from error
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", EVERY)
 def test_any_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
     show_damaged(made, name, range(15), run)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", EVERY)
 def test_much_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
     show_damaged(made, name, range(25, 350), run)
 
@@ -281,6 +286,27 @@ def test_weights_that_are_doubled_are_refused(run: Run, tmp_path: Path) -> None:
     status, out, err = run("show", path)
     assert (status, out) == (1, "")
     assert "sum to more than 1" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "member", "value", "told"),
+    [
+        ("pictures.npz", "weights", 1e300, "its weights are not between 0 and 1"),
+        ("pictures.npz", "picture_0", np.nan, "its picture has no colours"),
+        ("pictures.npz", "picture_1", 256, "its picture has no colours"),
+        ("listening.npz", "spectrogram", np.nan, "its spectrogram makes no sense"),
+        ("looking.npz", "weights", 1j, "its weights is of complex128, which is in no record"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_without_a_warning(
+    name: str, member: str, value: complex, told: str, run: Run, tmp_path: Path
+) -> None:
+    held = members(RECORDS / name)
+    held[member] = np.full(held[member].shape, value)
+    (tmp_path / name).write_bytes(saved(held))
+    status, out, err = run("show", name)
+    assert (status, out) == (1, "") and told in err
+    require_one_line(status, err)
 
 
 # Bombs -----------------------------------------------------------------------------------------------------------

@@ -85,7 +85,10 @@ def picture_from(described: Mapping[str, Any] | None, pixels: Any) -> Picture | 
         return None
     rows, columns = map(int, described["grid"])
     width, height = map(int, described["size"])
-    held = np.asarray(pixels, np.uint8)
+    given = np.asarray(pixels)
+    if not np.all((given >= 0) & (given <= 255)):  # NaN is neither
+        raise ValueError("its picture has no colours")
+    held = given.astype(np.uint8)
     fits = held.ndim == 3 and held.shape[2] == 3 and held.size and min(rows, columns) > 0
     if not fits or held.shape[0] % rows or held.shape[1] % columns:
         raise ValueError("its picture does not fit its patches")

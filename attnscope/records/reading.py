@@ -28,6 +28,8 @@ MOST_BYTES = 2**30
 MOST_TIMES = 50
 MOST_JSON_BYTES = 2**30
 """So large may a record in JSON be."""
+_KINDS = "biufUS"
+"""What arrays hold: truth values, whole numbers, floats, texts, bytes."""
 MOST_HEADS = 10_000
 """No model has as many layers, nor as many heads in one: numbers beyond are damage."""
 
@@ -36,13 +38,16 @@ MOST_HEADS = 10_000
 def reading(path: Path, what: str, hint: str) -> Iterator[None]:
     """Turns all that a missing or damaged file makes Python, NumPy, zipfile and json raise into one AttnscopeError.
 
+    Of numbers that are too large for what they should be, or none, NumPy says nothing: who checks values refuses them.
+
     Args:
         path: The file.
         what: What it should hold, such as "record of heads".
         hint: What to do about it.
     """
     try:
-        yield
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
     except AttnscopeError:
         raise
     except FileNotFoundError:
@@ -106,7 +111,11 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
             return None
         require_room(file, path)
         with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            found = {name: archive[name] for name in archive.files}
+    for name, array in found.items():
+        if array.dtype.kind not in _KINDS:
+            raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
+    return found
 
 
 def described_by(path: Path) -> Mapping[str, Any]:

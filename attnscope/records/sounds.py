@@ -113,6 +113,6 @@ def sound_from(described: Mapping[str, Any] | None, envelope: Any, levels: Any =
 def _spectrogram(described: Mapping[str, Any], levels: NDArray[Any]) -> Spectrogram:
     hertz = tuple(map(float, described["hertz"]))
     whole = levels.ndim == 2 and levels.size and len(levels) == len(hertz) and hertz == tuple(sorted(hertz))
-    if not whole or levels.min() < 0 or levels.max() > 255:
+    if not whole or not np.all((levels >= 0) & (levels <= 255)):  # NaN is neither
         raise ValueError("its spectrogram makes no sense")
     return Spectrogram(levels.astype(np.uint8), hertz, float(described["decibels"]))
