@@ -3,6 +3,7 @@
 Knows no format: a file is what can be read from any place of it, a part at a time, and nothing is kept on disk.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,15 +50,19 @@ def files_at(address: str) -> list[str]:
     return names or [address]
 
 
-def open_address(address: str) -> BinaryIO:
+def open_address(address: str, *, in_order: bool = True) -> BinaryIO:
     """A file elsewhere, opened for reading; parts of it are fetched as they are read.
+
+    Args:
+        address: Where it is.
+        in_order: Whether it is read from start to end: then more is fetched than is asked for, in larger parts.
 
     Raises:
         UnreadableError: It cannot be reached, or is not there.
     """
     with _told(address):
         system, path = _find(address)
-        opened: Any = system.open(path, "rb")
+        opened: Any = system.open(path, "rb", **({} if in_order else {"cache_type": "none"}))
     return _Guarded(opened, address)  # type: ignore[return-value]  # all that is asked of a file
 
 
@@ -122,17 +127,34 @@ def _find(address: str) -> tuple[Any, str]:
     return system, path
 
 
+_MISSING = {
+    "RepositoryNotFoundError": "there is no such repository, or it is private and nobody is logged in",
+    "GatedRepoError": "who wants it must ask for it on its page, and log in",
+    "RevisionNotFoundError": "there is no such revision",
+}
+"""Why a file of the Hub is not there, by what its library raised."""
+
+
 @contextmanager
 def _told(address: str) -> Iterator[None]:
     """Within it, what a file system raises is an UnreadableError that says why in one line."""
+    attempts = logging.getLogger("huggingface_hub.utils._http")  # it logs each of six attempts, with its address
+    attempts.addFilter(_says_nothing)
     try:
         yield
     except UnreadableError:
         raise
-    except FileNotFoundError:
-        raise UnreadableError("there is no such file") from None
+    except FileNotFoundError as error:
+        reason = _MISSING.get(type(error.__cause__).__name__, "there is no such file")
+        raise UnreadableError(reason) from None
     except ImportError as error:
         scheme = address.partition("://")[0]
         raise UnreadableError(f"{scheme}:// needs a package that is not installed; {first_line(error)}") from None
     except Exception as error:  # of any library, and of those that it uses
         raise UnreadableError(first_line(error)) from None
+    finally:
+        attempts.removeFilter(_says_nothing)
+
+
+def _says_nothing(_: logging.LogRecord) -> bool:
+    return False

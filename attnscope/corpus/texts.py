@@ -164,6 +164,8 @@ class Corpus:
     def _hint(self) -> str:
         if not self.problems:
             return "they are empty or blank: give at least one word"
+        if all(problem.reason.startswith(("no column ", "no field ")) for problem in self.problems):
+            return "say with --field which of them holds the text"
         if any(is_address(problem.source) for problem in self.problems):
             return "check the address; without a network give a file that is here"
         return "name files that hold text"
@@ -194,7 +196,7 @@ class Corpus:
 
     def _open(self, source: str) -> "BinaryIO | Replay":
         if is_address(source):
-            return open_address(source)
+            return open_address(source, in_order=self._format_of(source) != "parquet")
         if source != "-":
             return Path(source).open("rb")
         if self._stdin is None:
