@@ -112,13 +112,13 @@ def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dic
 
 def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     found = made()
-    first, second = (ablation_figures.draw(found, tmp_path / name, ["png", "svg"]) for name in "ab")
+    first, second = (found.draw(tmp_path / name, ["png", "svg"]) for name in "ab")
     assert [path.name for path in first[::2]] == [
         "effect-zero_loss.png", "effect-zero_l2.png", "effect-zero_kl.png", "effect-importance.png", "curve.png",
     ]  # fmt: skip
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     with pytest.raises(AttnscopeError, match="gif"):
-        ablation_figures.draw(found, tmp_path, ["gif"])
+        found.draw(tmp_path, ["gif"])
 
 
 def test_curves_stand_where_their_numbers_are() -> None:

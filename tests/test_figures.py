@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
 from attnscope.views import layout, lettering
 from attnscope.views.canvas import png
-from attnscope.views.figures import draw, glance
+from attnscope.views.figures import glance
 from attnscope.views.heatmap_figures import BarCanvas, MapCanvas, Painter, sheets_of
 from attnscope.views.sheets import Sheet
 from attnscope.views.style import SCALES, Scale, Style
@@ -380,7 +380,7 @@ def size_of(content: bytes) -> tuple[int, int]:
 
 
 def test_a_layer_of_sixteen_tokens_is_large_to_look_at_and_small_to_keep(tmp_path: Path) -> None:
-    for path in draw(simple(16, layers=2, heads=12), tmp_path)[1:]:
+    for path in simple(16, layers=2, heads=12).draw(tmp_path)[1:]:
         width, height = size_of(path.read_bytes())
         assert width >= 1600 and height >= 1200
         assert path.stat().st_size <= 250_000
@@ -388,7 +388,7 @@ def test_a_layer_of_sixteen_tokens_is_large_to_look_at_and_small_to_keep(tmp_pat
 
 @pytest.mark.parametrize(("n", "layers", "heads"), [(1, 1, 1), (1, 2, 3), (2, 1, 16), (40, 1, 1)])
 def test_any_number_of_tokens_and_heads_draws(tmp_path: Path, n: int, layers: int, heads: int) -> None:
-    for path in draw(simple(n, layers=layers, heads=heads), tmp_path, query="@0"):
+    for path in simple(n, layers=layers, heads=heads).draw(tmp_path, query="@0"):
         assert min(size_of(path.read_bytes())) > 200
 
 
@@ -462,8 +462,7 @@ _IN_A_PROCESS = """
 import hashlib, json, sys
 from pathlib import Path
 from tests.record_helpers import simple
-from attnscope.views.figures import draw
-paths = draw(simple(4, layers=1, heads=1), Path(sys.argv[1]), ["png", "svg", "pdf"], query="t1")
+paths = simple(4, layers=1, heads=1).draw(sys.argv[1], ["png", "svg", "pdf"], query="t1")
 print(json.dumps({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}))
 """
 
@@ -506,7 +505,7 @@ def draw_strictly(folder: Path, name: str, *formats: str) -> None:
     record = record_of(map_of(tokens_of(labels), layers=1, heads=1), run=RUN | {"model": labels[0]})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        paths = draw(record, folder, formats, query="@0")
+        paths = record.draw(folder, formats, query="@0")
     assert len(paths) == 2 * len(formats)
     assert all(path.stat().st_size > 1000 for path in paths)
 
@@ -558,18 +557,18 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no scale 'log'"):
         Style("log")  # type: ignore[arg-type]
     with pytest.raises(AttnscopeError, match="no colormap 'beige'"):
-        draw(simple(), tmp_path, style=Style("fixed", "beige"))
+        simple().draw(tmp_path, cmap="beige")
     with pytest.raises(UsageError, match="not drawn as 'gif'"):
-        draw(simple(), tmp_path, ["png", "gif"])
+        simple().draw(tmp_path, ["png", "gif"])
     with pytest.raises(AttnscopeError, match="no token is 'x'"):
-        draw(simple(), tmp_path, query="x")
+        simple().draw(tmp_path, query="x")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(AttnscopeError, match="cannot write"):
-        draw(simple(), tmp_path / "file")
+        simple().draw(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_glance_is_the_first_figure(tmp_path: Path) -> None:
     record = simple(5)
-    assert glance(record) == draw(record, tmp_path)[0].read_bytes()
+    assert glance(record) == record.draw(tmp_path)[0].read_bytes()
     assert isinstance(sheets_of(record)[0], Sheet)

@@ -595,9 +595,9 @@ class TestFiles:
         )
         findings = replace(findings, heads=heads)
         formats = ("png", "svg", "pdf")
-        first = heads_figures.draw(findings, tmp_path / "a", formats)
+        first = findings.draw(tmp_path / "a", formats)
         with mpl.rc_context({"font.size": 30, "text.color": "red", "axes.facecolor": "green", "svg.hashsalt": None}):
-            second = heads_figures.draw(findings, tmp_path / "b", formats)
+            second = findings.draw(tmp_path / "b", formats)
         assert [path.name for path in first[:6]] == [
             f"{stem}.{form}" for stem in ("roles", "measures") for form in formats
         ]
@@ -608,12 +608,12 @@ class TestFiles:
 
     def test_unknown_formats_are_refused_before_anything_is_drawn(self, tmp_path: Path) -> None:
         with pytest.raises(AttnscopeError, match="not drawn as 'gif'"):
-            heads_figures.draw(fake_findings(1, 1), tmp_path / "out", ("png", "gif"))
+            fake_findings(1, 1).draw(tmp_path / "out", ("png", "gif"))
         assert not (tmp_path / "out").exists()
 
     def test_no_heads_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(AttnscopeError, match="about no heads"):
-            heads_figures.draw(of(), tmp_path)
+            of().draw(tmp_path)
 
     def test_no_heads_print_nothing_odd(self) -> None:
         assert shown(heads_terminal.grid, of()).strip() == ""

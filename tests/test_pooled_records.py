@@ -16,7 +16,6 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import AttentionMap
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
 from attnscope.records.reading import schema_of
-from attnscope.views.figures import Style, draw
 from attnscope.views.heatmap_terminal import strongest_links
 from attnscope.views.pooled_figures import sheets_of
 from attnscope.views.pooled_terminal import pooled_drawing
@@ -152,7 +151,7 @@ def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head() -> None:
 @pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
 def test_figures_are_drawn_in_every_format(scale: str, tmp_path: Path) -> None:
     record = pooled_record()
-    paths = draw(record, tmp_path, ["png", "svg", "pdf"], style=Style(scale))  # type: ignore[arg-type]
+    paths = record.draw(tmp_path, ["png", "svg", "pdf"], scale=scale)
     assert [path.name for path in paths[:4]] == ["overview.png", "overview.svg", "overview.pdf", "L00.png"]
     assert all(path.stat().st_size > 2000 for path in paths)
     single = record.only([(1, 0)]).draw(tmp_path / "one", "png", scale=scale)
@@ -166,7 +165,7 @@ def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
     attention = pooled_map(40, 4, layers=1, heads=1)
     attention.cells[:] = 0
     attention.cells[0, 0, 7, 2] = 1
-    (path,) = draw(PooledHeatmap("x", (attention,), RUN), tmp_path, ["png"])
+    (path,) = PooledHeatmap("x", (attention,), RUN).draw(tmp_path, ["png"])
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     darkest = np.array([8, 48, 107])  # the darkest of Blues
@@ -180,9 +179,9 @@ def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
 
 def test_figures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        draw(pooled_record(), tmp_path, ["gif"])
+        pooled_record().draw(tmp_path, ["gif"])
     with pytest.raises(AttnscopeError, match="no colormap"):
-        draw(pooled_record(), tmp_path, ["png"], style=Style(cmap="nonsense"))
+        pooled_record().draw(tmp_path, ["png"], cmap="nonsense")
     assert not list(tmp_path.iterdir())
 
 

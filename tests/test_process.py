@@ -13,8 +13,8 @@ import pytest
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
 from attnscope.views import process
-from attnscope.views.figures import Style, draw
 from attnscope.views.process import DrawingProcess
+from attnscope.views.style import Style
 from tests.processes import python
 from tests.record_helpers import simple
 
@@ -29,7 +29,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What is drawn in this process."""
     folder = tmp_path_factory.mktemp("here")
-    draw(RECORD, folder, ["png", "svg"], query="t1")
+    RECORD.draw(folder, ["png", "svg"], query="t1")
     return files(folder)
 
 

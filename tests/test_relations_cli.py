@@ -216,7 +216,6 @@ def test_the_map_has_what_is_expressed_and_the_frequent() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (6, 12), (24, 16)])
 def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None:
-    from attnscope.views.relations_figures import draw
 
     nothing = np.full((1, 1), np.nan)
     if shape == (1, 1):
@@ -225,13 +224,13 @@ def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None
         ))  # fmt: skip
     else:
         found = made_up(60, shape, hostile="$\\alpha$ 中\u202e", shown=3)
-    paths = draw(found, tmp_path, ["png", "svg"])
+    paths = found.draw(tmp_path, ["png", "svg"])
     assert all(path.parent == tmp_path for path in paths)
     for path in paths:
         if path.suffix == ".png":
             with Image.open(path) as image:
                 assert image.width >= 1600
-    again = draw(found, tmp_path / "again", ["png"])
+    again = found.draw(tmp_path / "again", ["png"])
     assert again[0].read_bytes() == paths[0].read_bytes()
 
 

@@ -15,7 +15,7 @@ from attnscope.records.reading import schema_of
 from attnscope.records.rollouts import Rollout
 from attnscope.studies import rollout as study
 from attnscope.views.heatmap_figures import MapCanvas
-from attnscope.views.rollout_figures import _as_maps, _RolloutPainter, draw, sheets_of
+from attnscope.views.rollout_figures import _as_maps, _RolloutPainter, sheets_of
 from attnscope.views.style import Style
 from tests.conftest import write_tiny
 from tests.record_helpers import RUN, shares, tokens_of
@@ -166,7 +166,7 @@ def test_flow_of_some_tokens_is_drawn_as_bars_only() -> None:
 
 def test_the_same_rollout_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        draw(made(), tmp_path / name, ["png", "svg", "pdf"], query="t1")
+        made().draw(tmp_path / name, ["png", "svg", "pdf"], query="t1")
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 

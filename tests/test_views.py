@@ -50,17 +50,17 @@ def printed(record: Heatmap | PooledHeatmap, **how: object) -> str:
 @pytest.mark.parametrize("kind", RECORDS)
 def test_one_function_draws_every_kind_of_map(kind: str, tmp_path: Path) -> None:
     record = RECORDS[kind]()
-    paths = figures.draw(record, tmp_path, ["svg", "png"])
+    paths = record.draw(tmp_path, ["svg", "png"])
     assert [path.suffix for path in paths[:4]] == [".svg", ".png"] * 2
     assert [path.stem.partition("-")[0] for path in paths[::2]] == ["overview", "L00", "L01"]
     assert figures.glance(record) == paths[1].read_bytes()
-    assert figures.draw(record, tmp_path / "none", []) == [] and not (tmp_path / "none").exists()
+    assert record.draw(tmp_path / "none", []) == [] and not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(("kind", "said"), [("pooled", "no --query"), ("sound", "no --query"), ("text", "no token is")])
 def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind: str, said: str, tmp_path: Path) -> None:
     record = RECORDS[kind]()
-    for ask in (lambda: figures.require_query(record, "zz"), lambda: figures.draw(record, tmp_path, query="zz")):
+    for ask in (lambda: figures.require_query(record, "zz"), lambda: record.draw(tmp_path, query="zz")):
         with pytest.raises(Exception, match=said):
             ask()
     assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ class Kind:
         data: The formats that hold what it says.
         usual: The formats that are written into a folder where none is named.
         show: What prints it: `(record, console, **options)`.
-        draw: What draws it: `(record, folder, formats, **options)`; empty = it has no figures.
+        draw: What draws it: `(record, style, query)`, figures one after the other; empty = it has none.
         glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
         query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
         page: What makes its HTML page: `(record, findings=...)`; empty = it has none.
@@ -117,33 +117,33 @@ KINDS = {
     for kind in (
         Kind(
             "attnscope.heatmap", "record of attention", "maps:Heatmap", "heatmap", "weights", ("npz", "json"), ("png",),
-            "terminal:show", "figures:draw", "figures:glance", "figures:require_query",
+            "terminal:show", "figures:pages", "figures:glance", "figures:require_query",
             "page:page_of_record", ("query", "pick", "scale", "cmap"), ("npz", "json"), (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "pooled:PooledHeatmap", "heatmap", "pooled",
-            ("npz", "json"), ("png",), "terminal:show", "figures:draw", "figures:glance",
+            ("npz", "json"), ("png",), "terminal:show", "figures:pages", "figures:glance",
             page="page:page_of_saved", options=("pick", "scale", "cmap"), lossless=("npz", "json"),
             files=(("json", "record.json"),),
         ),
         Kind(
             "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:draw",
+            ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:pages",
             page="page:page_of_saved", options=("measures", "where", "sort"),
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
-            ("npz", *_TABLE), ("npz", "csv", "png"), "compare_terminal:show", "compare_figures:draw",
+            ("npz", *_TABLE), ("npz", "csv", "png"), "compare_terminal:show", "compare_figures:pages",
             page="page:page_of_saved",
         ),
         Kind(
             "attnscope.relations", "record of relations", "relations:Relations", "relations", "relations",
-            ("npz", *_TABLE), ("npz", "csv", "png"), "relations_terminal:show", "relations_figures:draw",
+            ("npz", *_TABLE), ("npz", "csv", "png"), "relations_terminal:show", "relations_figures:pages",
             page="page:page_of_saved",
         ),
         Kind(
             "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "ablation_terminal:show", "ablation_figures:draw",
+            ("npz", "csv", "png"), "ablation_terminal:show", "ablation_figures:pages",
             page="page:page_of_saved",
         ),
         Kind(
@@ -153,15 +153,15 @@ KINDS = {
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:draw", options=("pick",),
+            ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:pages", options=("pick",),
         ),
         Kind(
             "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "timeline_terminal:show", "timeline_figures:draw",
+            ("npz", "csv", "png"), "timeline_terminal:show", "timeline_figures:pages",
         ),
         Kind(
             "attnscope.rollout", "record of rollout", "rollouts:Rollout", "rollout", "rollout", ("npz", "json"),
-            ("npz", "png"), "rollout_terminal:show", "rollout_figures:draw",
+            ("npz", "png"), "rollout_terminal:show", "rollout_figures:pages",
             query="rollout_figures:require_query", options=("query", "scale", "cmap"), lossless=("npz", "json"),
         ),
         Kind(
@@ -170,11 +170,11 @@ KINDS = {
         ),
         Kind(
             "attnscope.split", "split", "split:Split", "split", "split", ("json",), ("json", "png"),
-            "split_terminal:show", "split_figure:draw", lossless=("json",),
+            "split_terminal:show", "split_figure:pages", lossless=("json",),
         ),
         Kind(
             "attnscope.cost", "cost", "cost:Cost", "cost", "cost", ("json",), ("json", "png"), "cost_terminal:show",
-            "cost_figure:draw", lossless=("json",),
+            "cost_figure:pages", lossless=("json",),
         ),
     )
 }  # fmt: skip

@@ -175,9 +175,11 @@ class Record:
         style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
         kind.require_options([name for name, value in {**style, "query": query}.items() if value is not None])
         how: dict[str, Any] = {"query": query} if "query" in kind.options else {}
-        if kind.draw:
-            how["style"] = self.style(**style)
-        made: list[Path] = kind.view("draw")(self, Path(folder), wanted, **how)
+        if not kind.draw:
+            return []
+        how["style"] = self.style(**style)
+        write = load_named("attnscope.views.canvas:write_pages")
+        made: list[Path] = write(kind.view("draw")(self, **how), folder, wanted)
         return made
 
     @classmethod

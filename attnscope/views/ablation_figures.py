@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Ablation, Curve, Effect
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views import layout
 from attnscope.views.ablation_summary import label, notes, number, order_label, predicted_line
-from attnscope.views.canvas import FAINT, INK, LINE, Box, Page, wrap_lines, write_pages
+from attnscope.views.canvas import FAINT, INK, LINE, Box, Page, wrap_lines
 from attnscope.views.heads_summary import corpus_line, model_of, printable
 from attnscope.views.layout import SCREEN, Paper
 from attnscope.views.lettering import Lettering, lettering_for
@@ -24,24 +23,17 @@ _WIDTH_PX, _HEIGHT_PX, _NAME_PX = 1600, 900, 22
 _LEFT_PX, _RIGHT_PX, _TOP_PX, _BELOW_PX = 110, 330, 96, 86
 
 
-def draw(
-    found: Ablation, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws an ablation into a folder, each file whole or not at all; the same record gives the same bytes.
+def pages(found: Ablation, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
 
     `effect-NAME` has a map of each quantity with numbers, the main one first; `curve` what is left of the model with
     fewer and fewer heads.
 
     Raises:
-        AttnscopeError: An unknown format; no heads; the folder cannot be written.
+        AttnscopeError: There are no heads.
     """
     if not found.heads:
         raise AttnscopeError("this ablation is of no heads", "so there is nothing to draw")
-    return write_pages(pages(found, style or USUAL), folder, formats)
-
-
-def pages(found: Ablation, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending."""
     lettering = lettering_for(_texts(found), style.paper)
     maps = as_findings(found)
     names = sorted(found.names, key=lambda name: name != found.main)

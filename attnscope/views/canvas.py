@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,13 +263,8 @@ class Canvas(Drawing):
         from matplotlib.image import AxesImage
 
         x, y, width, height = box
-        placed = AxesImage(
-            self.axes,
-            cmap=cmap,
-            interpolation="none",
-            origin="upper",
-            extent=(x, x + width, y + height, y),
-        )
+        extent = (x, x + width, y + height, y)
+        placed = AxesImage(self.axes, cmap=cmap, interpolation="none", origin="upper", extent=extent)
         placed.set_data(np.zeros((1, 1)))
         placed.set_clim(0, 1)
         self.axes.add_artist(placed)
@@ -470,6 +465,14 @@ class Page(Canvas):
             text.set_visible(self.paper.title)
         return placed
 
+    @classmethod
+    def above(cls, notes: Sequence[str], width: int, y: float, lettering: Lettering) -> Self:
+        """A page of a width that ends with notes; the middle of their first line is at y."""
+        lines = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+        page = cls(width, math.ceil(y) + (len(lines) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+        page.foot(y, lines)
+        return page
+
     def foot(self, y: float, lines: Sequence[str], zoom: float = 1.0) -> None:
         """Notes at the foot."""
         for place, line in enumerate(lines):
@@ -586,11 +589,8 @@ def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[N
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    made = FontProperties(
-        family=family,
-        weight="bold" if font == "bold" else "normal",
-        style="italic" if font == "italic" else "normal",
-    )
+    weight, slant = "bold" if font == "bold" else "normal", "italic" if font == "italic" else "normal"
+    made = FontProperties(family=family, weight=weight, style=slant)
     drawn = TextPath((0, 0), text, size=100, prop=made, usetex=False)
     points = np.array(drawn.vertices, np.float64)
     codes = np.array(drawn.codes, np.uint8)

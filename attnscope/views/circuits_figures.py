@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Link
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Number, Page, colormap, hex_of, wrap_lines, write_pages
+from attnscope.views.canvas import FAINT, INK, Number, Page, colormap, hex_of, wrap_lines
 from attnscope.views.circuits_summary import READS, notes_of, number, title_of
 from attnscope.views.inks import ink_on
 from attnscope.views.lettering import Lettering, lettering_for
@@ -25,22 +24,12 @@ _TOP_PX = layout.MARGIN_PX + 92
 _MOST_LINKS = 8  # of queries, of keys and of values
 
 
-def draw(
-    found: Circuits, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws circuits into a folder, each file whole or not at all; the same record gives the same bytes.
+def pages(found: Circuits, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
 
     `circuits-heads` has maps of copying, matching and the previous token, `circuits-composition` a matrix each of
     queries, keys and values, `circuits-graph` the pairs that compose most.
-
-    Raises:
-        AttnscopeError: An unknown format; the folder cannot be written.
     """
-    return write_pages(pages(found, style or USUAL), folder, formats)
-
-
-def pages(found: Circuits, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending."""
     lettering = lettering_for([title_of(found)], style.paper)
     yield "circuits-heads", heads_page(found, lettering)
     if np.isfinite(found.composition).any():
@@ -67,9 +56,8 @@ def heads_page(found: Circuits, lettering: Lettering) -> Page:
     cell_h = max(12.0, min(0.62 * cell_w, 34.0, 900 / shape[0]))
     pitch_x, pitch_y = shape[1] * cell_w + names + gap, shape[0] * cell_h + 96
     width = paper.width_for(2 * layout.MARGIN_PX + across * pitch_x - gap, 900)
-    footer = wrap_lines(" · ".join([*notes_of(found)[:-1], _of_places(found)]), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(_TOP_PX + math.ceil(len(panels) / across) * pitch_y)
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above([*notes_of(found)[:-1], _of_places(found)], width, footer_y, lettering)
     page.head(title_of(found), f"layers x heads · {amount(len(found.heads), 'head')}")
     outside = (
         {(h.layer, h.head) for h in found.heads if h.copying.is_outside},
@@ -93,7 +81,6 @@ def heads_page(found: Circuits, lettering: Lettering) -> Page:
             dim = [p for p in values if p not in outside[title == "matching"] and math.isfinite(values[p])]
             for layer, head in dim:
                 page.dot((left + (head + 0.5) * cell_w, top + (layer + 0.5) * cell_h), max(1.2, cell_h * 0.09), FAINT)
-    page.foot(footer_y, footer)
     return page
 
 
@@ -154,9 +141,7 @@ def composition_page(found: Circuits, lettering: Lettering) -> Page:
         "rows: the heads that read · columns: the earlier heads that they read of · lines: layers",
         notes_of(found)[-1],
     ]
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = math.ceil(_TOP_PX + math.ceil(len(shown) / across) * pitch_y)
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, math.ceil(_TOP_PX + math.ceil(len(shown) / across) * pitch_y), lettering)
     page.head(title_of(found), "composition: the share of a pair's norm, less its mean for random directions")
     high = max(float(np.nanpercentile(excess[shown], 99.9)), 1e-6)
     starts = [
@@ -175,7 +160,6 @@ def composition_page(found: Circuits, lettering: Lettering) -> Page:
         page.frames([(left, top, size, size)])
         _layer_names(page, found, starts, (left, top), size, cell)
         _bar(page, (left, top + size + 22, min(200, size), 11), _SHARE, 0.0, high)
-    page.foot(footer_y, footer)
     return page
 
 

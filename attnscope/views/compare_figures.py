@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +29,6 @@ from attnscope.views.canvas import (
     colormap,
     hex_of,
     wrap_lines,
-    write_pages,
 )
 from attnscope.views.compare_summary import (
     HIDDEN,
@@ -65,22 +63,12 @@ _PLANE_PX = 720
 _MOST_NUMBERED = 300  # heads on a map; of more the numbers would hide the map
 
 
-def draw(
-    found: Comparison, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws a comparison into a folder, each file whole or not at all; the same record gives the same bytes.
+def pages(found: Comparison, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
 
     All heads: `matrix`, `map`, `layers`. Picked heads: `picked`, `differences`. A minimal pair: `change`, `maps`, and
     with a query `query-N`. Two photos or questions: `change`, `pictures`. Two models: `matrix`, `same-heads`.
-
-    Raises:
-        AttnscopeError: An unknown format; the folder cannot be written.
     """
-    return write_pages(pages(found, style or USUAL), folder, formats)
-
-
-def pages(found: Comparison, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending."""
     if isinstance(found, HeadComparison):
         lettering = lettering_for([title_of(found), texts_line(found.corpus), found.roles_source], style.paper)
         yield "matrix", matrix_page(found, lettering)
@@ -151,9 +139,7 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
         "heads in the order of their clusters (average linkage); lines above: where clusters merge",
         *table_notes(table),
     ]
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = math.ceil(max(top + size, y + key_px)) + 30
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, math.ceil(max(top + size, y + key_px)) + 30, lettering)
     page.head(title_of(found), texts_line(found.corpus))
     tree = tree_of(arrangement.merges, order)
     base = top - strips * (_STRIP_PX + 3) - 3
@@ -184,7 +170,6 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
     below = _legend(page, x, below + 26, "layer", layer_entries, columns[0])
     if role_entries:
         _legend(page, x, below + 14, "strongest role", role_entries, columns[1])
-    page.foot(footer_y, footer)
     return page
 
 
@@ -204,10 +189,9 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
         f"{found.moved()} of {len(matching)} match a head of another number",
         *table_notes(table),
     ]
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     key_px = _bar_px(table_line(table), bar_px, lettering)
     footer_y = math.ceil(max(top + rows * cell, top + 120, y + key_px * paper.is_narrow)) + 30
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, footer_y, lettering)
     page.head(title_of(found), texts_line(found.corpus))
     values = table.distances
     high = float(np.nanmax(values, initial=0.0)) or 1.0
@@ -222,7 +206,6 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
         name = head_name(found.other_heads[place])
         page.write(left + (place + 0.5) * cell, top - 6, name, size, ha="center", va="bottom", rotation=90)
     _bar(page, (x, y, bar_px, 14), _ALIKE, high, table_line(table), "dark: alike")
-    page.foot(footer_y, footer)
     return page
 
 
@@ -267,13 +250,12 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
         *table_notes(table),
         *([f"roles: {found.roles_source}"] if found.roles is not None else []),
     ]
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     top = _TOP_PX + 26
     columns = [1 if beside else max(1, paper.room_px // (66 if not number else 220)) for number in range(len(panels))]
     keys = [_legend_px(entries, n) for n, (*_, entries) in zip(columns, panels, strict=True)]
     pitch_y = 0 if beside else math.ceil(tall + max(keys)) + 60
     footer_y = top + math.ceil(max(tall, *keys) if beside else pitch_y * len(panels) - 30) + 34
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, footer_y, lettering)
     page.head(f"{title_of(found)}: a map", f"{table_line(table)} · {texts_line(found.corpus)}")
     scale = plane / extent
     middle = (low + high) / 2
@@ -294,7 +276,6 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
             _legend(page, left + plane + 20, top + 10, "", entries)
         else:
             _legend(page, left, top + tall + 18, "", entries, columns[number])
-    page.foot(footer_y, footer)
     return page
 
 
@@ -345,10 +326,9 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
         *(["lines: 95% interval over texts"] if np.isfinite(arrangement.layers_low).any() else []),
         *table_notes(table),
     ]
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     tall = pitch * n if paper.fixed else size
     footer_y = math.ceil(max(top + max(size, 200 * (not paper.fixed)) + 92, down + tall + 30))
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, footer_y, lettering)
     page.head(f"{title_of(found)}: layers", f"{table_line(table)} · {texts_line(found.corpus)}")
     values = arrangement.layers
     high = float(np.nanmax(values, initial=0.0)) or 1.0
@@ -386,7 +366,6 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
     page.lines([[(right, down), (right, down + pitch * n)]])
     if whiskers:
         page.lines(whiskers, color=INK, width_px=1.4)
-    page.foot(footer_y, footer)
     return page
 
 
@@ -448,9 +427,7 @@ def grid_page(
     width = paper.width_for(1000, 2 * layout.MARGIN_PX + 50 + shape[1] * cell_w + (pitch_x if beside else 0))
     left, top = layout.MARGIN_PX + 50, _TOP_PX + 50
     bottom = top + shape[0] * cell_h + pitch_y * (len(grids) - 1)
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = math.ceil(bottom) + 86
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, math.ceil(bottom) + 86, lettering)
     page.head(title, subtitle)
     high = max((v for _, values in grids for v in values.values() if math.isfinite(v)), default=0.0) or 1.0
     cmap = colormap(_APART)
@@ -474,7 +451,6 @@ def grid_page(
             page.outline([boxes[p] for p in sorted(framed) if p in boxes], _MATCH, 2.0)
     bar = (left, bottom + 20, min(320, width - left - layout.MARGIN_PX - 20), 12)
     _bar(page, bar, _APART, high, "", "dark: differs most")
-    page.foot(footer_y, footer)
     return page
 
 

@@ -13,7 +13,7 @@ from attnscope.records import Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads
 from attnscope.records.pair_tables import head_name
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Page, colormap, wrap_lines
+from attnscope.views.canvas import FAINT, INK, Page, colormap
 from attnscope.views.compare_summary import HIDDEN, both_texts, distance, distance_name, key_name, title_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.heatmap_figures import LABEL_ROOM_EM, widest_label, write_token_labels
@@ -230,9 +230,7 @@ def _bars(
         *([HIDDEN] if "hide_special" in found.changes else []),
     ]
     width = paper.width_px
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = top + rows * (high + 60) + 8
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, top + rows * (high + 60) + 8, lettering)
     page.head(title, subtitle)
     texts = ("first text", "second text")
     for number, (name, color) in enumerate(zip(texts, (_FIRST, _SECOND), strict=True)):
@@ -266,5 +264,4 @@ def _bars(
                         color="#ffffff" if inside else FAINT,
                     )  # fmt: skip
     page.fill(boxes, colors)
-    page.foot(footer_y, footer)
     return page

@@ -9,7 +9,7 @@ import numpy as np
 from attnscope.records.comparison import PicturePair
 from attnscope.records.pair_tables import head_name
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, Page, colormap, wrap_lines
+from attnscope.views.canvas import FAINT, Page, colormap
 from attnscope.views.compare_summary import PICTURE_NOTES, both_texts, distance, distance_name, key_name, title_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.lettering import lettering_for
@@ -50,10 +50,8 @@ def maps_page(found: PicturePair, style: Style) -> Page:
         "darkest: the row's largest weight on a cell, its “max”; red: more in the second, blue: less",
         *PICTURE_NOTES,
     ]
-    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
     pitch = high + 40
-    footer_y = int(_TOP_PX + 24 + max(1, len(ranked)) * pitch)
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(notes, width, int(_TOP_PX + 24 + max(1, len(ranked)) * pitch), lettering)
     page.head(title_of(found), both_texts(found))
     change = found.at_query() if found.queries else found.overall()
     blank = [replace(picture, pixels=np.full_like(picture.pixels, 255)) for picture in found.pictures]
@@ -92,5 +90,4 @@ def maps_page(found: PicturePair, style: Style) -> Page:
             page.write(x, top - 10, said, layout.CAPTION_PX, ha="left", color=FAINT)
             page.image((x, top, wide, high)).set_data(overlay(picture, values, sharp, colormap(cmap), limit))
             page.frames([(x, top, wide, high)])
-    page.foot(footer_y, footer)
     return page

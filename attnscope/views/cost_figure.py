@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from attnscope.errors import amount
 from attnscope.records.cost import Cost
-from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, write_pages
+from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import lettering_for
-from attnscope.views.style import Style
+from attnscope.views.style import USUAL, Style
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("solid", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
@@ -20,16 +19,9 @@ _LEAST_PT = 9.0  # of its letters on a screen
 _TITLES = {"multiply-adds": "Multiply-adds for a text of N tokens", "bytes": "Memory for a text of N tokens"}
 
 
-def draw(
-    cost: Cost, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws `cost.png`, `.svg` or `.pdf` into a folder.
-
-    Raises:
-        UsageError: An unknown format.
-        AttnscopeError: The folder cannot be written.
-    """
-    return write_pages([("cost", _drawing(cost, (style or Style()).paper))], folder, formats)
+def pages(cost: Cost, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+    """The one figure, `cost`."""
+    yield "cost", _drawing(cost, style.paper)
 
 
 @matplotlib_defaults()

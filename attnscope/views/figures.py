@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 from attnscope.records import Heatmap
 from attnscope.records.pooled import PooledHeatmap
-from attnscope.views.canvas import first_png, write_pages
-from attnscope.views.style import Style as Style
+from attnscope.views.canvas import Drawing, first_png
+from attnscope.views.style import Style
 
 
-def draw(
-    record: Heatmap | PooledHeatmap,
-    folder: str | Path,
-    formats: Sequence[str] = ("png",),
-    *,
-    style: Style | None = None,
-    query: str | None = None,
-) -> list[Path]:
-    """Draws a record's figures into a folder, each file whole or not at all.
+def pages(
+    record: Heatmap | PooledHeatmap, style: Style | None = None, query: str | None = None
+) -> Iterator[tuple[str, Drawing]]:
+    """The figures of a record one after the other, each with its file name without the ending; overview first.
 
     Args:
         record: What to draw.
-        folder: Where to; made if it is not there.
-        formats: Some of "png", "svg", "pdf".
         style: How to colour it; by default on a fixed scale, pictures and recordings each head by its own.
         query: Of text: also draws bars of what this token attends to. Of pictures: whose attention is drawn.
 
-    Returns:
-        The files, overview first.
-
     Raises:
-        AttnscopeError: An unknown format, scale or colormap; no such token; the folder cannot be written.
+        AttnscopeError: An unknown scale or colormap; no such token.
     """
-    return write_pages(_module(record).pages(record, style, query), folder, formats)
+    found: Iterator[tuple[str, Drawing]] = _module(record).pages(record, style, query)
+    return found
 
 
 def glance(record: Heatmap | PooledHeatmap) -> bytes:
     """The first figure of a record as a PNG, for notebooks."""
-    return first_png(_module(record).pages(record))
+    return first_png(pages(record))
 
 
 def stems(record: Heatmap | PooledHeatmap, query: str | None = None) -> list[str]:

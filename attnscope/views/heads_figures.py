@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.findings import Findings, Head
@@ -21,7 +20,6 @@ from attnscope.views.canvas import (
     Page,
     distinct,
     wrap_lines,
-    write_pages,
 )
 from attnscope.views.descriptions_figures import cards_page, texts_of
 from attnscope.views.heads_summary import Mark, label, model_of, number, printable
@@ -49,29 +47,19 @@ _FOOTER_GAP_PX = 26
 _COMPACT_PX = 220  # width of an entry of a legend that has names alone
 
 
-def draw(
-    findings: Findings, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws findings into a folder, each file whole or not at all; the same findings give the same bytes.
+def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+    """The figures one after the other, each with its file name without the ending.
 
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
     give no roles). `needles` has what `--probe needle` found. `descriptions` has a card a head, where heads were
     described. `measures` has a small map of each measure, `writes` of each of what heads write (`heads --writes`),
-    `measure-NAME` a large one with numbers.
+    `measure-NAME` a large one with numbers. These share a canvas: each is whole until the next one is asked for.
 
     Raises:
-        AttnscopeError: An unknown format; no heads; the folder cannot be written.
+        AttnscopeError: There are no heads.
     """
     if not findings.heads:
         raise AttnscopeError("these findings are about no heads", "so there is nothing to draw")
-    return write_pages(pages(findings, style or USUAL), folder, formats)
-
-
-def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
-    """The figures one after the other, each with its file name without the ending.
-
-    Maps of measures share a canvas: each figure is whole until the next one is asked for.
-    """
     lettering = lettering_for(_texts(findings), style.paper)
     shared: dict[object, MeasurePage] = {}
     if not findings.of_senses:

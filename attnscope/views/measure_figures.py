@@ -132,10 +132,7 @@ def measures_page(
         said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
     if any(_any_undefined(findings, name) for name in scales):
         said.append("grey: undefined")
-    footer = wrap_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
-    at += 12
-    height = math.ceil(at) + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
-    page = MeasurePage(width, height, lettering)
+    page = MeasurePage.above(said, width, math.ceil(at + 12), lettering)
     title = f"{model_of(findings.run)} · {len(scales)} measures of its heads" if title is None else title
     page.head(title, heads_summary.corpus_line(findings))
     for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
@@ -155,7 +152,6 @@ def measures_page(
             bar = (x + left, corner[1] + shape[0] * cell_h + 12, shape[1] * cell_w, 9)
             page.scale(bar, scale, size_px=label_px, most=3)
             page.uniform(bar, scale, size_px=min(label_px, 12.0), room=(x, x + room))
-    page.foot(math.ceil(at), footer)
     return page
 
 
@@ -202,15 +198,12 @@ def measure_page(
     if _any_undefined(findings, measure):
         said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
     said += heads_summary.corpus_notes(findings)
-    footer = wrap_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
-    footer_y = bar_y + 72
-    page = None if shared is None else shared.get(footer)
+    page = None if shared is None else shared.get(tuple(said))
     if page is None:
-        page = MeasurePage(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+        page = MeasurePage.above(said, width, bar_y + 72, lettering)
         name_kinds(page, findings, tops, (cell_w, cell_h))
-        page.foot(footer_y, footer)
         if shared is not None:
-            shared[footer] = page
+            shared[tuple(said)] = page
     page.begin()
     meaning = printable(findings.measure_facts(measure).what, 400)
     corpus = heads_summary.corpus_line(findings)

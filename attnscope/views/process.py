@@ -107,7 +107,7 @@ class DrawingProcess:
     def draw(
         self, record: Heatmap, folder: Path, formats: Sequence[str], *, style: Style, query: str | None
     ) -> list[Path]:
-        """As `figures.draw`."""
+        """Draws its figures into a folder."""
         wanted = _Order(record, style, sheets_of(record, query), formats, folder)
         if self._send(wanted):
             assert self._child is not None and self._child.stdout is not None

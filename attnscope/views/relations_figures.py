@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from attnscope.records.pair_tables import head_name
 from attnscope.records.relations import Example, ExampleLink, Relation, Relations
 from attnscope.views import layout
 from attnscope.views import relations_summary as summary
-from attnscope.views.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrap_lines, write_pages
+from attnscope.views.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrap_lines
 from attnscope.views.heads_summary import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.style import USUAL, Style
@@ -35,24 +34,17 @@ _NONE = "#f4f4f4"
 Point = tuple[float, float]
 
 
-def draw(
-    found: Relations, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws relations into a folder, each file whole or not at all; the same record gives the same bytes.
+def pages(found: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
 
     `relations` is the map: how far each head is above the best simple rule for each relation. `examples-NAME` shows
     what the best head of a relation does on some texts, where the record has any.
 
     Raises:
-        AttnscopeError: An unknown format; no relations; the folder cannot be written.
+        AttnscopeError: There are no relations.
     """
     if not found.relations:
         raise AttnscopeError("this record is about no relations", "so there is nothing to draw")
-    return write_pages(pages(found, style or USUAL), folder, formats)
-
-
-def pages(found: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending."""
     lettering = lettering_for(_texts(found), style.paper)
     yield "relations", map_page(found, lettering)
     names = list(dict.fromkeys(example.relation for example in found.examples))
@@ -146,8 +138,7 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
     ]
     if len(found.relations) > len(shown.relations):
         said.insert(0, f"not shown: {len(found.relations) - len(shown.relations)} rarer relations without such a head")
-    footer = wrap_lines(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering)
-    page = Page(width, bottom + 88 + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
+    page = Page.above(said, width, bottom + 88, lettering)
     page.head(f"{model_of(found.run)} · which heads express which relations", "")
     subtitle = lettering.fit(
         f"{summary.count_line(found)} · {corpus_line(found)}", layout.SUBTITLE_PX, width - 2 * layout.MARGIN_PX
@@ -173,7 +164,6 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
     page.outline(frames, INK, min(1.8, cell * 0.3) if paper.fixed else 1.8)
     _dots(page, shown, starts, cell)
     _bar(page, layout.MARGIN_PX + 8 if paper.is_narrow else starts[0], bottom + 26)
-    page.foot(bottom + 88, footer)
     return page
 
 

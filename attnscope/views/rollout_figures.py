@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +11,7 @@ from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.pictures import MEAN
 from attnscope.records.rollouts import METHODS, Rollout
-from attnscope.views.canvas import write_pages
+from attnscope.views.canvas import Drawing
 from attnscope.views.heatmap_figures import BarCanvas, Header, MapCanvas, Painter
 from attnscope.views.picture_figures import PicturePage, query_of
 from attnscope.views.sheets import Sheet
@@ -33,24 +31,22 @@ _PICTURE_MEANING: Mapping[Scale, str] = {
 }
 
 
-def draw(
-    rollout: Rollout, folder: Path, formats: Sequence[str], *, style: Style | None = None, query: str | None = None
-) -> list[Path]:
-    """Draws a rollout's figures into a folder, each file whole or not at all.
+def pages(rollout: Rollout, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Drawing]]:
+    """The figures one after the other, each with its file name without the ending.
 
     An overview of all layers, a figure a layer with its tokens named, and with a query bars of its row. Of a picture:
     an overview of all layers, and the last one large.
 
     Raises:
-        AttnscopeError: No such token or colormap; the folder cannot be written.
+        AttnscopeError: No such token.
     """
-    if rollout.picture is not None:
-        made = partial(_PicturePage, _over_picture(rollout), style=style or Style("figure"))
-        pages = ((sheet.stem, made(sheet)) for sheet in picture_sheets(rollout, query))
-        return write_pages(pages, folder, formats)
-    return _RolloutPainter(rollout, style or Style("figure")).draw(
-        _as_maps(rollout), sheets_of(rollout, query), folder, formats
-    )
+    style = style or Style("figure")
+    if rollout.picture is None:
+        yield from _RolloutPainter(rollout, style).pages(_as_maps(rollout), sheets_of(rollout, query))
+        return
+    record = _over_picture(rollout)
+    for sheet in picture_sheets(rollout, query):
+        yield sheet.stem, _PicturePage(record, sheet, style)
 
 
 def require_query(rollout: Rollout, query: str) -> None:

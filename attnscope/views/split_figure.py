@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 from attnscope.records.split import Seen, Split
 from attnscope.views import layout
-from attnscope.views.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults, write_pages
+from attnscope.views.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
 from attnscope.views.inks import is_dark
 from attnscope.views.layout import SCREEN, Paper
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import DEFAULT_CMAP, Style
+from attnscope.views.style import DEFAULT_CMAP, USUAL, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -65,16 +64,9 @@ class _Plan:
         return x, self.tops[row] + self.row_head + _PANEL_HEAD + line * (_PANEL_HEAD + self.map_height + self.below)
 
 
-def draw(
-    split: Split, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws `split.png`, `.svg` or `.pdf` into a folder.
-
-    Raises:
-        UsageError: An unknown format.
-        AttnscopeError: The folder cannot be written.
-    """
-    return write_pages([("split", split_page(split, (style or Style()).paper))], folder, formats)
+def pages(split: Split, style: Style = USUAL) -> Iterator[tuple[str, Canvas]]:
+    """The one figure, `split`."""
+    yield "split", split_page(split, style.paper)
 
 
 @matplotlib_defaults()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.timeline import Timeline
-from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, wrap_lines, write_pages
+from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, wrap_lines
 from attnscope.views.heads_summary import model_of, printable
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import Lettering, lettering_for
-from attnscope.views.style import Style
+from attnscope.views.style import USUAL, Style
 from attnscope.views.timeline_summary import (
     Series,
     are_logarithmic,
@@ -34,18 +33,15 @@ _LEAST_PT = 9.0  # of its letters on a screen
 _MOST_NAMES = 24  # of heads beside a map
 
 
-def draw(
-    timeline: Timeline, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws `timeline.png`, `.svg` or `.pdf` into a folder.
+def pages(timeline: Timeline, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+    """The one figure, `timeline`.
 
     Raises:
-        UsageError: An unknown format.
-        AttnscopeError: It holds no checkpoints; the folder cannot be written.
+        AttnscopeError: There are no checkpoints.
     """
     if timeline.is_empty:
         raise AttnscopeError("this timeline has no checkpoints", "so there is nothing to draw")
-    return write_pages([("timeline", _drawing(timeline, (style or Style()).paper))], folder, formats)
+    yield "timeline", _drawing(timeline, style.paper)
 
 
 @dataclass(frozen=True)
