@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 QUESTION = ["what", "is", "on", "the", "table", "?", "a", "cat", "dog", "two", "cups", "near", "window", ".", "red"]
 CHAT = (
     "{% for message in messages %}User: {% for part in message['content'] %}{% if part['type'] == 'image' %}"
@@ -18,6 +21,11 @@ TEXT: dict[str, Any] = {
 SIGHT: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip
+
+
+def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """A photo on which no two places are alike."""
+    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
 
 
 def _tokenizer(marks: list[str], **named: str) -> Any:
@@ -194,6 +202,111 @@ def write_internvl(folder: Path, **sight: Any) -> None:
     _write(folder, processor, config)
 
 
+def write_mllama(folder: Path, **sight: Any) -> None:
+    import transformers as t
+
+    tokenizer = _tokenizer(["<|image|>", "<|python_tag|>"])
+    images = t.MllamaImageProcessorPil(size={"height": 40, "width": 40}, max_image_tiles=4)
+    template = CHAT.replace("IMAGE", "<|image|>")
+    processor = t.MllamaProcessor(images, tokenizer, chat_template="{{ bos_token }}" + template)
+    vision: dict[str, Any] = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_global_layers": 1,
+        "attention_heads": 2, "image_size": 40, "patch_size": 8, "max_num_tiles": 4, "intermediate_layers_indices": [0],
+        "vision_output_dim": 32,
+        "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    text = {**TEXT, "num_hidden_layers": 4, "cross_attention_layers": [1, 3], "rope_parameters": rope}
+    config = t.MllamaConfig(
+        vision_config={**vision, **sight}, text_config={**text, "vocab_size": len(tokenizer)},
+        image_token_index=processor.image_token_id,
+    )  # fmt: skip
+    _write(folder, processor, config)
+
+
+def write_blip(folder: Path, **sight: Any) -> None:
+    import transformers as t
+
+    tokenizer = _tokenizer([])
+    processor = t.BlipProcessor(t.BlipImageProcessorPil(size={"height": 48, "width": 48}), tokenizer)
+    text = {
+        "hidden_size": 24, "encoder_hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "sep_token_id": 2, "vocab_size": len(tokenizer), "projection_dim": 16,
+    }  # fmt: skip
+    vision = {**SIGHT, "image_size": 48, "patch_size": 8, **sight}
+    config = t.BlipConfig(text_config=text, vision_config=vision, projection_dim=16)
+    _write(folder, processor, config, t.BlipForConditionalGeneration)
+
+
+def write_queries(folder: Path, kind: str, text: Any = None, **sight: Any) -> None:
+    """BLIP-2 or InstructBLIP: learned queries look at the patches, and words at the queries."""
+    import transformers as t
+
+    tokenizer = _tokenizer([])
+    images = t.BlipImageProcessorPil(size={"height": 48, "width": 48})
+    if kind == "blip-2":
+        processor: Any = t.Blip2Processor(images, tokenizer, num_query_tokens=5)
+    else:
+        processor = t.InstructBlipProcessor(images, tokenizer, _tokenizer([]), num_query_tokens=5)
+    queries = {
+        "hidden_size": 24, "encoder_hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "cross_attention_frequency": 2, "vocab_size": len(tokenizer), "pad_token_id": 0,
+    }  # fmt: skip
+    n = len(tokenizer)  # the processor adds the mark of pictures
+    text = text or t.OPTConfig(
+        hidden_size=24, ffn_dim=32, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=24,
+        max_position_embeddings=8192, vocab_size=n, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    name = {"blip-2": "Blip2", "instructblip": "InstructBlip"}[kind]
+    vision = {**SIGHT, "image_size": 48, "patch_size": 8, **sight}
+    config = getattr(t, f"{name}Config")(
+        vision_config=vision, qformer_config=queries, text_config=text, num_query_tokens=5,
+        image_token_index=processor.tokenizer.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    _write(folder, processor, config, getattr(t, f"{name}ForConditionalGeneration"))
+
+
+def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
+    """A vision encoder and a text decoder that looks across to its patches."""
+    import transformers as t
+
+    tokenizer = _tokenizer([])
+    vision = t.ViTConfig(**{**SIGHT, "image_size": 40, "patch_size": 8, **sight})
+    n = len(tokenizer)
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    decoders = {
+        "trocr": lambda: t.TrOCRConfig(
+            d_model=24, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=32, vocab_size=n,
+            max_position_embeddings=512, cross_attention_hidden_size=16, **ids,
+        ),
+        "gpt2": lambda: t.GPT2Config(
+            n_embd=24, n_layer=2, n_head=4, n_inner=32, vocab_size=n, n_positions=512, add_cross_attention=True,
+            **ids,
+        ),
+        "bert": lambda: t.BertConfig(
+            hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=n,
+            is_decoder=True, add_cross_attention=True, **ids,
+        ),
+    }  # fmt: skip
+    config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, decoders[kind]())
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    images = t.ViTImageProcessorPil(size={"height": 40, "width": 40})
+    _write(folder, images, config, t.VisionEncoderDecoderModel)
+    tokenizer.save_pretrained(folder)
+
+
+ACROSS: dict[str, Callable[..., None]] = {
+    "mllama": write_mllama,
+    "blip": write_blip,
+    "blip-2": lambda folder, **sight: write_queries(folder, "blip-2", **sight),
+    "instructblip": lambda folder, **sight: write_queries(folder, "instructblip", **sight),
+    "trocr": lambda folder, **sight: write_captioner(folder, "trocr", **sight),
+    "gpt2": lambda folder, **sight: write_captioner(folder, "gpt2", **sight),
+    "bert": lambda folder, **sight: write_captioner(folder, "bert", **sight),
+}
+"""Families whose words, or learned queries, look across to the patches from beside them."""
+
 FAMILIES: dict[str, Callable[..., None]] = {
     "llava": write_llava,
     "llava_next": write_llava_next,
@@ -214,22 +327,24 @@ def write_family(folder: Path, name: str, **sight: Any) -> Path:
 
     # Without num2words it is not even made; only its prompts for videos need it.
     processing_smolvlm.num2words = processing_smolvlm.num2words or str
-    FAMILIES[name](folder, **sight)
+    (FAMILIES | ACROSS)[name](folder, **sight)
     return folder
 
 
-def _write(folder: Path, processor: Any, config: Any) -> None:
+def _write(folder: Path, processor: Any, config: Any, kind: Any = None) -> None:
     import torch
     from transformers import AutoModelForImageTextToText
 
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config)
+    model = AutoModelForImageTextToText.from_config(config) if kind is None else kind(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "q_norm" in name:
                 parameter.fill_(4.0)
+            elif name.endswith("gate"):  # Mllama's, that are closed before training
+                parameter.fill_(0.7)
             elif parameter.ndim > 1 or "bias" in name:
-                sharp = any(part in name for part in ("q_proj", "k_proj"))
+                sharp = any(part in name for part in ("q_proj", "k_proj", "query", "key"))
                 parameter.normal_(std=0.5 if sharp else 0.2)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

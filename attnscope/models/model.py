@@ -1,6 +1,6 @@
 """What every model is, whichever engine runs it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from attnscope.errors import AttnscopeError
@@ -274,6 +274,25 @@ class Maps(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Side:
+    """What attends to what, in one kind of a model's attention.
+
+    Attributes:
+        queries: What attends.
+        keys: What is attended to.
+        layers: Numbers of the layers that have this attention.
+        first: The first query that is kept: earlier ones are before the picture, or stand for it.
+        hidden: Keys that no query sees, (key,), bool: what pictures are filled up with. None = there are none.
+    """
+
+    queries: Tokens
+    keys: Tokens
+    layers: tuple[int, ...]
+    first: int = 0
+    hidden: "NDArray[Any] | None" = None
+
+
+@dataclass(frozen=True, eq=False)
 class SensoryInput:
     """What a model makes of a photo, or of a recording.
 
@@ -284,6 +303,8 @@ class SensoryInput:
         pictures: What it saw among words.
         sound: What it heard; None where it saw.
         notes: What was done to the photo or the recording that its owner may not expect.
+        across: Where words or learned queries look across to the patches: kind of attention -> its queries and keys;
+            the first kind goes to the pictures. Empty where patches are among the tokens.
     """
 
     inputs: "Mapping[str, Tensor]"
@@ -292,6 +313,7 @@ class SensoryInput:
     sound: "Sound | None" = None
     notes: tuple[str, ...] = ()
     pictures: "tuple[Picture, ...]" = ()
+    across: "Mapping[str, Side]" = field(default_factory=dict)
 
 
 class Writer(Protocol):
@@ -329,7 +351,11 @@ class Eyes(Protocol):
 
 
 class Viewer(Protocol):
-    """What reads pictures among words."""
+    """What reads pictures among words, or looks at them from beside its text."""
+
+    @property
+    def model(self) -> "Model":
+        """The model that is run."""
 
     def view(self, photos: "Sequence[Photo]", text: str, n: int = 0) -> SensoryInput:
         """Photos and a question in the model's own form of chat, and at most n tokens of its answer."""
@@ -486,6 +512,11 @@ class LayeredModel:
 def eyes_of(model: Model) -> Model:
     """What sees pictures: of two towers the one for pictures, else the model."""
     return model if model.eyes is None else model.eyes.model
+
+
+def viewer_of(model: Model) -> Model:
+    """What reads pictures and words: of a model whose text is shown without pictures another one."""
+    return model if model.viewer is None else model.viewer.model
 
 
 def require_length(info: ModelInfo, n_tokens: int) -> None:

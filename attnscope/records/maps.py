@@ -118,7 +118,7 @@ class Heatmap(MapsRecord[AttentionMap]):
             m.queries.special.any() or m.keys.special.any() for m in self.maps
         ):
             return self
-        if any(m.part is not None for m in self.maps):
+        if any(m.part is not None for m in self.maps) or self.pictures:
             raise AttnscopeError("special tokens are hidden in whole maps, not in a part: its rows do not sum to 1")
         if "words" in self.changes:
             raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
@@ -143,16 +143,16 @@ class Heatmap(MapsRecord[AttentionMap]):
             AttnscopeError: The tokenizer cannot tell which tokens make a word.
         """
         maps = []
-        pictures: tuple[Picture, ...] = ()
-        for attention in self.maps:
+        pictures = self.pictures
+        for number, attention in enumerate(self.maps):
             if attention.queries.words is None or attention.keys.words is None:
                 raise AttnscopeError(
                     "words are not known: this model's tokenizer cannot tell where its tokens stand in the text",
                     "leave out --words",
                 )
             rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
-            if self.pictures:
-                place_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
+            place_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
+            if number == 0:
                 pictures = tuple(picture.moved(place_of) for picture in self.pictures)
             means: NDArray[np.floating[Any]] = attention.weights
             if attention.has_weights:
@@ -163,17 +163,24 @@ class Heatmap(MapsRecord[AttentionMap]):
                 means = np.add.reduceat(summed, starts, axis=2) / np.maximum(filled, 1)[..., None]
             queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
             part = attention.part
-            if self.pictures and part is not None:  # of all keys: words before the pictures may have been merged
+            if self.pictures and part is not None and attention.kind != "cross":
+                # Of all keys: words before the pictures may have been merged.
                 part = (int(place_of[part[0]]), 0, len(columns), len(columns))
             maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys, part=part))
+        if len(maps) > 1 and maps[0].kind == "cross" and maps[0].part is not None and maps[1].part is not None:
+            whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))  # its queries are these
+            maps[0] = replace(maps[0], part=whole)
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
 
     def with_pictures_as_one(self) -> Heatmap:
         """The same with each photo as one key, that gets what all its patches get: what is left is a map of words.
 
-        What stands between its patches (ends of rows, marks of tiles) is one key more.
+        What stands between its patches (ends of rows, marks of tiles) is one key more. Where words look across to
+        the pictures, their attention to each other is left, if there is any.
         """
         attention = self.maps[0]
+        if attention.kind == "cross" and len(self.maps) > 1:
+            return replace(self, maps=self.maps[1:], pictures=())
         photos: dict[str, list[int]] = {}
         for picture in self.pictures:
             assert picture.cells is not None
@@ -209,6 +216,8 @@ class Heatmap(MapsRecord[AttentionMap]):
         record = self.with_pictures_as_one() if self.pictures else self
         maps = []
         for attention in record.maps:
+            if attention.part is not None and attention.kind == "cross":
+                attention = replace(attention, part=None)  # its rows are no columns
             if attention.part is not None:
                 n, (first, left, _, n_keys) = len(attention.keys), attention.part
                 rows = slice(first, first + len(attention.queries))

@@ -1,5 +1,7 @@
 """What stands for tokens where there is no text: the patches of a picture, the frames of a recording."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from attnscope.records import Tokens
@@ -23,6 +25,45 @@ def patch_tokens(grid: tuple[int, int], before: tuple[str, ...], source: str) ->
         special=np.arange(n) < len(before),
         words=None,
         segments=np.zeros(n, np.int32),
+    )
+
+
+def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tokens:
+    """The keys that words or queries look across to: patches, and what has no place in a picture.
+
+    Args:
+        n: How many.
+        labels: What is known of them: "row,column", or "CLS"; the others are there to fill up.
+        sources: What the pictures are called.
+    """
+    names = [labels.get(number, "filling") for number in range(n)]
+    return Tokens(
+        text=", ".join(sources),
+        ids=np.arange(n, dtype=np.int64),
+        labels=tuple(names),
+        offsets=np.full((n, 2), -1, np.int32),
+        special=np.array(["," not in name for name in names]),
+        words=np.full(n, -1, np.int32),
+        segments=np.zeros(n, np.int32),
+    )
+
+
+def query_tokens(n: int, words: Sequence[str] = ()) -> Tokens:
+    """Queries that a model learned, "Q0", "Q1" …, which stand for no word; then words that are read beside them.
+
+    Args:
+        n: How many queries.
+        words: The labels of the words.
+    """
+    whole = n + len(words)
+    return Tokens(
+        text="",
+        ids=np.arange(whole, dtype=np.int64),
+        labels=(*(f"Q{number}" for number in range(n)), *words),
+        offsets=np.full((whole, 2), -1, np.int32),
+        special=np.zeros(whole, np.bool_),
+        words=np.full(whole, -1, np.int32),
+        segments=np.zeros(whole, np.int32),
     )
 
 

@@ -201,12 +201,17 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
     Raises:
         AttnscopeError: A part is asked for that the text does not have, or of several maps.
     """
-    if cut and len(info.kinds) > 1:
+    if cut and (len(info.kinds) > 1 or reading.across):
         raise AttnscopeError(
             f"{info.name} has {len(info.kinds)} kinds of attention, whose rows and columns differ",
             "leave out --rows and --cols",
         )
     maps, notes = [], list(reading.notes)
+    if reading.across:
+        return Heatmap(
+            reading.text, _across(info, reading, chosen), run_of(info, notes), picked=chosen.picked,
+            pictures=reading.pictures,
+        )  # fmt: skip
     if reading.pictures and (cut is None or cut.rows is None):
         # Of the patches nothing is asked, and a map of them all would take gigabytes.
         cut = Cut((reading.after_pictures, None), cut.cols if cut else None)
@@ -258,6 +263,42 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
     )  # fmt: skip
 
 
+def _across(info: ModelInfo, reading: Reading, chosen: Chosen) -> tuple[AttentionMap, ...]:
+    """The maps of words or queries that look across to pictures, and of what else attends; those across first.
+
+    Raises:
+        AttnscopeError: Nothing that is chosen looks across.
+    """
+    maps: list[AttentionMap] = []
+    for kind, side in reading.across.items():
+        at = info.kinds.index(kind)
+        layers = tuple(layer for layer in chosen.layers if layer in side.layers)
+        heads = tuple(head for head in chosen.heads if head < info.n_heads[at])
+        if not layers or not heads:
+            if not maps:
+                raise AttnscopeError(
+                    f"{info.name} looks at pictures in layers {spans(side.layers)} alone, each of {info.n_heads[at]} "
+                    "heads",
+                    "choose among these",
+                )
+            continue
+        maps.append(
+            AttentionMap(
+                kind=kind,
+                layers=layers,
+                heads=heads,
+                weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
+                queries=side.queries.take(np.arange(side.first, len(side.queries))),
+                keys=side.keys,
+                n_layers=info.n_layers[at],
+                n_heads=info.n_heads[at],
+                n_kv_heads=info.n_kv_heads[at],
+                part=(side.first, 0, len(side.queries), len(side.keys)) if side.first else None,
+            )  # fmt: skip
+        )
+    return tuple(maps)
+
+
 def run_model(
     model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
 ) -> Heatmap:
@@ -278,6 +319,8 @@ def run_model(
         return fill_maps(record, model.look(reading.tokens, layers).weights, model.info)
     from attnscope.core.probes import Part, Weights
 
+    if reading.across:
+        return _run_across(model, record, reading)
     kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     part = _slices_of(record.maps[0])
     if part is not None and model.info.path == "seam":
@@ -289,6 +332,29 @@ def run_model(
     for m in record.maps:
         kept = probe.maps.get(cast("Kind", m.kind), {})
         maps.append(_fill(m, {layer: found[0].numpy() for layer, found in kept.items()}, probe.heads, model.info))
+    return replace(record, maps=tuple(maps))
+
+
+def _run_across(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
+    """The outlined record where words or queries look across: a part of its own of each kind."""
+    from attnscope.core.attention import AttentionCall, attend
+    from attnscope.core.probes import Part
+
+    probes: dict[str, Part] = {}
+    for m in record.maps:
+        first = 0 if m.part is None else m.part[0]
+        rows, columns = slice(first, first + len(m.queries)), slice(0, len(m.keys))
+        probes[m.kind] = Part(rows, columns, m.layers, m.heads, (cast("Kind", m.kind),))
+
+    def keep_part(call: AttentionCall) -> Any:
+        return probes[call.kind](call) if call.kind in probes else attend(call)
+
+    run_probe(model, reading, keep_part)
+    maps = []
+    for m in record.maps:
+        kept = probes[m.kind].maps.get(cast("Kind", m.kind), {})
+        by_layer = {layer: found[0].numpy() for layer, found in kept.items()}
+        maps.append(_fill(m, by_layer, probes[m.kind].heads, model.info))
     return replace(record, maps=tuple(maps))
 
 

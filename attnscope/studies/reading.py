@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model, eyes_of
+from attnscope.models.model import Batch, Model, Side, eyes_of, viewer_of
 from attnscope.records import Tokens
 from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound
@@ -116,7 +116,8 @@ class Reading:
         notes: What of it is not just what was given.
         inputs: Of what is no text: what the model's forward gets.
         picture: What the tokens are patches of.
-        pictures: What some of the tokens are patches of, among words.
+        pictures: What some of the tokens are patches of, among words; or what is looked at across.
+        across: Where words or learned queries look across to patches; see `models.model.SensoryInput`.
         sound: What the tokens are frames of.
     """
 
@@ -128,14 +129,19 @@ class Reading:
     picture: Picture | None = None
     sound: Sound | None = None
     pictures: tuple[Picture, ...] = ()
+    across: Mapping[str, Side] = field(default_factory=dict)
 
     @property
     def after_pictures(self) -> int:
         """The first token after all that stand for patches: no earlier one is a word that sees them all."""
+        if self.across:
+            return next(iter(self.across.values())).first
         return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
 
     def sides(self, kind: str) -> tuple[Tokens, Tokens]:
         """The queries and keys of a kind of attention: a decoder beside an encoder reads the target, alone the text."""
+        if kind in self.across:
+            return self.across[kind].queries, self.across[kind].keys
         if self.target is None or kind == "encoder":
             return self.tokens, self.tokens
         return self.target, self.target if kind == "decoder" else self.tokens
@@ -149,6 +155,8 @@ def reader_of(model: Model, given: Given) -> Model:
     """
     if isinstance(model, str):
         raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
+    if isinstance(given, View):
+        return viewer_of(model)
     return eyes_of(model) if isinstance(given, Photo) else model
 
 
@@ -210,7 +218,7 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
 
 
 def _see(model: Model, photo: Photo) -> Reading:
-    if model.viewer is not None:
+    if model.eyes is None and model.viewer is not None:
         raise AttnscopeError(
             f"{model.info.name} reads pictures among words, and none without", "give it a text too, such as a question"
         )
@@ -229,7 +237,7 @@ def _view(model: Model, given: View) -> Reading:
             "leave out the text, or --image, or name a model such as SmolVLM, LLaVA or Qwen2-VL",
         )
     seen = model.viewer.view(given.photos, given.text, given.generate)
-    return Reading(given.text, seen.tokens, None, seen.notes, seen.inputs, pictures=seen.pictures)
+    return Reading(given.text, seen.tokens, None, seen.notes, seen.inputs, pictures=seen.pictures, across=seen.across)
 
 
 def _hear(model: Model, speech: Speech) -> Reading:

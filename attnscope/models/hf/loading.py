@@ -23,6 +23,7 @@ from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
 from attnscope.models.hashing import file_sha256
 from attnscope.models.hf.adapters import NONE, merge, require_peft
+from attnscope.models.hf.crossing import crosses
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
@@ -130,7 +131,7 @@ def _readers(
             f"{folder} holds no tokenizer",
             "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
         )
-    if reads_pictures(base) and holds_processor(folder) and base.config.model_type in FAMILIES:
+    if (reads_pictures(base) or crosses(base)) and holds_processor(folder) and base.config.model_type in FAMILIES:
         return tokenizer, open_processor(folder, tokenizer.backend, base.config.model_type, options)
     return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
 

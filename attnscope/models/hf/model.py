@@ -17,10 +17,12 @@ from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
+from attnscope.models.hf.crossing import ALONE, crosses, survey_crossing
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.eager import mixes_lengths, run_one_by_one
 from attnscope.models.hf.examples import accepts, examples, max_tokens
 from attnscope.models.hf.hearing import HuggingFaceEars
+from attnscope.models.hf.looking import HuggingFaceLooker
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.outputs import blocks_by_place, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
@@ -36,8 +38,8 @@ from attnscope.models.hf.parts import (
     wordless,
 )
 from attnscope.models.hf.seeing import HuggingFaceEyes
-from attnscope.models.hf.survey import survey
-from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.hf.survey import Survey, survey
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.viewing import HuggingFaceViewer
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.hf.writing import HuggingFaceWriter
@@ -77,6 +79,7 @@ class HuggingFaceModel:
         network: The model, and what is known of it.
         processor: What makes what it reads of pictures or sound.
         open_eyes: Makes a model of what sees pictures, where that is another part of the same files.
+        open_viewer: Makes a model of what looks at pictures from beside its text, where that is more than this.
 
     Attributes:
         info: What is known of it.
@@ -87,11 +90,20 @@ class HuggingFaceModel:
     look = None
 
     def __init__(
-        self, network: Network, processor: Any = None, open_eyes: "Callable[[], HuggingFaceModel] | None" = None
+        self,
+        network: Network,
+        processor: Any = None,
+        open_eyes: "Callable[[], HuggingFaceModel] | None" = None,
+        open_viewer: "Callable[[], HuggingFaceModel] | None" = None,
     ) -> None:
-        self.network, self.info, self.tokenizer = network, network.info, network.tokenizer
+        self.network, self.info = network, network.info
+        self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = network.tokenizer
+        if network.found.beside:
+            self.tokenizer = WordlessTokenizer(
+                network.info.name, "reads words beside a picture alone", "give it one: --image photo.jpg"
+            )
         self.layers: Mapping[Kind, tuple[int, ...]] = network.found.layers
-        self._processor, self._open_eyes = processor, open_eyes
+        self._processor, self._open_eyes, self._open_viewer = processor, open_eyes, open_viewer
 
     @cached_property
     def writer(self) -> HuggingFaceWriter | None:
@@ -107,11 +119,15 @@ class HuggingFaceModel:
         return HuggingFaceEyes(self, self.network, self._processor) if sees else None
 
     @cached_property
-    def viewer(self) -> HuggingFaceViewer | None:
-        """What of it reads pictures among words."""
+    def viewer(self) -> HuggingFaceViewer | HuggingFaceLooker | None:
+        """What of it reads pictures among words, or looks at them from beside its text."""
+        if self._open_viewer is not None:
+            return self._open_viewer().viewer
+        if self.network.found.beside:
+            return HuggingFaceLooker(self, self.network, self._processor)
         if self.writer is None or not reads_pictures(self.network.base):
             return None
-        return HuggingFaceViewer(self.network, self._processor, self.writer)
+        return HuggingFaceViewer(self, self.network, self._processor, self.writer)
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
@@ -236,7 +252,8 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
     parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
     senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
-    senses = tokenizer if reads_pictures(base) and hasattr(tokenizer, "image_processor") else senses
+    is_joint = reads_pictures(base) or (crosses(base) and picture_tower(base) is None)
+    senses = tokenizer if is_joint and hasattr(tokenizer, "image_processor") else senses
     reader: HuggingFaceTokenizer | NumbersTokenizer
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):
@@ -253,20 +270,31 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         return replace(raw, model=model, tokenizer=tokenizer, notes=(*raw.notes, note))
 
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+        looking = (lambda: _build(raw, check, found=survey_crossing(base))) if crosses(base) else None
+        if looking is not None and base.config.model_type not in ALONE:
+            return looking()
         if eyes is None:
-            return _build(raw, check)
+            return _build(raw, check, open_viewer=looking)
         if words is None:
             note = "This is its encoder, which sees pictures; its decoder is not shown."
-            return _build(part(eyes, wordless(name, eyes), note), check)
+            if looking is not None:
+                note = "This is its encoder, which sees pictures; with a text beside --image its decoder is shown."
+            return _build(part(eyes, wordless(name, eyes), note), check, open_viewer=looking)
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
         seeing = part(eyes, wordless(name, eyes), f"{apart} pictures.")
         reading = part(words, raw.tokenizer, f"{apart} text. With --image the other is shown.")
         return _build(reading, check, lambda: assemble(seeing, check=check))
 
 
-def _build(raw: RawModel, check: bool, open_eyes: Callable[[], HuggingFaceModel] | None = None) -> HuggingFaceModel:
+def _build(
+    raw: RawModel,
+    check: bool,
+    open_eyes: Callable[[], HuggingFaceModel] | None = None,
+    open_viewer: Callable[[], HuggingFaceModel] | None = None,
+    found: Survey | None = None,
+) -> HuggingFaceModel:
     base = base_of(raw.model)
-    found = survey(base, check=check)
+    found = found or survey(base, check=check)
     kinds = tuple(found.layers)
     info = ModelInfo(
         name=raw.name,
@@ -289,4 +317,4 @@ def _build(raw: RawModel, check: bool, open_eyes: Callable[[], HuggingFaceModel]
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
     )
-    return HuggingFaceModel(Network(raw.model, base, raw.tokenizer, info, found), raw.processor, open_eyes)
+    return HuggingFaceModel(Network(raw.model, base, raw.tokenizer, info, found), raw.processor, open_eyes, open_viewer)

@@ -174,9 +174,12 @@ class Network:
     def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
         given = self._forward_inputs(inputs)
         if self.at_seam:
-            beside = "pixel_values" in inputs and reads_pictures(self.base)
-            light = self._light_from(given)
-            return self._hidden(perform(self.base, given, self.found.plan, probe, light, beside=beside))
+            found = self.found
+            beside = found.beside or ("pixel_values" in inputs and reads_pictures(self.base))
+            light = None if found.beside else self._light_from(given)
+            return self._hidden(
+                perform(self.base, given, found.plan, probe, light, through=found.through, beside=beside)
+            )
         return self._hidden(run_for_weights(self.base, given, self.found.layers, self.info.name, probe))
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +190,8 @@ class Network:
 
     def _hidden(self, output: Any) -> Tensor:
         hidden = hidden_states(output)
+        if hidden is None and self.found.beside:  # some give out what their head says, and no more
+            hidden = getattr(output, "logits", None)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
         return hidden

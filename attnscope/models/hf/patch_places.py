@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.seeing import tokens_before
+from attnscope.models.hf.seeing import patch_size, tokens_before
 
 Places = NDArray[np.int64]
 
@@ -29,7 +29,8 @@ class Pane:
         photo: Which photo.
         is_small: Whether it is all of the photo made small, beside one with more detail.
         pixels: As the model is given it, (3, height, width).
-        places: Of each patch which picture token of the prompt stands for it, counted from the first, (row, column).
+        places: Of each patch which picture token of the prompt stands for it, counted from the first, (row, column);
+            of models that look across, which key.
     """
 
     photo: int
@@ -47,7 +48,7 @@ class Made:
         processor: Its processor.
         inputs: What the processor gave.
         sizes: Height and width of each photo.
-        n_tokens: How many picture tokens the prompt has.
+        n_tokens: How many picture tokens the prompt has, or keys that are looked across to.
     """
 
     base: Any
@@ -220,6 +221,38 @@ def _qwen(made: Made) -> list[Pane]:
     return _require_all(panes, first, made)
 
 
+def _mllama(made: Made) -> list[Pane]:
+    """Tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
+    config = made.base.config.vision_config
+    side = config.image_size // config.patch_size
+    each, n_tiles = side * side + 1, made.pixels.shape[2]
+    panes = []
+    for number, which in enumerate(made.inputs["aspect_ratio_ids"][0].tolist()):
+        down, across = config.supported_aspect_ratios[which - 1]
+        tiles = made.pixels[0, number, : down * across]
+        at = np.arange(side * side).reshape(1, side, side) + 1
+        at = at + each * (np.arange(down * across) + number * n_tiles)[:, None, None]
+        cut = tiles[:, :, : side * config.patch_size, : side * config.patch_size]
+        panes.append(Pane(number, False, _join(cut, down, across), _join(at, down, across)))
+    return panes
+
+
+def tower_of(base: Any) -> tuple[Any, int, int]:
+    """What sees pictures beside a text, and height and width of its patches in pixels.
+
+    Raises:
+        AttnscopeError: It does not cut pictures into patches of one size.
+    """
+    tower = base.encoder if base.config.model_type == "vision-encoder-decoder" else base.vision_model
+    return tower, *patch_size(tower, base.config.model_type)
+
+
+def _beside(made: Made) -> list[Pane]:
+    """One picture of patches, after what stands for no place, that words or queries look across to."""
+    tower, high, wide = tower_of(made.base)
+    return _one_grid(made, high, wide, len(tokens_before(tower)))
+
+
 def _require_all(panes: list[Pane], n: int, made: Made) -> list[Pane]:
     if n != made.n_tokens:
         raise Unplaced(f"its processor gives {made.n_tokens} picture tokens where its grid says {n}")
@@ -240,17 +273,22 @@ def _join(tiles: Any, down: int, across: int) -> Any:
 
 
 FAMILIES: dict[str, Callable[[Made], list[Pane]]] = {
+    "blip": _beside,
+    "blip-2": _beside,
     "gemma3": _gemma3,
     "idefics3": _idefics3,
+    "instructblip": _beside,
     "internvl": _internvl,
     "llava": _llava,
     "llava_next": _llava_next,
+    "mllama": _mllama,
     "paligemma": _paligemma,
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
     "qwen3_vl": _qwen,
     "smolvlm": _idefics3,
     "vipllava": _llava,
+    "vision-encoder-decoder": _beside,
 }
 """By the type of a model's configuration."""
 

@@ -38,6 +38,10 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
             "save it there: AutoProcessor.from_pretrained(…).save_pretrained(…)",
         )
     parts = {"image_processor": images, "tokenizer": tokenizer}
+    beside = folder / "qformer_tokenizer"
+    if beside.is_dir():  # InstructBLIP's queries read the question too, with a tokenizer of their own
+        with load_errors("tokenizer", beside):
+            parts["qformer_tokenizer"] = transformers.AutoTokenizer.from_pretrained(beside, **options)
     kind: Any = without_videos(found)
     named_parts = found.get_attributes()  # type: ignore[attr-defined]
     lacking = [name for name in kind.get_attributes() if name not in parts]

@@ -141,7 +141,7 @@ class HuggingFaceEyes:
                 f"the image processor of {self._name} gives no picture of three colours, but {shape}",
                 "models that see one picture as one grid of patches are supported",
             )
-        high, wide = _patch_size(self._base, self._name)
+        high, wide = patch_size(self._base, self._name)
         rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
         if not rows or not columns:
             told = f"{self._name} sees {photo.source} smaller than one of its patches"
@@ -161,7 +161,7 @@ class HuggingFaceEyes:
         What it fills up with is left out: the model hides it from the patches.
         """
         rows, columns = (int(n) for n in np.asarray(shapes).reshape(-1)[:2])
-        high, wide = _patch_size(self._base, self._name)
+        high, wide = patch_size(self._base, self._name)
         patches = pixels[:, : rows * columns]
         if patches.shape != (1, rows * columns, high * wide * 3):
             raise AttnscopeError(
@@ -207,7 +207,12 @@ def show_all_patches(base: PreTrainedModel) -> list[str]:
     return [f"In training it sees {1 - hidden:.0%} of the patches, drawn by lot; here it sees all, in order."]
 
 
-def _patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
+def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
+    """Height and width of the patches that a model cuts pictures into, in pixels.
+
+    Raises:
+        AttnscopeError: They are not of one size.
+    """
     given = getattr(base.config, "patch_size", None)
     sizes = tuple(given) if isinstance(given, list | tuple) else (given, given)
     if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):

@@ -6,7 +6,7 @@ takes the eager path; one that cannot be shown truly by either is refused.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,6 +67,8 @@ class Survey:
         checked: Whether it was compared with eager.
         notes: What a user must know to read the pictures truly.
         reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
+        beside: Whether modules that the plan does not name attend too, as those of a tower for pictures do.
+        through: What is called instead of the model, to run it; see `seam.perform`.
     """
 
     path: str
@@ -80,6 +82,10 @@ class Survey:
     checked: bool
     notes: tuple[str, ...]
     reaches: list[int] = field(default_factory=list)
+    beside: bool = False
+    through: Callable[..., Any] | None = None
+    beside: bool = False
+    through: Callable[..., Any] | None = None
 
 
 def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:

@@ -65,7 +65,7 @@ class HuggingFaceWriter:
             return logits
 
         with torch.no_grad(), use_attention(self._base, None):
-            return self._tokenizer.extend(tokens, self._write(predict, tokens.ids.tolist(), n))
+            return self._tokenizer.extend(tokens, self.extend_greedily(predict, tokens.ids.tolist(), n))
 
     def answer(self, inputs: Mapping[str, Tensor], n: int, never: Sequence[int] = ()) -> list[int]:
         """The numbers of what the model writes after a prompt of pictures and words, without a token that ends it.
@@ -93,7 +93,7 @@ class HuggingFaceWriter:
         Raises:
             AttnscopeError: The model is no encoder-decoder, or names no start token.
         """
-        return self._tokenizer.encode_target(text, self._start_id())
+        return self._tokenizer.encode_target(text, self.start_id())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
         """What the decoder reads as it answers a text by its own greedy output.
@@ -107,7 +107,7 @@ class HuggingFaceWriter:
             AttnscopeError: The model is no encoder-decoder, or cannot write.
         """
         self._require_head(is_encoder_decoder=True)
-        start = self._start_id()
+        start = self.start_id()
         inputs = self._network.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
         given = {name: x.to(self._network.device) for name, x in inputs.items()}
         # In this order, as a load takes them: else two threads could wait for each other.
@@ -128,7 +128,7 @@ class HuggingFaceWriter:
             AttnscopeError: The model cannot write.
         """
         self._require_head(is_encoder_decoder=True)
-        prompt = list(self._tokenizer.prefix_ids) or [self._start_id()]
+        prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
         features = heard.inputs["input_features"].to(self._network.device)
         with use_attention(self._base, None), torch.no_grad():
             encoded = self._model.get_encoder()(features)
@@ -138,13 +138,13 @@ class HuggingFaceWriter:
                 logits: Tensor = self._model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False).logits
                 return logits
 
-            return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), self._write(predict, prompt, n))
+            return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), self.extend_greedily(predict, prompt, n))
 
     def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
         """What the forward gets for its decoder."""
         return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._network.device)}
 
-    def _write(self, predict: Callable[[list[int]], Tensor], given: list[int], n: int) -> list[int]:
+    def extend_greedily(self, predict: Callable[[list[int]], Tensor], given: list[int], n: int) -> list[int]:
         """The numbers that are written after those given, at most n, without the one that ends a text.
 
         Args:
@@ -186,9 +186,11 @@ class HuggingFaceWriter:
         for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
             found = getattr(config, "eos_token_id", None)
             ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
+        if self._base.config.model_type == "blip":  # as its own `generate` says
+            ends.add(self._base.config.text_config.sep_token_id)
         return ends
 
-    def _start_id(self) -> int:
+    def start_id(self) -> int:
         """The number of the token that the decoder of an encoder-decoder starts with."""
         name = self._network.info.name
         if not self._base.config.is_encoder_decoder:

@@ -1,0 +1,148 @@
+"""Models whose words, or learned queries, look across to the patches of a photo: weights, places, records, refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import attnscope
+from attnscope.errors import AttnscopeError
+from attnscope.senses.photos import read_photo
+from attnscope.views.picture_words import sheets_of
+from tests.conftest import Run
+from tests.vision_language_helpers import ACROSS, noise, write_family, write_queries
+
+QUESTION = "what is on the table ?"
+KINDS = dict.fromkeys(ACROSS, ("cross", "decoder")) | dict.fromkeys(
+    ("blip-2", "instructblip"), ("cross", "encoder", "decoder")
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("across")
+    return {name: write_family(home / name, name) for name in ACROSS}
+
+
+@pytest.fixture(scope="module")
+def models(folders: dict[str, Path]) -> dict[str, Any]:
+    return {name: attnscope.load(folder) for name, folder in folders.items()}
+
+
+def photos_for(name: str) -> list[Any]:
+    return [noise(150, 230), noise(310, 97, seed=1)] if name == "mllama" else [noise(150, 230)]
+
+
+def eager_weights(model: Any, inputs: dict[str, Any]) -> dict[tuple[str, int], Any]:
+    """What each attention of words and queries gives out by transformers' own eager code, by (kind, layer)."""
+    network = model.network
+    network.base.set_attn_implementation("eager")
+    kept: dict[tuple[str, int], Any] = {}
+    hooks = [
+        module.register_forward_hook(
+            lambda _m, _a, output, place=places[0]: kept.update({(place.kind, place.layer): output[1][0].numpy()})
+        )
+        for module, places in network.found.plan.items()
+    ]
+    try:
+        with torch.no_grad():
+            output = network.base(**inputs, output_attentions=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return kept | {("logits", 0): getattr(output, "logits", None)}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_weights_are_those_of_eager_attention(name: str, models: dict[str, Any]) -> None:
+    made = attnscope.picture_heatmap(models[name], photos_for(name), QUESTION, generate=4)
+    looker = models[name].viewer.model
+    seen = models[name].viewer.view([read_photo(photo) for photo in photos_for(name)], QUESTION, 4)
+    true = eager_weights(looker, dict(seen.inputs))
+    assert tuple(m.kind for m in made.maps) == KINDS[name] and len(made.pictures) == len(photos_for(name))
+    for attention in made.maps:
+        first = 0 if attention.part is None else attention.part[0]
+        for place, layer in enumerate(attention.layers):
+            wanted = true[attention.kind, layer][:, first:]
+            assert attention.weights[place].shape == wanted.shape
+            np.testing.assert_allclose(attention.weights[place], wanted, atol=2e-5)
+        assert float(np.ptp(attention.weights)) > 0.05  # flat maps would agree with anything
+    logits = true["logits", 0]
+    words = made.maps[-1].queries
+    n_written = len(words) - words.n_given
+    assert n_written > 0
+    if logits is not None:  # what was written token by token is what one forward pass over all of it says
+        never = getattr(looker.network.base.config, "image_token_id", None)
+        if never is not None:
+            logits[..., never] = -torch.inf
+        ids = seen.tokens.ids[-n_written:]
+        assert logits[0, -n_written - 1 : -1].argmax(-1).tolist() == ids.tolist()
+
+
+def test_what_a_tile_is_filled_up_with_is_looked_at_by_no_word(models: dict[str, Any]) -> None:
+    made = attnscope.picture_heatmap(models["mllama"], noise(40, 40), QUESTION)
+    filling = np.array([label == "filling" for label in made.maps[0].keys.labels])
+    assert filling.sum() == 3 * 26 and not made.weights[..., filling].any()
+    assert made.maps[0].keys.labels[0] == "CLS" and made.pictures[0].cells[0, 0] == 1
+    np.testing.assert_allclose(made.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_records_keep_all_kinds(models: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("mllama", "blip-2"):
+        record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
+        for file in ("weights.npz", "record.json"):
+            back = attnscope.load_record(record.save(tmp_path / file))
+            assert back.describe() == record.describe()
+            for mine, kept in zip(record.maps, back.maps, strict=True):
+                np.testing.assert_array_equal(kept.weights, mine.weights)
+        merged = record.merge_words()
+        np.testing.assert_allclose(merged.weights, record.weights, atol=1e-6)  # every word is one token here
+        assert merged.maps[0].part == record.maps[0].part
+
+
+def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, Any], tmp_path: Path) -> None:
+    record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 1)])
+    assert [sheet.stem for sheet in sheets_of(record, "Q2")] == [
+        "words", "word-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"
+    ]  # fmt: skip
+    assert record.page() is not None
+    alone = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(3, 1)])
+    assert [m.kind for m in alone.maps] == ["cross"] and alone.page() is not None
+    assert "text-L03H01.svg" in [path.name for path in alone.draw(tmp_path, ["svg"], query="table")]
+    with pytest.raises(AttnscopeError, match="looks at pictures in layers 1,3 alone"):
+        attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(0, 1)])
+
+
+def test_a_text_is_shown_without_a_picture_where_that_can_be(models: dict[str, Any]) -> None:
+    assert attnscope.heatmap(models["mllama"], QUESTION).maps[0].layers == (0, 2)
+    assert attnscope.picture_heatmap(models["trocr"], noise(40, 40)).picture is not None
+    for name in ("blip", "blip-2", "instructblip"):
+        with pytest.raises(AttnscopeError, match="beside a picture alone"):
+            attnscope.heatmap(models[name], QUESTION)
+    with pytest.raises(AttnscopeError, match="one photo at a time"):
+        attnscope.picture_heatmap(models["blip"], [noise(40, 40), noise(40, 40)], QUESTION)
+
+
+def test_queries_are_shown_where_the_language_model_is_an_encoder_decoder(tmp_path: Path) -> None:
+    import transformers as t
+
+    text = t.T5Config(d_model=24, d_kv=6, d_ff=32, num_layers=1, num_heads=4, vocab_size=32, decoder_start_token_id=0)
+    write_queries(tmp_path / "t5", "blip-2", text)
+    model = attnscope.load(tmp_path / "t5")
+    made = attnscope.picture_heatmap(model, noise(150, 230), QUESTION)
+    assert [m.kind for m in made.maps] == ["cross", "encoder"]
+    with pytest.raises(AttnscopeError, match="encoder-decoder of its own"):
+        attnscope.picture_heatmap(model, noise(150, 230), QUESTION, generate=3)
+
+
+def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
+    Image.fromarray(noise(90, 120)).save("a.png")
+    code, out, err = run(
+        "heatmap", "--image", "a.png", QUESTION, "-m", str(folders["mllama"]), "-o", "out", "-f", "png,npz,text"
+    )
+    assert code == 0 and "a.png, 120 × 90" in out and not err
+    code, again, _ = run("show", "out", "-o", "again", "--query", "table")
+    assert code == 0 and "again/word-00-table.png" in again
