@@ -164,6 +164,28 @@ def test_a_head_that_rests_says_exactly_where_else_it_looks() -> None:
         np.testing.assert_allclose(ours.value(name), exact.value(name), rtol=2e-5, atol=2e-5, err_msg=name)
 
 
+def test_exponentials_and_logarithms_of_vectors() -> None:
+    from numba import njit
+
+    from attnscope.core.measures import numba_kernel as kernel
+
+    @njit
+    def each(x, of_exp, y, of_log):  # type: ignore[no-untyped-def]
+        for i in range(0, len(x), 16):
+            kernel.store(of_exp, i, kernel._exp(kernel.load(x, i)))
+            kernel.store(of_log, i, kernel._log(kernel.load(y, i)))
+
+    x = -np.linspace(0, 86.9, 16_000, dtype=np.float32)
+    y = np.concatenate([np.geomspace(1e-38, 1e6, 15_984), np.arange(1.0, 17.0)])
+    of_exp, of_log = np.empty_like(x), np.empty_like(y)
+    each(x, of_exp, y, of_log)
+    near = x > -20  # what is smaller is no part of a sum that anyone sees
+    np.testing.assert_allclose(of_exp[near], np.exp(x[near].astype(float)), rtol=1.5e-7)
+    np.testing.assert_allclose(of_exp, np.exp(x.astype(float)), rtol=5e-7)
+    np.testing.assert_allclose(of_log, np.log(y), rtol=1e-11, atol=1e-11)
+    assert (of_exp[0], of_log[-16]) == (1, 0)
+
+
 def test_float64_is_left_to_torch() -> None:
     call, keys = long_call(33, dtype=torch.float64)
     ours, theirs = (measured(call, keys, which) for which in ("numba", "torch"))

@@ -1,14 +1,13 @@
 """The compiled half of `numba_pass`: softmax and every sum over rows of scores, in place. Ours.
 
 Compiled by its signature as it is imported, and kept on disk: beside this file, or in the user's cache folder where
-that may not be written. Plain loops and no threads of numba's own: its layers bring a second pool beside torch's, abort
-when two Python threads call at once, or die after a fork; `numba_pass` has threads of Python's, which let each other
-run.
+that may not be written. Loops over vectors (`numba_vectors`) and no threads of numba's own: its layers bring a second
+pool beside torch's, abort when two Python threads call at once, or die after a fork; `numba_pass` has threads of
+Python's, which let each other run.
 
 Arrays are flat, and no part of one is cut out for a row: that counts its users up and down, which takes as long as a
-short row. A row is worked on in multiples of LANES keys, which the buffers are padded to: the scalar remainder would
-take as long as the vectors. Exponentials are those of Cephes (Moshier 1989), within 1e-7; the order of additions is
-that of the compiler, so that numbers are the same bit for bit on processors of one kind.
+short row. What is needed of a row when its end is known, logarithms above all, waits for the end of its task, where it
+is worked out for sixteen rows at once. Exponentials are within 1e-7.
 """
 
 import math
@@ -18,35 +17,73 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-LANES = 32
-"""Keys are padded to a multiple of so many."""
-
-_SUMS = {"reassoc", "nsz", "arcp", "contract"}
-"""What makes sums vectors. Not that there be no NaN: what a model computes as NaN must come out as such."""
+from attnscope.core.measures.numba_vectors import (
+    LANES,
+    choose,
+    exponent,
+    first,
+    fraction,
+    fused,
+    highest,
+    larger,
+    load,
+    positive,
+    raise_exponent,
+    ramp,
+    spread,
+    store,
+    total,
+    widen,
+)
 
 _f4, _i4, _i8, _f8 = types.float32, types.int32, types.int64, types.float64
 _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i8))
 
-_U = np.uint64
-"""Of indices in loops: numba takes what may be below 0 for an index from the end, and then the loop is no vector."""
+_LOW = -87.0
+"""Where exponentials end: further below the largest, a score has no weight."""
+
+_MARGIN = 2 * LANES
+"""Numbers before and behind a row of weights, into which the window around a query at its ends reaches."""
 
 
-@njit(fastmath={"contract"}, forceinline=True)
+@njit(forceinline=True)
+def _number(x):
+    return spread(np.float32(x))
+
+
+@njit(forceinline=True)
 def _exp(x):
-    """E to the power of -87 to 0: 2 to the power of a whole number, put in by its bits, times a polynomial."""
-    shifted = x * np.float32(1.44269504) + np.float32(12582912.0)
-    whole = shifted - np.float32(12582912.0)
-    rest = x - whole * np.float32(0.693359375)
-    rest = rest + whole * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * rest + np.float32(1.3981999507e-3)
-    p = p * rest + np.float32(8.3334519073e-3)
-    p = p * rest + np.float32(4.1665795894e-2)
-    p = p * rest + np.float32(1.6666665459e-1)
-    p = p * rest + np.float32(5.0000001201e-1)
-    p = p * rest * rest + rest + np.float32(1)
-    bits = np.float32(p).view(np.int32) + np.int32(np.float32(shifted).view(np.int32) << np.int32(23))
-    return np.int32(bits).view(np.float32)
+    """E to the power of _LOW to 0, and 0 for _LOW: a power of two, put in by its bits, times a polynomial."""
+    magic = _number(12582912.0)
+    shifted = fused(x, _number(1.44269504), magic)
+    whole = shifted - magic
+    rest = fused(whole, _number(-0.6931471805599453), x)
+    p = _number(1.381454010472719e-3)
+    p = fused(p, rest, _number(8.368745195609744e-3))
+    p = fused(p, rest, _number(4.166839079138633e-2))
+    p = fused(p, rest, _number(1.6666520398318580e-1))
+    p = fused(p, rest, _number(4.9999993432076767e-1))
+    p = fused(p, rest, _number(1.0))
+    p = fused(p, rest, _number(1.0))
+    return choose(_number(_LOW), x, _number(0.0), raise_exponent(p, shifted))
+
+
+@njit(forceinline=True)
+def _log(x):
+    """The natural logarithm of positive float64 numbers, within 1e-11: the series of the inverse hyperbolic tangent."""
+    part, power, root = fraction(x), exponent(x), spread(1.4142135623730951)
+    power = choose(part, root, power + spread(1.0), power)
+    part = choose(part, root, part * spread(0.5), part)
+    s = (part - spread(1.0)) / (part + spread(1.0))
+    z = s * s
+    p = spread(1 / 13)
+    p = fused(p, z, spread(1 / 11))
+    p = fused(p, z, spread(1 / 9))
+    p = fused(p, z, spread(1 / 7))
+    p = fused(p, z, spread(1 / 5))
+    p = fused(p, z, spread(1 / 3))
+    p = fused(p, z, spread(1.0))
+    return fused(power, spread(0.6931471805599453), (s + s) * p)
 
 
 class Given(NamedTuple):
@@ -65,7 +102,6 @@ class Given(NamedTuple):
         group_of: Which group of like tokens each query's is, (text, query), int64, -1 for none.
         group_from: Where in `members` each group begins, and where the last one ends, (group + 1,), int64.
         members: Keys of the groups, (n,), int64.
-        places: 0, 1, 2, ... by padded key, (padded key,), float32.
         shape: Mask heads of edges and of worth, columns of worth and of the board, keys of a text, and how far apart
             texts and queries lie in `cosine`, 0 where there is one row for all.
     """
@@ -82,24 +118,20 @@ class Given(NamedTuple):
     group_of: NDArray[np.int64]
     group_from: NDArray[np.int64]
     members: NDArray[np.int64]
-    places: NDArray[np.float32]
     shape: tuple[int, ...]
 
 
-_GIVEN = types.NamedTuple(
-    (_I4, _F4, _F4, _I8, _I8, _I8, _I8, _I8, _F4, _I8, _I8, _I8, _F4, types.UniTuple(_i8, 7)), Given
-)
+_GIVEN = types.NamedTuple((_I4, _F4, _F4, _I8, _I8, _I8, _I8, _I8, _F4, _I8, _I8, _I8, types.UniTuple(_i8, 7)), Given)
 
-_READ_ROWS = types.void(_F4, _I4, types.UniTuple(_i8, 9), _I8, _F4, _GIVEN, _F8, _F4, _F4)
+_READ_ROWS = types.void(_F4, types.UniTuple(_i8, 9), _I8, _F4, _GIVEN, _F8, _F4, _F4)
 
 
-@njit(_READ_ROWS, nogil=True, cache=True, error_model="numpy", fastmath=_SUMS)
-def read_rows(scores, bits, sizes, slots, sinks, given, board, received, active):
+@njit(_READ_ROWS, nogil=True, cache=True, error_model="numpy")
+def read_rows(scores, sizes, slots, sinks, given, board, received, active):
     """Turns scores into weights, and adds up what is read off their rows. All arrays are flat.
 
     Args:
         scores: (text * head, query, padded key); becomes weights, 0 beyond the edges.
-        bits: The same memory as whole numbers.
         sizes: The first and last + 1 task (task = text * head * chunk of queries, in that order), heads, queries,
             padded keys, queries of a chunk, the block's first query and first key in its text, and 1 if queries and
             keys are of one text.
@@ -111,184 +143,256 @@ def read_rows(scores, bits, sizes, slots, sinks, given, board, received, active)
         active: (text * head, query); what each query gives to keys outside the sinks.
     """
     (
-        edges, worth, off_rest, rest_from, rest, final, rare_from, rare, cosine, group_of, group_from, members, places,
-        shape,
+        edges, worth, off_rest, rest_from, rest, final, rare_from, rare, cosine, group_of, group_from, members, shape,
     ) = given  # fmt: skip
     first_task, last_task, n_heads, n_queries, n_padded, chunk, first_query, first_key, own_text = sizes
     edge_heads, worth_heads, n_worth, n_board, n_tokens, cosine_text, cosine_query = shape
     (
         n_offsets, c_entropy, c_relative, c_off_rest, c_max, c_rare, c_rms, c_near, c_ahead, c_cosine, c_same,
         c_induced, c_apart, c_even, c_hits, c_places, c_places_off,
-        q_relative, q_off_rest, q_max, q_rare, q_even, q_places, q_places_off,
+        q_relative, q_off_rest, q_max, q_rare, q_even, q_places,
     ) = (
         slots[0], slots[1], slots[2], slots[3], slots[4], slots[5], slots[6], slots[7], slots[8], slots[9], slots[10],
         slots[11], slots[12], slots[13], slots[14], slots[15], slots[16],
-        slots[17], slots[18], slots[19], slots[20], slots[21], slots[22], slots[23],
+        slots[17], slots[18], slots[19], slots[20], slots[21], slots[22],
     )  # fmt: skip
     n_chunks = (n_queries + chunk - 1) // chunk
-    reach = n_offsets // 2
-    before = first_query - first_key
+    reach, before = n_offsets // 2, first_query - first_key
+    # Keys on which heads rest are set aside: sums of the others are then no small differences of large ones.
     most = 1
     for t in range(rest_from.shape[0] - 1):
         most = max(most, rest_from[t + 1] - rest_from[t])
-    aside, aside_at = np.empty(most, np.float64), np.empty(most, np.int64)
-    aside_weight = np.empty(most, np.float32)
-    nothing, low = np.float32(-np.inf), np.float32(-87)
+    aside_of, aside_at = np.empty(most, np.int64), np.empty(most, np.int64)
+    aside, aside_received = np.empty(most, np.float32), np.zeros(most)
+    # Of one text: what is added to scores, -infinity for keys set aside; and 1 for the rarest tokens.
+    apart, rarest = np.empty(n_padded, np.float32), np.empty(n_padded, np.float32)
+    # Vectors that lie across two lines of the cache take twice as long.
+    weights = np.empty(n_padded + 2 * _MARGIN + LANES, np.float32)
+    weights = weights[-weights.ctypes.data // 4 % LANES :]
+    # Of rows that count, one task's: what their ends say.
+    room = (chunk + LANES - 1) // LANES * LANES
+    row_of = np.empty(room, np.int64)
+    seen_of, sum_of, off_of, log_off_of = np.empty(room), np.ones(room), np.ones(room), np.empty(room)
+    inverse_of, times_of, times_off_of, spread_of = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
+    fallen_of = np.zeros(room, np.float32)
+    sums_of_hits, sums_of_places = np.empty(LANES), np.empty(LANES)
+    zeros, ones, lanes = _number(0.0), _number(1.0), ramp()
+    low, nothing, one_vector = _number(_LOW), _number(-np.inf), _number(np.float32(LANES))
+    text_before = -1
     for task in range(first_task, last_task):
         text_head, part = task // n_chunks, task % n_chunks
         text, head = text_head // n_heads, text_head % n_heads
         sums, taken = task * n_board, task * n_padded
+        if text != text_before:
+            text_before = text
+            apart[:] = 0
+            rarest[:] = 0
+            for at in range(rest_from[text], rest_from[text + 1]):
+                if 0 <= rest[at] - first_key < n_padded:
+                    apart[rest[at] - first_key] = -np.inf
+            for at in range(rare_from[text], rare_from[text + 1]):
+                if 0 <= rare[at] - first_key < n_padded:
+                    rarest[rare[at] - first_key] = 1
+        n_rows = 0
+        near_off, ahead_off, alike_off = spread(0.0), spread(0.0), spread(0.0)
+        store(sums_of_hits, 0, spread(0.0))
+        store(sums_of_places, 0, spread(0.0))
+        near, ahead, alike = 0.0, 0.0, 0.0
+        same, same_off, induced, induced_off, rare_hits = 0.0, 0.0, 0.0, 0.0, 0.0
         for q in range(part * chunk, min(part * chunk + chunk, n_queries)):
             row = (text_head * n_queries + q) * n_padded
             edge = ((text * edge_heads + (head if edge_heads > 1 else 0)) * n_queries + q) * 2
             start, stop = np.int64(edges[edge]), np.int64(edges[edge + 1])
             active[text_head * n_queries + q] = 0
             if stop <= start:
-                for k in range(_U(n_padded)):
-                    scores[_U(row) + k] = 0
+                for k in range(0, n_padded, LANES):
+                    store(scores, row + k, zeros)
                 continue
-            left, right = start // LANES * LANES, min((stop + LANES - 1) // LANES * LANES, n_padded)
-            for k in range(_U(left)):
-                scores[_U(row) + k] = 0
-            for k in range(_U(row + right), _U(row + n_padded)):
-                scores[k] = 0
-            for k in range(_U(row + left), _U(row + start)):
-                scores[k] = nothing
-            for k in range(_U(row + stop), _U(row + right)):
-                scores[k] = nothing
-            # Keys on which heads rest are set aside: sums of the others are then no small differences of large ones.
+            left, right = start // LANES * LANES, (stop + LANES - 1) // LANES * LANES
+            for k in range(0, left, LANES):
+                store(scores, row + k, zeros)
+            for k in range(right, n_padded, LANES):
+                store(scores, row + k, zeros)
+            # The largest score, while the row moves to where it is worked on. Vectors at its edges are cut.
+            last = right - LANES
+            x = load(scores, row + last) + load(apart, last)
+            x = choose(lanes, _number(np.float32(stop - last)), nothing, x)
+            x = choose(lanes, _number(np.float32(start - last)), x, nothing)
+            store(weights, _MARGIN + last, x)
+            best = larger(x, nothing)
+            if left < last:
+                x = load(scores, row + left) + load(apart, left)
+                x = choose(lanes, _number(np.float32(start - left)), x, nothing)
+                store(weights, _MARGIN + left, x)
+                best = larger(x, best)
+                for k in range(left + LANES, last, LANES):
+                    x = load(scores, row + k) + load(apart, k)
+                    store(weights, _MARGIN + k, x)
+                    best = larger(x, best)
+            largest = highest(best)
+            largest_but_end = largest
             n_aside = 0
             for at in range(rest_from[text], rest_from[text + 1]):
                 k = rest[at] - first_key
                 if start <= k < stop:
-                    aside[n_aside], aside_at[n_aside] = scores[row + k], k
-                    scores[row + k] = nothing
+                    score = scores[row + k]
+                    aside_of[n_aside], aside_at[n_aside], aside[n_aside] = at - rest_from[text], k, score
                     n_aside += 1
-            n, here = _U(right - left), _U(row + left)
-            # The largest, told by bits, whose order is that of numbers once signs are turned: that is a vector, and
-            # NaN is the largest of all.
-            bit = np.int32(-2147483648)
-            for k in range(n):
-                turned = bits[here + k]
-                turned = turned ^ ((turned >> np.int32(31)) & np.int32(0x7FFFFFFF))
-                bit = turned if turned > bit else bit
-            bit = bit ^ ((bit >> np.int32(31)) & np.int32(0x7FFFFFFF))
-            largest = np.float64(np.int32(bit).view(np.float32))
-            largest_but_end = largest
-            for i in range(n_aside):
-                if not aside[i] <= largest:
-                    largest = aside[i]
-                if aside_at[i] + first_key != final[text] and not aside[i] <= largest_but_end:
-                    largest_but_end = aside[i]
-            total_off, times_off, above = np.float32(0), np.float32(0), np.float32(largest)
-            for k in range(n):
-                x = scores[here + k] - above
-                x = low if x < low else x
+                    if not score <= largest:
+                        largest = score
+                    if rest[at] != final[text] and not score <= largest_but_end:
+                        largest_but_end = score
+            above, sum_off, sum_times = _number(largest), zeros, zeros
+            for k in range(_MARGIN + left, _MARGIN + right, LANES):
+                x = larger(low, load(weights, k) - above)
                 p = _exp(x)
-                p = np.float32(0) if x <= low else p
-                scores[here + k] = p
-                total_off += p
-                times_off += p * x
-            total_aside, times_aside = np.float64(0), np.float64(0)
+                store(weights, k, p)
+                sum_off = sum_off + p
+                sum_times = fused(p, x, sum_times)
+            total_off, times_off = np.float64(total(sum_off)), np.float64(total(sum_times))
+            seen, times = total_off, times_off
             for i in range(n_aside):
-                x = np.float32(aside[i] - largest)
-                x = low if x < low else x
+                x = larger(low, _number(aside[i] - largest))
                 p = _exp(x)
-                p = np.float32(0) if x <= low else p
-                aside[i] = p
-                total_aside += p
-                times_aside += p * x
-            seen = np.float64(total_off) + total_aside
-            total = seen
+                aside[i] = first(p)
+                seen += first(p)
+                times += np.float64(first(p)) * first(x)
+            all_of_it = seen
             if sinks.shape[0]:
-                total += math.exp(min(np.float64(sinks[head]) - largest, 700.0))
-            inverse = 1.0 / total
+                all_of_it += math.exp(min(np.float64(sinks[head]) - largest, 700.0))
+            inverse = 1.0 / all_of_it
             by = np.float32(inverse)
+            most_weight = _number(by)
             for i in range(n_aside):
-                aside_weight[i] = np.float32(aside[i]) * by
+                aside[i] *= by
             worths = ((text * worth_heads + (head if worth_heads > 1 else 0)) * n_queries + q) * n_worth
             if worth[worths] == 0:
-                for k in range(n):
-                    scores[here + k] *= by
+                for k in range(left, right, LANES):
+                    store(scores, row + k, load(weights, _MARGIN + k) * most_weight)
                 for i in range(n_aside):
-                    scores[row + aside_at[i]] = aside_weight[i]
+                    scores[row + aside_at[i]] = aside[i]
                 continue
             cosines = text * cosine_text + q * cosine_query
-            place, like, taken_here = np.float32(q + before), _U(cosines + left), _U(taken + left)
-            near_off, ahead_off, squares = np.float32(0), np.float32(0), np.float32(0)
-            alike_off, ties = np.float32(0), np.float32(0)
-            for k in range(n):
-                weight = scores[here + k] * by
-                scores[here + k] = weight
-                received[taken_here + k] += weight
-                away = places[_U(left) + k] - place
+            here = q + before
+            away = lanes + _number(np.float32(left - here))
+            row_near, row_ahead, squares, row_alike, ties, rare_ties = zeros, zeros, zeros, zeros, zeros, zeros
+            for k in range(left, right, LANES):
+                weight = load(weights, _MARGIN + k) * most_weight
+                store(weights, _MARGIN + k, weight)
+                store(scores, row + k, weight)
+                store(received, taken + k, load(received, taken + k) + weight)
                 moved = weight * away
-                ahead_off += moved
-                near_off += abs(moved)
-                squares += moved * away
-                alike_off += weight * cosine[like + k]
-                ties += np.float32(1) if weight >= by else np.float32(0)
-            near, ahead, alike = np.float64(near_off), np.float64(ahead_off), np.float64(alike_off)
-            spread, shared = np.float64(squares), np.float64(ties)
+                row_ahead = row_ahead + moved
+                row_near = row_near + positive(moved)
+                squares = fused(moved, away, squares)
+                row_alike = fused(weight, load(cosine, cosines + k), row_alike)
+                ties = ties + choose(weight, most_weight, ones, zeros)
+                rare_ties = rare_ties + choose(weight, most_weight, load(rarest, k), zeros)
+                away = away + one_vector
+            near_off = near_off + widen(row_near)
+            ahead_off = ahead_off + widen(row_ahead)
+            alike_off = alike_off + widen(row_alike)
+            squared, shared, rare_shared = np.float64(total(squares)), total(ties), total(rare_ties)
             for i in range(n_aside):
-                k, weight = aside_at[i], aside_weight[i]
+                k, weight = aside_at[i], aside[i]
                 scores[row + k] = weight
-                received[taken + k] += weight
-                apart = np.float64(k - q - before)
-                near += weight * abs(apart)
-                ahead += weight * apart
-                spread += weight * apart * apart
+                aside_received[aside_of[i]] += weight
+                apart_by = np.float64(k - here)
+                near += weight * abs(apart_by)
+                ahead += weight * apart_by
+                squared += weight * apart_by * apart_by
                 alike += weight * np.float64(cosine[cosines + k])
-                shared += 1.0 if weight >= by else 0.0
-            off = np.float64(total_off) * inverse
+                if weight >= by:
+                    shared += np.float32(1)
+                    rare_shared += rarest[k]
+            off = total_off * inverse
             active[text_head * n_queries + q] = off
-            entropy = math.log(total) * (seen * inverse) - (np.float64(times_off) + times_aside) * inverse
-            board[sums + c_entropy] += entropy
-            board[sums + c_relative] += entropy * worth[worths + q_relative]
-            if total_off > 0:
-                inner = math.log(np.float64(total_off)) - np.float64(times_off) / np.float64(total_off)
-                board[sums + c_off_rest] += inner * worth[worths + q_off_rest]
-            elif total_off != 0:  # NaN
-                board[sums + c_off_rest] += total_off
-            if worth[worths + q_max] > 0:
-                fallen = largest_but_end - largest
-                board[sums + c_max] += inverse if fallen == 0 else math.exp(fallen) * inverse
-            share = np.float32(1.0 / max(shared, 1.0))
-            for at in range(rare_from[text], rare_from[text + 1]):
-                k = rare[at] - first_key
-                if start <= k < stop and scores[row + k] >= by:
-                    board[sums + c_rare] += share * worth[worths + q_rare]
+            row_of[n_rows], inverse_of[n_rows], seen_of[n_rows], sum_of[n_rows] = worths, inverse, seen, all_of_it
+            off_of[n_rows], times_of[n_rows], times_off_of[n_rows] = total_off, times, times_off
+            spread_of[n_rows], fallen_of[n_rows] = squared, largest_but_end - largest
+            n_rows += 1
+            share = np.float32(1.0) / max(shared, np.float32(1.0))
+            rare_hits += share * rare_shared * worth[worths + q_rare]
             if not own_text:
                 continue
-            board[sums + c_rms] += math.sqrt(spread)
-            board[sums + c_near] += near
-            board[sums + c_near + c_apart] += near_off
-            board[sums + c_ahead] += ahead
-            board[sums + c_ahead + c_apart] += ahead_off
-            board[sums + c_cosine] += alike
-            board[sums + c_cosine + c_apart] += alike_off
-            board[sums + c_even] += seen * inverse * worth[worths + q_even]
-            board[sums + c_even + 1] += off * worth[worths + q_even + 1]
-            lowest, highest = max(0, reach - q - before), min(n_offsets, n_padded - q - before + reach)
-            if lowest < highest:
-                at, there, there_off = row + q + before - reach, worths + q_places, worths + q_places_off
-                to, to_off, to_hits = sums + c_places, sums + c_places_off, sums + c_hits
-                for o in range(_U(lowest), _U(highest)):
-                    weight = scores[_U(at) + o]
-                    board[_U(to) + o] += weight * worth[_U(there) + o]
-                    board[_U(to_off) + o] += weight * worth[_U(there_off) + o]
-                    if weight >= by:
-                        board[_U(to_hits) + o] += share * worth[_U(there) + o]
+            if left - reach <= here < right + reach:
+                store(weights, _MARGIN + left - LANES, zeros)
+                store(weights, _MARGIN + right, zeros)
+                at, there = _MARGIN + here - reach, worths + q_places
+                weight, counted = load(weights, at), load(worth, there)
+                store(sums_of_places, 0, load(sums_of_places, 0) + widen(weight * counted))
+                hits = choose(weight, most_weight, counted * _number(share), zeros)
+                store(sums_of_hits, 0, load(sums_of_hits, 0) + widen(hits))
+                for o in range(LANES, n_offsets):
+                    part_of = weights[at + o] * worth[there + o]
+                    board[sums + c_places + o] += part_of
+                    board[sums + c_places_off + o] += part_of
+                    if weights[at + o] >= by:
+                        board[sums + c_hits + o] += share * worth[there + o]
+                for i in range(n_aside):
+                    o = aside_at[i] - here + reach
+                    if 0 <= o < n_offsets:
+                        board[sums + c_places + o] += aside[i] * worth[there + o]
+                        if aside[i] >= by:
+                            board[sums + c_hits + o] += share * worth[there + o]
             group = group_of[text * n_queries + q]
             if group >= 0:
                 for at in range(group_from[group], group_from[group + 1]):
                     token = members[at]
                     other = token - first_key
-                    if other != q + before and 0 <= other < n_padded:
-                        weight = np.float64(scores[row + other])
-                        board[sums + c_same] += weight
-                        board[sums + c_same + c_apart] += weight * off_rest[text * n_tokens + token]
-                    if other < q + before - 1 and other + 1 >= 0 and other + 1 < n_padded:
-                        weight = np.float64(scores[row + other + 1])
-                        board[sums + c_induced] += weight
-                        board[sums + c_induced + c_apart] += weight * off_rest[text * n_tokens + token + 1]
+                    if other != here and 0 <= other < n_padded:
+                        weight_there = np.float64(scores[row + other])
+                        same += weight_there
+                        same_off += weight_there * off_rest[text * n_tokens + token]
+                    if other < here - 1 and other + 1 >= 0 and other + 1 < n_padded:
+                        weight_there = np.float64(scores[row + other + 1])
+                        induced += weight_there
+                        induced_off += weight_there * off_rest[text * n_tokens + token + 1]
+        for i in range(rest_from[text + 1] - rest_from[text]):
+            if aside_received[i] != 0:
+                received[taken + rest[rest_from[text] + i] - first_key] += np.float32(aside_received[i])
+                aside_received[i] = 0
+        for i in range(0, n_rows, LANES):
+            store(log_off_of, i, _log(load(off_of, i)))
+            store(sum_of, i, _log(load(sum_of, i)))
+            store(fallen_of, i, _exp(larger(low, load(fallen_of, i))))
+        entropy, relative, entropy_off, largest_weight, away_rms = 0.0, 0.0, 0.0, 0.0, 0.0
+        evenly, evenly_off = 0.0, 0.0
+        for i in range(n_rows):
+            worths, inverse, off = row_of[i], inverse_of[i], off_of[i]
+            mass = seen_of[i] * inverse
+            of_row = sum_of[i] * mass - times_of[i] * inverse
+            entropy += of_row
+            relative += of_row * worth[worths + q_relative]
+            if off > 0:
+                entropy_off += (log_off_of[i] - times_off_of[i] / off) * worth[worths + q_off_rest]
+            elif off != 0:  # NaN
+                entropy_off += off
+            if worth[worths + q_max] > 0:
+                largest_weight += fallen_of[i] * inverse
+            away_rms += math.sqrt(spread_of[i])
+            evenly += mass * worth[worths + q_even]
+            evenly_off += off * inverse * worth[worths + q_even + 1]
+        board[sums + c_entropy] += entropy
+        board[sums + c_relative] += relative
+        board[sums + c_off_rest] += entropy_off
+        board[sums + c_max] += largest_weight
+        board[sums + c_rare] += rare_hits
+        if own_text:
+            board[sums + c_rms] += away_rms
+            board[sums + c_near] += total(near_off) + near
+            board[sums + c_near + c_apart] += total(near_off)
+            board[sums + c_ahead] += total(ahead_off) + ahead
+            board[sums + c_ahead + c_apart] += total(ahead_off)
+            board[sums + c_cosine] += total(alike_off) + alike
+            board[sums + c_cosine + c_apart] += total(alike_off)
+            board[sums + c_even] += evenly
+            board[sums + c_even + 1] += evenly_off
+            board[sums + c_same] += same
+            board[sums + c_same + c_apart] += same_off
+            board[sums + c_induced] += induced
+            board[sums + c_induced + c_apart] += induced_off
+            for o in range(LANES):
+                board[sums + c_places + o] += sums_of_places[o]
+                board[sums + c_places_off + o] += sums_of_places[o]
+                board[sums + c_hits + o] += sums_of_hits[o]

@@ -19,7 +19,8 @@ from attnscope.core.attention import AttentionCall
 from attnscope.core.measures.board import BOARD, N_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import OFFSETS
 from attnscope.core.measures.families import PAIR_FACTS
-from attnscope.core.measures.numba_kernel import LANES, Given, read_rows
+from attnscope.core.measures.numba_kernel import Given, read_rows
+from attnscope.core.measures.numba_vectors import LANES
 from attnscope.core.measures.plan import Plan
 from attnscope.core.measures.torch_pass import Read, Reader
 from attnscope.core.tiles import Block, Buffers, times_values
@@ -38,10 +39,10 @@ SLOTS = np.array(
     + [len(PAIR_FACTS), BOARD["uniform cosine"].start]
     + [BOARD[name].start for name in ("hits", "places", "places off rest")]
     + [QUERY[name].start for name in ("relative_entropy", "entropy_off_rest", "max_weight", "rarest", "uniform cosine",
-                                      "places", "places off rest")]
+                                      "places")]
 )  # fmt: skip
-"""Where the kernel finds things: how many offsets there are, columns of BOARD, how far behind the others those off
-resting keys stand, columns of QUERY."""
+"""Where the kernel finds things: how many offsets there are (as many as a vector has lanes, or more), columns of BOARD,
+how far behind the others those off resting keys stand, columns of QUERY."""
 
 
 @torch.no_grad()
@@ -131,7 +132,7 @@ def _fuse(scores: Tensor, given: Given, sinks: NDArray[np.float32], plan: Plan, 
 
     def share(first: int, last: int) -> None:
         sizes = (first, last, n_heads, n_queries, n_padded, CHUNK, block.queries.start, block.keys.start)
-        read_rows(array, array.view(np.int32), (*sizes, int(plan.own_text)), SLOTS, sinks, given, *outputs)
+        read_rows(array, (*sizes, int(plan.own_text)), SLOTS, sinks, given, *outputs)
 
     n_threads = min(count_threads(), n_tasks) if array.size >= LEAST_SHARED else 1
     if n_threads == 1:
@@ -191,15 +192,10 @@ def _given(plan: Plan, block: Block) -> Given:
         off_rest = plan.off_rest[block.texts].numpy()
         return Given(
             edges.ravel(), worth.ravel(), off_rest.ravel(), rest_from, rest, final, rare_from, rare, cosines.ravel(),
-            of_queries.ravel(), group_from, members, _places(n_padded), shape,
+            of_queries.ravel(), group_from, members, shape,
         )  # fmt: skip
 
     return plan.keep(block, "given", rows)
-
-
-@cache
-def _places(n: int) -> NDArray[np.float32]:
-    return np.arange(n, dtype=np.float32)
 
 
 def _lists(marked: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
