@@ -86,14 +86,14 @@ lengths that they divide by taken as they were. `A_qk v_k · g(t)` is the part o
 
 `b` is a *matched* token: of the tokens that stand in what is read, the one that stands there as often as t, or
 nearly, and of several the one that is as near; not t, not the answer, not the token at q. Occurrences exclude the
-first token, on which heads rest, and special tokens. So a head that raises all tokens of a text alike moves nothing
-in these measures, and what is compared is as frequent in the text so far.
+first token, on which heads rest, and special tokens. So a head that raises all tokens of a text alike contributes
+nothing in these measures, and what is compared is as frequent in the text so far.
 
 It need not be as frequent in the language. So of `copying` and `suppression` the same is taken away for the same t at
 a *control*: another prediction of the row where t stands, is not what comes, and is not the token at q; the one where
 it stands as often, or nearly, and of several where it is as near (each is taken once, in the order of the
 predictions; one without a control does not count). There it has a matched token of its own, and the head's attention
-off sinks is scaled to what it is at q. With m_q the mean over the head's attention off sinks, what is told is m_q(t)
+excluding sinks is scaled to what it is at q. With m_q the mean over that attention, what is told is m_q(t)
 - m_q'(t): a head whose weights and values depend on which tokens stand there, and not on what comes, has the same
 mean on both sides but for the context that differs, whatever it thinks of t. Each row is compared with itself alone,
 so nothing is held beyond it, and sums over shards merge exactly.
@@ -120,9 +120,9 @@ tells. Under uniform attention the other keys share that alike.
 
 _ABOUT_BEHAVIOUR = """
 The roles of *behaviour* (`copying`, `copy_suppression`, `induction_by_effect`) are given with `--writes` alone. Each
-rests on two measures that must both pass: one of where the head looks (`_weight`, at least {weight} above even
-attention and above the best fixed offset), and one of what it moves from there (`_nats`, its
-threshold above even attention), where at least {least_active:.0%} of the attention there is off sinks (`_share`).
+rests on two measures that must both pass: one of where the head looks (`_weight`, at least {weight} above
+uniform attention and above the best fixed offset), and one of what it contributes from there (`_nats`, its threshold
+above uniform attention), where at least {least_active:.0%} of the attention there is not on sinks (`_share`).
 The larger of the two p-values is that of both (intersection-union test, Berger 1982); then all roles share one false
 discovery rate. They stand after a head's roles of looking.
 """
@@ -218,7 +218,7 @@ def measures_page() -> str:
         if rule.least_defined:
             besides.append(f"the measure is defined for {rule.least_defined:.0%} of the queries")
         if rule.weight:
-            besides.append(f"`{rule.weight}` is {roles.BEHAVIOUR_WEIGHT:g} above even attention")
+            besides.append(f"`{rule.weight}` is {roles.BEHAVIOUR_WEIGHT:g} above uniform attention")
         if rule.needs_preference:
             besides.append("`relative_entropy` is at most the threshold of `diffuse`")
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)

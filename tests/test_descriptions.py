@@ -207,15 +207,17 @@ def line(*terms: Term, nats: float = 2.32, explained: float = 0.66) -> str:
 
 def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
     near = Term("near", "near tokens", 2.0, 0.46, 0.1, 0.3, share_of="at most 4 away")
-    assert line(CLS, near) == "[CLS] (27%; even 2%), near tokens (46% at most 4 away; even 10%): 66% of 2.32 nats"
+    assert line(CLS, near) == "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 10%): 66% of 2.32 nats"
     more = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
     less = replace(more, weight=-1.0, words="from commas")
-    assert line(CLS, near, more, less).startswith("[CLS] (27%; even 2%; more from rare tokens; less from commas), near")
+    assert line(CLS, near, more, less).startswith(
+        "[CLS] (27%; uniform 2%; more from rare tokens; less from commas), near"
+    )
     avoided = Term("right", "to the right", -1.0, 0.14, 0.51, 0.1)
-    assert "not to the right (14%; even 51%)" in line(CLS, avoided)
+    assert "not to the right (14%; uniform 51%)" in line(CLS, avoided)
     # A weight below 0 may belong to what else is said of the same keys: they are looked at all the same.
     assert line(replace(CLS, weight=-0.1)).startswith("[CLS] (27%")
-    assert line(CLS, explained=0.2) == "[CLS] (27%; even 2%); mostly undescribed: 20% of 2.32 nats"
+    assert line(CLS, explained=0.2) == "[CLS] (27%; uniform 2%); mostly undescribed: 20% of 2.32 nats"
     assert line(nats=0.05) == "spreads evenly: 0.05 nats from uniform"
     assert line(explained=0.0) == "undescribed: 0% of 2.32 nats"
 
@@ -223,7 +225,7 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
 def test_a_line_names_what_might_as_well_be_its_first_term() -> None:
     right = Term("right", "to the right", 1.0, 0.6, 0.5, 0.1)
     one = HeadDescription("encoder", 0, 0, (CLS, right), 2.32, 0.66, 0.6, 0.7, 0.7, runner_up="the first token")
-    assert one.words == "[CLS] (27%; even 2%; or the first token), to the right (60%; even 50%)"
+    assert one.words == "[CLS] (27%; uniform 2%; or the first token), to the right (60%; uniform 50%)"
 
 
 def test_the_public_names_are_there() -> None:

@@ -37,7 +37,7 @@ def test_each_head_has_a_row_that_fits_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     listed = rows(text)
     assert len(listed) == 12
-    assert " ".join(listed[0].split()).startswith("L0H0 2.00 10% 5-14 [CLS] (27%; even 2%; more")
+    assert " ".join(listed[0].split()).startswith("L0H0 2.00 10% 5-14 [CLS] (27%; uniform 2%; more")
     assert listed[1].rstrip().endswith("spreads evenly") and "%" not in listed[1]
     assert "mostly undescribed" in " ".join(text.split())
     assert "27 texts and scored on 27 others (2,000 queries)" in " ".join(text.split())
@@ -147,9 +147,8 @@ def test_a_term_does_not_contradict_its_numbers() -> None:
     right = Term("right", "to the right", -0.8, 0.6, 0.5, 0.1)
     (first, *others) = found.descriptions.heads
     first = replace(first, terms=(CLS, words, right))
-    assert (
-        "words (48%; even 71%; more given the rest), to the right (60%; even 50%; less given the rest)" in first.words
-    )
+    assert "words (48%; uniform 71%; more, given the other terms)" in first.words
+    assert "to the right (60%; uniform 50%; less, given the other terms)" in first.words
     found = replace(found, descriptions=replace(found.descriptions, heads=(first, *others)))
     said = " ".join(printed(found).split())
-    assert "share of attention on such keys; under an even spread. Each term holds given the others." in said
+    assert "share of attention on such keys; under uniform attention. Each term holds given the other terms." in said

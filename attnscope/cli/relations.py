@@ -25,7 +25,7 @@ def relations(
         int, typer.Option(min=0, max=100, help="Show so many texts of each relation that a head expresses.")
     ] = 0,
     combine: Annotated[
-        bool, typer.Option("--combine", help="Also try heads together: the mean of several, a regression over all.")
+        bool, typer.Option("--combine", help="Also try combined heads: the mean of several, a regression over all.")
     ] = False,
     where: groups.Where,
     drawing: groups.Drawing,

@@ -11,7 +11,7 @@ _INF = math.inf
 _DIRECT = "direct logit attribution: Elhage et al. 2021; on the right answer: Wang et al. 2023"
 
 _ALL = "all predictions"
-_OFF = " / sum of A_qk over k off sinks"
+_OFF = " / sum of A_qk over k excluding sinks"
 _CONTROL = "; less the same for that token at its control"
 _THERE = "predictions whose answer stands in what is read, and that have a control"
 _PREDICTED = (
@@ -40,7 +40,7 @@ WRITTEN: dict[str, Measure] = {
             "sum of A_qk over k with x_k = a", "share", 0.0, 1.0, "Wang et al. 2023, section 3.3", counts=_ALL,
         ),
         Measure(
-            "copying_nats", "raises the answer's logit by what it moves from the answer's own occurrences",
+            "copying_nats", "raises the answer's logit by what it reads at the answer's own occurrences",
             "sum of A_qk v_k · (g(a) - g(b)) over k with x_k = a," + _OFF + _CONTROL, "nats",
             -_INF, _INF, "after Wang et al. 2023, section 3.3; matched tokens: ours", counts=_THERE,
         ),
@@ -51,10 +51,10 @@ WRITTEN: dict[str, Measure] = {
         ),
         Measure(
             "copying_share", "does not rest on special tokens or the first where the answer stands in what is read",
-            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", counts=_THERE,
+            "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_THERE,
         ),
         Measure(
-            "suppression_nats", "lowers the logit of what the rest of the model would copy, by what it moves of it",
+            "suppression_nats", "lowers the logit of what the rest of the model would copy, by what it reads there",
             "- sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t," + _OFF + _CONTROL, "nats",
             -_INF, _INF, "after McDougall et al. 2023, section 3; matched tokens: ours", counts=_PREDICTED,
         ),
@@ -65,10 +65,10 @@ WRITTEN: dict[str, Measure] = {
         ),
         Measure(
             "suppression_share", "does not rest on special tokens or the first where the rest of the model would copy",
-            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", counts=_PREDICTED,
+            "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_PREDICTED,
         ),
         Measure(
-            "induction_nats", "raises the logit of what came after the same token before, by what it moves from there",
+            "induction_nats", "raises the logit of what came after the same token before, by what it reads there",
             "sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t, x_k-1 = x_q," + _OFF, "nats",
             -_INF, _INF, "after Olsson et al. 2022; matched tokens: ours", counts=_REPEATED,
         ),
@@ -79,7 +79,7 @@ WRITTEN: dict[str, Measure] = {
         ),
         Measure(
             "induction_share", "does not rest on special tokens and the first one at a token that came before",
-            "sum of A_qk over k off sinks", "share", 0.0, 1.0, "ours", counts=_REPEATED,
+            "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_REPEATED,
         ),
     )
 }  # fmt: skip

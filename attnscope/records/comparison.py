@@ -30,6 +30,8 @@ from attnscope.records.reading import require_weights
 from attnscope.records.record import Record
 from attnscope.records.tokens import Tokens, require_whole_tokens
 
+_DIVERGENCE = "divergence."
+
 
 class Comparison(Record):
     """What every comparison can do: save itself, and say what it holds.
@@ -37,20 +39,25 @@ class Comparison(Record):
     Attributes:
         shape: Which comparison: "heads", "pick", "texts", "pictures" or "models".
         run: What made it. Plain JSON values.
+        kind: "encoder" or "decoder".
+        heads: Layer and number of each head.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.compare/1"
     ASCII: ClassVar[bool] = True
     shape: ClassVar[str]
     run: Mapping[str, Any]
+    kind: str
+    heads: tuple[HeadPlace, ...]
 
     def facts(self) -> dict[str, Any]:
-        """All but the arrays and the run, as plain JSON values."""
+        """What its shape has beside run, kind, heads and arrays, as plain JSON values."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
         """All but the arrays, as plain JSON values."""
-        return {"schema": self.SCHEMA, "shape": self.shape, "run": self.run, **self.facts()}
+        told = {"schema": self.SCHEMA, "shape": self.shape, "run": self.run, "kind": self.kind}
+        return {**told, "heads": [head_name(place) for place in self.heads], **self.facts()}
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
@@ -120,11 +127,9 @@ class HeadComparison(Comparison):
         return [(head, nearest[head]) for head in ordered[:most]]
 
     def facts(self) -> dict[str, Any]:
-        """All but the arrays and the run, as plain JSON values."""
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
         return {
             "corpus": self.corpus,
-            "kind": self.kind,
-            "heads": [head_name(place) for place in self.heads],
             "tables": [table_facts(table) for table in self.tables],
             "roles": self.roles,
             "roles_source": self.roles_source,
@@ -215,11 +220,9 @@ class PickedHeads(Comparison):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """All but the arrays and the run, as plain JSON values."""
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
         return {
             "tokens": self.tokens.as_json(),
-            "kind": self.kind,
-            "heads": [head_name(place) for place in self.heads],
             "single_note": self.single_note,
             "tables": [table_facts(table) for table in self.tables],
             "changes": self.changes,
@@ -252,24 +255,34 @@ class PickedHeads(Comparison):
         )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ChangedPair(Comparison):
     """How the rows of every head change from one thing that a model reads to another: which heads change most.
 
     Attributes:
+        run: What made it. Plain JSON values.
+        kind: "encoder" or "decoder".
         heads: Layer and number of each head.
-        divergences: Of each aligned query by measure, (head, pair); NaN where a row is empty.
-        equal: Which of the aligned queries are equal tokens, (pair,), bool.
+        weights: What each head attends to in the first, float32.
+        other_weights: The same in the second.
+        equal: Which of the aligned queries are equal tokens, (pair,), bool; the others are replaced.
+        divergences: Of each aligned query by measure ("hellinger": squared; "jensen_shannon": nats), (head, pair); NaN
+            where a row is empty.
         measure: That by which heads are ranked.
         query: The token that heads were asked about; None = none.
         queries: Which of the aligned pairs it names.
     """
 
+    run: Mapping[str, Any]
+    kind: str
     heads: tuple[HeadPlace, ...]
-    divergences: Mapping[str, Floats]
+    weights: NDArray[np.float32]
+    other_weights: NDArray[np.float32]
     equal: NDArray[np.bool_]
-    measure: str
-    query: str | None
-    queries: tuple[int, ...]
+    divergences: Mapping[str, Floats]
+    measure: str = "hellinger"
+    query: str | None = None
+    queries: tuple[int, ...] = ()
 
     def overall(self, measure: str | None = None) -> Floats:
         """How much each head's rows change, (head,): the root of the mean divergence over queries equal in both texts.
@@ -295,44 +308,57 @@ class ChangedPair(Comparison):
         for place, *values in zip(self.heads, *changes, strict=True):
             yield head_name(place), *values
 
+    def facts(self) -> dict[str, Any]:
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
+        ranked = [head_name(self.heads[head]) for head in self.ranked()]
+        return {"measure": self.measure, "query": self.query, "queries": self.queries, "ranked": ranked}
 
-@dataclass(frozen=True, eq=False, repr=False)
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        held = {f"{_DIVERGENCE}{name}": values for name, values in self.divergences.items()}
+        return {"weights": self.weights, "other_weights": self.other_weights, "equal": self.equal, **held}
+
+    @classmethod
+    def _shared(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], n: int) -> dict[str, Any]:
+        """The fields that both shapes have, of n aligned queries.
+
+        Raises:
+            ValueError: They do not fit each other.
+        """
+        heads, queries = tuple(map(place_of, data["heads"])), tuple(data["queries"])
+        named = [name for name in arrays if name.startswith(_DIVERGENCE)]
+        divergences = {name.removeprefix(_DIVERGENCE): arrays[name] for name in named}
+        if (
+            data["measure"] not in divergences
+            or any(d.shape != (len(heads), n) for d in divergences.values())
+            or any(not 0 <= place < n for place in queries)
+            or arrays["equal"].shape != (n,)
+        ):
+            raise ValueError("its divergences do not fit its heads and queries")
+        weights = {name: np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights")}
+        same = {name: data[name] for name in ("run", "kind", "measure", "query")}
+        equal = np.asarray(arrays["equal"], np.bool_)
+        return {**same, **weights, "heads": heads, "equal": equal, "divergences": divergences, "queries": queries}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class MinimalPair(ChangedPair):
     """How the rows of every head change from one text to another that differs from it in little.
 
     Tokens are aligned: equal ones, and replaced ones where as many stand in one text as in the other. A row is compared
     over aligned keys, and over those of one text alone, which weigh 0 in the other.
 
+    Weights are those of the text's own queries and keys, (head, query, key).
+
     Attributes:
-        run: What made it. Plain JSON values.
         tokens: The two texts, token by token.
-        kind: "encoder" or "decoder".
-        heads: Layer and number of each head.
-        weights: Attention weights on the first text, (head, query, key), float32.
-        other_weights: Those on the second.
         aligned: Places of aligned tokens in the first and in the second text, (pair, 2), int64, ascending.
-        equal: Which of them are equal; the others are replaced, (pair,), bool.
-        divergences: Of each aligned query by measure ("hellinger": squared; "jensen_shannon": nats), (head, pair); NaN
-            where a row is empty.
-        measure: That by which heads are ranked.
-        query: The token that heads were asked about; None = none.
-        queries: Which of the aligned pairs it names.
         changes: What was done to the weights after the model gave them: "hide_special".
     """
 
     shape: ClassVar[str] = "texts"
-    run: Mapping[str, Any]
     tokens: tuple[Tokens, Tokens]
-    kind: str
-    heads: tuple[HeadPlace, ...]
-    weights: NDArray[np.float32]
-    other_weights: NDArray[np.float32]
     aligned: NDArray[np.int64]
-    equal: NDArray[np.bool_]
-    divergences: Mapping[str, Floats]
-    measure: str = "hellinger"
-    query: str | None = None
-    queries: tuple[int, ...] = ()
     changes: tuple[str, ...] = ()
 
     def unmatched(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -343,89 +369,45 @@ class MinimalPair(ChangedPair):
         )
 
     def facts(self) -> dict[str, Any]:
-        """All but the arrays and the run, as plain JSON values."""
-        return {
-            "tokens": [tokens.as_json() for tokens in self.tokens],
-            "kind": self.kind,
-            "heads": [head_name(place) for place in self.heads],
-            "unmatched": self.unmatched(),
-            "measure": self.measure,
-            "query": self.query,
-            "queries": self.queries,
-            "ranked": [head_name(self.heads[head]) for head in self.ranked()],
-            "changes": self.changes,
-        }
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
+        tokens = [tokens.as_json() for tokens in self.tokens]
+        return {"tokens": tokens, **super().facts(), "unmatched": self.unmatched(), "changes": self.changes}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The numbers by name."""
-        return {
-            "weights": self.weights,
-            "other_weights": self.other_weights,
-            "aligned": self.aligned,
-            "equal": self.equal,
-            **{f"divergence.{name}": values for name, values in self.divergences.items()},
-        }
+        return super().arrays() | {"aligned": self.aligned}
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> MinimalPair:
         first, second = (build(Tokens, tokens) for tokens in data["tokens"])
-        heads = tuple(map(place_of, data["heads"]))
-        weights, others = (np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights"))
         aligned = np.asarray(arrays["aligned"], np.int64).reshape(-1, 2)
-        mark = "divergence."
-        held = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
-        shapes = ((weights.shape, len(first)), (others.shape, len(second)))
-        if any(shape != (len(heads), n, n) for shape, n in shapes) or (
-            data["measure"] not in held
-            or any(d.shape != (len(heads), len(aligned)) for d in held.values())
-            or any(not 0 <= place < len(aligned) for place in data["queries"])
-            or arrays["equal"].shape != (len(aligned),)
-            or (len(aligned) and (aligned.min() < 0 or (aligned.max(0) >= (len(first), len(second))).any()))
+        shared = cls._shared(data, arrays, len(aligned))
+        shapes = ((shared["weights"].shape, len(first)), (shared["other_weights"].shape, len(second)))
+        if any(shape != (len(shared["heads"]), n, n) for shape, n in shapes) or (
+            len(aligned) and (aligned.min() < 0 or (aligned.max(0) >= (len(first), len(second))).any())
         ):
             raise ValueError("its weights do not fit its tokens")
-        return cls(
-            data["run"], (first, second), data["kind"], heads, weights, others, aligned,
-            np.asarray(arrays["equal"], np.bool_), held, data["measure"], data["query"], tuple(data["queries"]),
-            tuple(data["changes"]),
-        )  # fmt: skip
+        return cls(**shared, tokens=(first, second), aligned=aligned, changes=tuple(data["changes"]))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PicturePair(ChangedPair):
     """How what words give to a picture changes from one photo to another, or from one question to another.
 
     Rows are compared over the cells of one grid over all that the model saw, and over all that is elsewhere, together.
 
+    Weights are what aligned words give to the cells, (head, word, row, column).
+
     Attributes:
-        run: What made it. Plain JSON values.
         texts: What was asked of the first, and of the second.
         words: The labels of aligned words in both, (first, second).
         pictures: What the model saw, resized so that the cells of the grid are whole pixels.
-        kind: "decoder".
-        heads: Layer and number of each head.
-        weights: What words give to the cells in the first, (head, word, row, column), float32.
-        other_weights: The same in the second.
-        equal: Which words are equal; the others are replaced, (word,), bool.
-        divergences: Of each word by measure, (head, word).
-        measure: That by which heads are ranked.
-        query: The words that heads were asked about; None = none.
-        queries: Which of the words it names.
     """
 
     shape: ClassVar[str] = "pictures"
-    run: Mapping[str, Any]
     texts: tuple[str, str]
     words: tuple[tuple[str, str], ...]
     pictures: tuple[Picture, Picture]
-    kind: str
-    heads: tuple[HeadPlace, ...]
-    weights: NDArray[np.float32]
-    other_weights: NDArray[np.float32]
-    equal: NDArray[np.bool_]
-    divergences: Mapping[str, Floats]
-    measure: str = "hellinger"
-    query: str | None = None
-    queries: tuple[int, ...] = ()
 
     @property
     def asked(self) -> list[int]:
@@ -438,28 +420,13 @@ class PicturePair(ChangedPair):
         return first, second
 
     def facts(self) -> dict[str, Any]:
-        """All but the arrays and the run, as plain JSON values."""
-        return {
-            "texts": list(self.texts),
-            "words": [list(pair) for pair in self.words],
-            "pictures": [picture.describe() for picture in self.pictures],
-            "kind": self.kind,
-            "heads": [head_name(place) for place in self.heads],
-            "measure": self.measure,
-            "query": self.query,
-            "queries": self.queries,
-            "ranked": [head_name(self.heads[head]) for head in self.ranked()],
-        }
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
+        words, pictures = [list(pair) for pair in self.words], [picture.describe() for picture in self.pictures]
+        return {"texts": list(self.texts), "words": words, "pictures": pictures, **super().facts()}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The numbers by name."""
-        return {
-            "weights": self.weights,
-            "other_weights": self.other_weights,
-            "equal": self.equal,
-            **{f"picture_{number}": picture.pixels for number, picture in enumerate(self.pictures)},
-            **{f"divergence.{name}": values for name, values in self.divergences.items()},
-        }
+        return super().arrays() | {f"picture_{number}": one.pixels for number, one in enumerate(self.pictures)}
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PicturePair:
@@ -468,24 +435,13 @@ class PicturePair(ChangedPair):
         )
         if first is None or second is None or first.grid != second.grid:
             raise ValueError("its pictures are not of one grid")
-        heads = tuple(map(place_of, data["heads"]))
         words = tuple((str(ours), str(theirs)) for ours, theirs in data["words"])
-        weights, others = (np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights"))
-        mark = "divergence."
-        held = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
-        if (
-            any(w.shape != (len(heads), len(words), *first.grid) for w in (weights, others))
-            or data["measure"] not in held
-            or any(d.shape != (len(heads), len(words)) for d in held.values())
-            or any(not 0 <= place < len(words) for place in data["queries"])
-            or arrays["equal"].shape != (len(words),)
-        ):
+        shared = cls._shared(data, arrays, len(words))
+        shape = (len(shared["heads"]), len(words), *first.grid)
+        if any(shared[name].shape != shape for name in ("weights", "other_weights")):
             raise ValueError("its weights do not fit its words and pictures")
         ours, theirs = map(str, data["texts"])
-        return cls(
-            data["run"], (ours, theirs), words, (first, second), data["kind"], heads, weights, others,
-            np.asarray(arrays["equal"], np.bool_), held, data["measure"], data["query"], tuple(data["queries"]),
-        )  # fmt: skip
+        return cls(**shared, texts=(ours, theirs), words=words, pictures=(first, second))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -528,12 +484,10 @@ class ModelComparison(Comparison):
         return sum(self.heads[a] != self.other_heads[b] for a, b in self.matchings[0])
 
     def facts(self) -> dict[str, Any]:
-        """All but the arrays and the run, as plain JSON values."""
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
         return {
             "other_run": self.other_run,
             "corpus": self.corpus,
-            "kind": self.kind,
-            "heads": [head_name(place) for place in self.heads],
             "other_heads": [head_name(place) for place in self.other_heads],
             "tables": [table_facts(table) for table in self.tables],
             "matched": {

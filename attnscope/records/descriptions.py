@@ -48,8 +48,8 @@ class Term:
     def given_rest(self) -> str:
         """What the weight says where the share alone says the opposite, as the other terms share the attention."""
         if self.weight >= 0 and self.share < self.even:
-            return "more given the rest"
-        return "less given the rest" if self.weight < 0 and self.share >= self.even else ""
+            return "more, given the other terms"
+        return "less, given the other terms" if self.weight < 0 and self.share >= self.even else ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class HeadDescription:
 
     @property
     def words(self) -> str:
-        """The terms in a line, such as "[CLS] (27%; even 2%), near tokens (46% at most 4 away; even 18%)"."""
+        """The terms in a line, such as "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 18%)"."""
         if self.spreads_evenly:
             return "spreads evenly"
         whole = {term.feature for term in self.terms if not term.part_of}
@@ -153,7 +153,7 @@ class HeadDescription:
 
     @property
     def line(self) -> str:
-        """The terms and what they explain, such as "[CLS] (27%; even 2%): 66% of 2.32 nats"."""
+        """The terms and what they explain, such as "[CLS] (27%; uniform 2%): 66% of 2.32 nats"."""
         if self.spreads_evenly:
             return f"{self.words}: {self.nats:.2f} nats from uniform"
         explained = f"{100 * self.explained:.0f}%" if math.isfinite(self.explained) else "an unknown share"
@@ -165,7 +165,7 @@ def _words(term: Term, parts: Sequence[Term], other: str) -> str:
     if math.isfinite(term.share):
         of = f" {term.share_of}" if term.share_of else ""
         conditional = [term.given_rest] if term.given_rest else []
-        said = [f"{_percent(term.share)}{of}", f"even {_percent(term.even)}", *conditional, *said]
+        said = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *conditional, *said]
     said += [f"or {other}"] if other else []
     named = f"not {term.words}" if term.is_avoided else term.words
     return f"{named} ({'; '.join(said)})" if said else named

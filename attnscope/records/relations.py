@@ -30,9 +30,9 @@ ARRAYS = ("choice", "accuracy", "low", "high", "mass", "p", "q")
 class Relation:
     """One relation: how well each head expresses it, and what a simple rule reaches.
 
-    Of every two texts that hold it, one goes to each of two halves, by lot. The head is chosen by its accuracy on the
-    one; all else that has to do with accuracy is of the other, on which nothing was chosen but the rule, in the rule's
-    favour.
+    Of every two texts that hold it, one goes to each of two halves, at random. The head is chosen by its accuracy on
+    the one; all else that has to do with accuracy is of the other, on which nothing was chosen but the rule, in the
+    rule's favour.
 
     Attributes:
         name: Such as "nsubj→head": from the dependent to its head.

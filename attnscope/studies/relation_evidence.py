@@ -183,7 +183,7 @@ def _first_tokens(placed: Placed) -> NDArray[np.int64]:
 class Lots:
     """Deals what holds one relation to two halves, twice over: text by text, and source by source.
 
-    Of every two one goes to each half, by lot. Not in turn: where texts come in pairs of opposites, each half would
+    Of every two one goes to each half, at random. Not in turn: where texts come in pairs of opposites, each half would
     have one kind alone. Where no source has several texts, both come out the same.
     """
 

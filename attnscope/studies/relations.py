@@ -93,8 +93,8 @@ def relations(
         found.save("relations.npz")
 
     To words from tokens by the rules of Clark et al. 2019 (see `core.relations`). For each relation the texts are
-    divided by lot into halves: the head is chosen on the one and scored on the other, against the simple rule that does
-    best on that other half itself. Memory does not grow with the corpus, nor (but for models that only have dense
+    divided at random into halves: the head is chosen on the one and scored on the other, against the simple rule that
+    does best on that other half itself. Memory does not grow with the corpus, nor (but for models that only have dense
     weights) with the square of a text's length. An interruption (KeyboardInterrupt) ends the study: what was found up
     to the last whole block of texts is returned, and said to be incomplete.
 

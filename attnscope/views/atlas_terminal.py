@@ -124,7 +124,7 @@ def _excerpt(facts: ExampleFacts) -> str:
 
 def _notes(atlas: Atlas, console: Console) -> list[str]:
     told = [
-        "offset: of the key from the query, where attention is furthest above an even spread (by 5 points or more), "
+        "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
         "pairs (query→key) and tokens: those that get most above it.",
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",

@@ -155,7 +155,7 @@ def _pictures(found: PicturePair, most: int) -> list[RenderableType]:
     overall, at = found.overall(), found.at_query()
     where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
     columns = ["head", *([where] if found.queries else []), "overall", "on the picture", "most at the word"]
-    said.append(_heading(f"the heads whose attention moves most {where}, by {distance_name(found.measure)}"))
+    said.append(_heading(f"the heads whose attention changes most {where}, by {distance_name(found.measure)}"))
     ranked = _table(columns)
     for head in found.ranked()[:most]:
         before, after = (float(cells.sum()) for cells in found.maps(head))

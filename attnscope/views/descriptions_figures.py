@@ -252,7 +252,7 @@ def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
     assert described is not None
     return [
         "each card: the share of the head's attention that its description explains on texts it was not fitted on"
-        + ", and how many nats it is from an even spread" * has_nats
+        + ", and how many nats it is from uniform attention" * has_nats
         + "; then where it looks, the most important first",
         *(
             ["at the right: a dot a head, a line at the median; below 30% (grey) a head is mostly undescribed"]

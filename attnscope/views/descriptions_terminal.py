@@ -85,11 +85,11 @@ def _words(one: HeadDescription) -> Text:
 
 def _notes(described: Descriptions, wide: bool, n_left: int) -> list[str]:
     said = [
-        "nats: how far the head is from an even spread; explained: the share of these that the terms explain, on texts "
-        "they were not fitted on, with its 95% interval"
+        "nats: how far the head is from uniform attention; explained: the share of these that the terms explain, on "
+        "texts they were not fitted on, with its 95% interval"
         + ("; sinks known: the same where each query's attention on special tokens and the first is known" * wide)
         + ".",
-        "In brackets: share of attention on such keys; under an even spread. Each term holds given the others.",
+        "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms.",
         f"Fitted on {described.n_texts - described.n_scored} texts and scored on {described.n_scored} others "
         f"({described.n_queries:,} queries). A description is of attention, not of purpose.",
     ]

@@ -73,7 +73,7 @@ def _signed(value: float) -> str:
 def together_explanation(found: Relations) -> str:
     """How to read the rows."""
     said = (
-        "heads together, on the half of the texts on which nothing was chosen; alone: the head chosen on the other "
+        "combined heads, on the half of the texts on which nothing was chosen; alone: the head chosen on the other "
         "half; k: how many heads, the best there; mean: their mean; regression: logistic, over all heads, fitted "
         "there; gains: 95% interval of what each has over the head alone; chance: any word at random"
     )

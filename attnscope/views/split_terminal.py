@@ -111,7 +111,7 @@ def _compromise(lines: Text, split: Split, seen: Seen) -> None:
     if one is not None:
         both = dict.fromkeys(key for keys in wanted[:_MOST_AT_ODDS] if len(keys) < len(split.keys) for key in keys)
         shares = ", ".join(f"{safe(split.keys[key])} {one.weights[0, query, key]:.4f}" for key in both)
-        told += f". One head must settle on {shares}"
+        told += f". A single head compromises: {shares}"
     lines.append(told + "\n")
 
 

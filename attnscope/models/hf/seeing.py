@@ -204,7 +204,7 @@ def show_all_patches(base: PreTrainedModel) -> list[str]:
     if not getattr(base.config, "mask_ratio", 0) or not accepts(base, "noise"):
         return []
     hidden, base.config.mask_ratio = base.config.mask_ratio, 0.0
-    return [f"In training it sees {1 - hidden:.0%} of the patches, drawn by lot; here it sees all, in order."]
+    return [f"In training it sees {1 - hidden:.0%} of the patches, drawn at random; here it sees all, in order."]
 
 
 def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:

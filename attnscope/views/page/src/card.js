@@ -10,7 +10,7 @@ import { state, update } from "./state.js";
 const FEW = 7; // measures that are shown before the others are asked for
 const FURTHEST = 64; // as records have it
 const LOWEST = 1e-4; // the least share that the profile shows
-const SIDES = { pairs: "pairs, query \u2192 key", gets: "tokens that get most", asks: "tokens that ask most" };
+const SIDES = { pairs: "pairs, query \u2192 key", gets: "keys that receive most", asks: "queries that give most" };
 const MOST_TOKENS = 8;
 const MOST_PARTNERS = 9;
 
@@ -256,7 +256,7 @@ export class Card {
     return el(
       "table",
       { class: "measures" },
-      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [catalogs.shown.told.even || "even", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
+      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [catalogs.shown.told.even || "uniform", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
       el("tbody", {}, names.map(line)),
     );
   }
@@ -307,8 +307,8 @@ export class Card {
     fill(
       this.profileRead,
       at < 0
-        ? "bars: share of its attention; line: an even spread over the same keys"
-        : [el("b", {}, nameOfBin(at, profile.length)), `: ${share(profile[at])}, even ${share(even[at])}`],
+        ? "bars: share of its attention; line: uniform attention over the same keys"
+        : [el("b", {}, nameOfBin(at, profile.length)), `: ${share(profile[at])}, uniform ${share(even[at])}`],
     );
   }
 
@@ -334,7 +334,7 @@ export class Card {
           "table",
           { class: "tokens" },
           el("caption", {}, title),
-          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: "mass over what an even spread would give, with its 95% interval over texts" }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
+          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: "mass over what uniform attention would give, with its 95% interval over texts" }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
           el(
             "tbody",
             {},

@@ -63,7 +63,7 @@ function measureParts(names, at, colours) {
   const faint = { colour: colours.faint };
   return [
     ...section(`Measures among all ${heads.length} heads`, colours),
-    columnsLine([[0, "left", "measure", faint], [460, "right", "value", faint], [540, "right", told.even || "even", faint], [WIDE, "right", "rank", faint]]),
+    columnsLine([[0, "left", "measure", faint], [460, "right", "value", faint], [540, "right", told.even || "uniform", faint], [WIDE, "right", "rank", faint]]),
     ...names.map((name) => {
       const column = columns.get(name);
       const [low, high] = [column.lows?.[at], column.highs?.[at]];
@@ -111,7 +111,7 @@ function nearParts(near, colours) {
  */
 export function figureOfCard({ head, measures, tables, near, drawProfile, colours }) {
   const profile = drawProfile
-    ? [...section("How far it looks: share of attention by offset (bars), an even spread (line)", colours), { height: 200, draw: (pen, y) => drawProfile(pen.moved(0, y), WIDE, 200) }]
+    ? [...section("How far it looks: share of attention by offset (bars), uniform attention (line)", colours), { height: 200, draw: (pen, y) => drawProfile(pen.moved(0, y), WIDE, 200) }]
     : [];
   const parts = [...titleParts(head, colours), ...profile, ...measureParts(measures, head.at, colours), ...tableParts(tables, colours), ...nearParts(near, colours)];
   return {

@@ -23,10 +23,10 @@ function wordsOfTerm(term, parts) {
   const [share, even] = [numberOr(term.share), numberOr(term.even)];
   const avoided = term.weight < 0 && !(share >= even);
   const given =
-    term.weight >= 0 && share < even ? ["more given the rest"] : term.weight < 0 && share >= even ? ["less given the rest"] : [];
+    term.weight >= 0 && share < even ? ["more, given the other terms"] : term.weight < 0 && share >= even ? ["less, given the other terms"] : [];
   const more = parts.map((part) => `${part.weight >= 0 ? "more" : "less"} ${part.words}`);
   const said = Number.isFinite(share)
-    ? [percent(share) + (term.share_of ? ` ${term.share_of}` : ""), `even ${percent(even)}`, ...given, ...more]
+    ? [percent(share) + (term.share_of ? ` ${term.share_of}` : ""), `uniform ${percent(even)}`, ...given, ...more]
     : more;
   const named = avoided ? `not ${term.words}` : term.words;
   return said.length ? `${named} (${said.join("; ")})` : named;
@@ -160,7 +160,7 @@ class Catalog {
         if (!description) return;
         this.column("explained", "explained", "share of its attention, in nats from uniform, that the description explains on held-out texts", "share", [0, 1])
           .set(at, { value: description.explained, low: description.low, high: description.high });
-        this.column("nats", "nats", "how far its attention is from an even spread: mean KL to uniform", "nats", [0, NaN]).values[at] = numberOr(description.nats);
+        this.column("nats", "nats", "how far its attention is from uniform: mean KL divergence", "nats", [0, NaN]).values[at] = numberOr(description.nats);
       });
     if (deciles)
       deciles.forEach((ends, at) => {

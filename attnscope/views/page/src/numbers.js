@@ -155,7 +155,7 @@ class NumbersView {
     return [
       heads[at].name,
       `${measure.label} ${shortNumber(value)}${Number.isFinite(low) && Number.isFinite(high) ? ` [${shortNumber(low)}, ${shortNumber(high)}]` : ""}`,
-      Number.isFinite(even) ? `${told.even || "even"} ${shortNumber(even)}` : "",
+      Number.isFinite(even) ? `${told.even || "uniform"} ${shortNumber(even)}` : "",
       Number.isFinite(value) ? `rank ${measure.rank(at)} of ${heads.length}` : "not measured",
       /\d+ links scored.*$/.exec(measure.what)?.[0],
       heads[at].words,
