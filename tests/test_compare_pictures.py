@@ -135,7 +135,7 @@ def test_the_command_compares_photos_and_questions(run: Run, folder: Path) -> No
     two = (*one, "--image", "b.png", QUESTION)
     status, out, err = run(*two, "--query", "table", "-o", "out")
     assert (status, err) == (0, "")
-    assert "whose attention moves most at “table”" in out and "a.png  →  b.png" in out
+    assert "whose attention changes most at “table”" in out and "a.png  →  b.png" in out
     assert {path.name for path in Path("out").iterdir()} == {"compare.npz", "compare.csv", "change.png", "pictures.png"}
     with Path("out/compare.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 8

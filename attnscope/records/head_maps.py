@@ -114,6 +114,16 @@ class MapsRecord(Record, Generic[M]):
         """
         return self.map(kind).of(layer, head)
 
+    def facts(self) -> dict[str, Any]:
+        """What stands in its description beside text, run, picked heads and maps, as plain JSON values."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, as plain JSON values; what made the record (`run`) stands at its top level."""
+        picked = None if self.picked is None else [list(pair) for pair in self.picked]
+        maps = [codec.describe(m) | {"queries": m.queries.as_json(), "keys": m.keys.as_json()} for m in self.maps]
+        return {"schema": self.SCHEMA, "text": self.text, **self.run, "picked": picked, **self.facts(), "maps": maps}
+
     def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
         """One JSON document: the schema, the run, `arrays()` as nested lists, and `describe()` under "record".
 

@@ -239,32 +239,12 @@ class Heatmap(MapsRecord[AttentionMap]):
         """Weight 1; of pictures and sound each head's largest."""
         return "fixed" if self.is_of_text else "head"
 
-    def describe(self) -> dict[str, Any]:
-        """All but the weights, as plain JSON values; what made the record (`run`) stands at its top level."""
-        return {
-            "schema": self.SCHEMA,
-            "text": self.text,
-            **self.run,
-            "picked": None if self.picked is None else [list(pair) for pair in self.picked],
-            "changes": list(self.changes),
-            **({} if self.picture is None else {"picture": self.picture.describe()}),
-            **({} if self.sound is None else {"sound": self.sound.describe()}),
-            **({"pictures": [picture.describe() for picture in self.pictures]} if self.pictures else {}),
-            "maps": [
-                {
-                    "kind": m.kind,
-                    "layers": list(m.layers),
-                    "heads": list(m.heads),
-                    "n_layers": m.n_layers,
-                    "n_heads": m.n_heads,
-                    "n_kv_heads": m.n_kv_heads,
-                    **({} if m.part is None else {"part": list(m.part)}),
-                    "queries": m.queries.as_json(),
-                    "keys": m.keys.as_json(),
-                }
-                for m in self.maps
-            ],
-        }
+    def facts(self) -> dict[str, Any]:
+        """What was done to the weights, and what was seen or heard; all but its arrays."""
+        told: dict[str, Any] = {"changes": list(self.changes)}
+        told |= {} if self.picture is None else {"picture": self.picture.describe()}
+        told |= {} if self.sound is None else {"sound": self.sound.describe()}
+        return told | ({"pictures": [one.describe() for one in self.pictures]} if self.pictures else {})
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The maps as arrays by name: `weights`, `layers`, `heads`, `tokens`, `offsets` of the first map.

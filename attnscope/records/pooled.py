@@ -11,12 +11,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.codec import ARRAY
+from attnscope.records.codec import ARRAY, arrays_of
 from attnscope.records.head_maps import HeadMaps, MapsRecord
 from attnscope.records.tokens import Tokens
 
 POOLS = ("mean", "max")
-_ARRAYS = ("cells", "received", "entropy_nats", "link_places", "link_weights")
 
 
 class Link(NamedTuple):
@@ -108,38 +107,22 @@ class PooledHeatmap(MapsRecord[PooledMap]):
         """The strongest far links of one head, largest weight first."""
         return self.map(kind).links(layer, head)
 
+    def facts(self) -> dict[str, Any]:
+        """What a cell shows."""
+        return {"pool": self.pool}
+
     def describe(self) -> dict[str, Any]:
-        """All but the arrays, as plain JSON values; what made the record (`run`) stands at its top level."""
-        return {
-            "schema": self.SCHEMA,
-            "text": self.text,
-            **self.run,
-            "pool": self.pool,
-            "picked": None if self.picked is None else [list(pair) for pair in self.picked],
-            "maps": [
-                {
-                    "kind": m.kind,
-                    "layers": list(m.layers),
-                    "heads": list(m.heads),
-                    "query_cell": m.query_cell,
-                    "key_cell": m.key_cell,
-                    "far_tokens": m.far_tokens,
-                    "n_layers": m.n_layers,
-                    "n_heads": m.n_heads,
-                    "n_kv_heads": m.n_kv_heads,
-                    "queries": m.queries.as_json(),
-                    "keys": m.keys.as_json() if m.kind == "cross" else None,
-                }
-                for m in self.maps
-            ],
-        }
+        """As of all maps; long texts stand there once: keys that are the queries are null."""
+        told = super().describe()
+        told["maps"] = [one | ({} if one["kind"] == "cross" else {"keys": None}) for one in told["maps"]]
+        return told
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The first map's arrays by name; those of further maps have their kind before it, as in `cross_cells`."""
         return {
-            f"{f'{m.kind}_' if number else ''}{name}": getattr(m, name)
+            f"{f'{m.kind}_' if number else ''}{name}": array
             for number, m in enumerate(self.maps)
-            for name in _ARRAYS
+            for name, array in arrays_of(m).items()
         }
 
     def told_links(self) -> list[dict[str, Any]]:

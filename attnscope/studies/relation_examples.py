@@ -9,7 +9,7 @@ from attnscope.annotated.alignment import Placed, PlacedLink
 from attnscope.annotated.texts import Span
 from attnscope.models.model import Model
 from attnscope.records.relations import Example, ExampleLink, Relation
-from attnscope.studies.relation_sums import batch_of, only
+from attnscope.studies.relation_sums import batch_of_placed, only
 
 MOST_WORDS = 24
 """Words of an example; of longer texts the part around a link is shown, and longer pairs are not."""
@@ -34,7 +34,7 @@ def example(model: Model, kind: str, relation: Relation, text: AnnotatedText, pl
     layer, head = relation.best
     kept = Weights([layer], [head])
     with torch.no_grad():
-        model.run(batch_of([placed], model.info.device), only(kind, kept))
+        model.run(batch_of_placed([placed], model.info.device), only(kind, kept))
     (maps,) = kept.maps.values()
     weights, units = maps[layer][0], torch.from_numpy(placed.unit)
     links = []

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed
 from attnscope.models.model import Batch, Model
-from attnscope.records import Tokens
 from attnscope.studies import passes
 from attnscope.studies.memory import Room, give_memory_back, halves, spare_memory
 from attnscope.studies.overflow import broken_rows
 from attnscope.studies.relation_evidence import Cell, CellSums, Tally
-from attnscope.studies.texts import pad_rows
+from attnscope.studies.texts import batch_of, pad_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,7 +168,7 @@ class LinkMeasurer:
 
         from attnscope.core.probes import Weights
 
-        given = batch_of([piece.placed for piece in pieces], self.model.info.device)
+        given = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
         with torch.no_grad():
             if self._dense:
                 kept = Weights()
@@ -199,21 +198,10 @@ def _padded_size(pieces: Sequence[Piece]) -> int:
     return len(pieces) * max((piece.placed.size for piece in pieces), default=0)
 
 
-def batch_of(given: Sequence[Placed], device: str) -> Batch:
+def batch_of_placed(given: Sequence[Placed], device: str) -> Batch:
     """Token numbers of chunks, padded; of pairs those of the decoder too."""
-    import torch
-
-    def numbers(texts: Sequence[Tokens]) -> tuple[Tensor, Tensor | None]:
-        ids, real = (
-            pad_rows([t.ids.astype(np.int64) for t in texts]),
-            pad_rows([np.ones(len(t), np.bool_) for t in texts]),
-        )
-        return torch.from_numpy(ids).to(device), None if real.all() else torch.from_numpy(real).to(device)
-
-    tokens = [one.chunk.tokens for one in given]
-    segments = torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens])).to(device)
     targets = [one.target for one in given if one.target is not None]
-    return Batch(*numbers(tokens), segments, *(numbers(targets) if targets else (None, None)))
+    return batch_of([one.chunk.tokens for one in given], targets).to(device)
 
 
 def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:

@@ -19,9 +19,9 @@ from attnscope.annotated.texts import merged
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
-from attnscope.records import Tokens
 from attnscope.records.combined import Combined
 from attnscope.records.relations import LEAST_MASS, Relation, Relations
+from attnscope.studies.head_blocks import decoder_start
 from attnscope.studies.memory import halving_note
 from attnscope.studies.passes import Driver, Pass, Task
 from attnscope.studies.provenance import run_of
@@ -255,7 +255,8 @@ class _Study:
     def __init__(self, model: Model, options: RelationsOptions) -> None:
         self.model, self.options = model, options
         self.kind: str = model.info.kinds[0]
-        self._start = _start(model)
+        opening = decoder_start(model)  # what the decoder reads while the encoder alone is studied
+        self._start = None if opening is None else opening.take(np.arange(1))
         self._lots: dict[str, Lots] = {}
         self._seen: set[bytes] = set()
         self._shown: dict[tuple[str, str], list[Piece]] = {}
@@ -394,13 +395,6 @@ class _Study:
                     shown = example(self.model, self.kind, relation, part.text, part.placed)
                     made += [] if shown is None else [shown]
         return tuple(made)
-
-
-def _start(model: Model) -> Tokens | None:
-    """What the decoder of an encoder-decoder reads while the encoder alone is studied; None for other models."""
-    if len(model.info.kinds) == 1 or model.writer is None:
-        return None
-    return model.writer.encode_target("a").take(np.arange(1))
 
 
 def _all_left_out(text: AnnotatedText, reason: str) -> dict[str, dict[str, int]]:
