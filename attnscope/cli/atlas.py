@@ -19,8 +19,8 @@ def atlas(
     rank: Annotated[
         str,
         typer.Option(
-            help="What examples of a head are ranked by: content_nats (attention off special tokens and the first, "
-            "times nats from uniform), or a measure.",
+            help="What examples of a head are ranked by: content_nats (attention excluding special tokens and the "
+            "first, times nats from uniform), or a measure.",
             autocompletion=options.complete_measures,
         ),
     ] = "content_nats",
@@ -41,7 +41,7 @@ def atlas(
     """Show every head of a model with the texts that say what it does: one page, offline.
 
     Each head has the texts on which it does most, one of each decile, those that its description fails on, where it
-    looks, and which tokens ask and get.
+    attends, and which queries, keys and pairs stand out.
 
     - `attnscope atlas --file sample_texts/alice.txt -o atlas.html`
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`

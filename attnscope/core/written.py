@@ -50,7 +50,8 @@ WRITTEN: dict[str, Measure] = {
             "share", -2.0, 2.0, "ours", counts=_THERE,
         ),
         Measure(
-            "copying_share", "does not rest on special tokens or the first where the answer stands in what is read",
+            "copying_share",
+            "attends to more than sinks (special tokens, the first) where the answer stands in what is read",
             "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_THERE,
         ),
         Measure(
@@ -64,7 +65,8 @@ WRITTEN: dict[str, Measure] = {
             "after McDougall et al. 2023, section 3", counts=_PREDICTED,
         ),
         Measure(
-            "suppression_share", "does not rest on special tokens or the first where the rest of the model would copy",
+            "suppression_share",
+            "attends to more than sinks (special tokens, the first) where the rest of the model would copy",
             "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_PREDICTED,
         ),
         Measure(
@@ -78,7 +80,8 @@ WRITTEN: dict[str, Measure] = {
             "after Olsson et al. 2022", counts=_REPEATED,
         ),
         Measure(
-            "induction_share", "does not rest on special tokens and the first one at a token that came before",
+            "induction_share",
+            "attends to more than sinks (special tokens, the first) at a token that came before",
             "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_REPEATED,
         ),
     )

@@ -72,7 +72,7 @@ def table(atlas: Atlas, heads: list[Head], console: Console) -> RenderableType:
     shown = plain_table(space=2)
     shown.add_column("head", no_wrap=True)
     shown.add_column("offset", justify="right", no_wrap=True)
-    for title in ("what it does", "pairs", "tokens that get", *(["best example"] * wide)):
+    for title in ("what it does", "pairs", "keys", *(["best example"] * wide)):
         shown.add_column(title, overflow="fold")
     for head in heads:
         at = number[head.kind, head.layer, head.head]
@@ -126,7 +126,7 @@ def _notes(atlas: Atlas, console: Console) -> list[str]:
     told = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
-        "pairs (query→key) and tokens: those that get most above it.",
+        "pairs (query→key) and keys: those that receive most above it.",
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
     if console.width < _WIDE and atlas.facts:

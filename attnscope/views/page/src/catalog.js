@@ -169,7 +169,7 @@ class Catalog {
       });
     heads.forEach((head, at) => {
       if (head.resting_share !== undefined)
-        this.column("resting_share", "resting share", "share of its attention on the keys where heads rest", "share", [0, 1]).values[at] = numberOr(head.resting_share);
+        this.column("resting_share", "sink share", "share of its attention on sinks: special tokens and the first", "share", [0, 1]).values[at] = numberOr(head.resting_share);
       for (const [name, estimate] of Object.entries(head.measures || {})) {
         const about = facts[name] || facts[name.replace(/_active$/, "")] || {};
         const beside = !facts[name] && about.what ? " (excluding sinks)" : "";
