@@ -14,7 +14,7 @@ from attnscope.views.heads_summary import corpus_line, model_of, number
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import lettering_for
 from attnscope.views.needles_terminal import notes, what_is_out
-from attnscope.views.timeline_figures import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
+from attnscope.views.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
 
 _MOST = 5
 _NOTHING = Estimate(np.nan, np.nan, np.nan, np.nan, 0)
@@ -23,8 +23,6 @@ _NOTHING = Estimate(np.nan, np.nan, np.nan, np.nan, 0)
 @matplotlib_defaults()
 def needles_drawing(findings: Findings, found: Needles, paper: Paper) -> Drawing:
     """The figure: a map of layers x heads, lines over depths, and bars where heads were taken out."""
-    from matplotlib.figure import Figure
-
     heads = [head for head in findings.heads if head.roles]
     scores = [(head.measures["retrieval"].value, head) for head in findings.heads if "retrieval" in head.measures]
     ranked = sorted(scores, key=lambda one: -one[0])
@@ -37,22 +35,16 @@ def needles_drawing(findings: Findings, found: Needles, paper: Paper) -> Drawing
     lettering = lettering_for([model_of(findings.run), *said], paper)
     sheet = Sheet.on(paper, lettering)
     size, parts = sheet.size, 3 if found.without else 2
-    foot = write_foot(said, sheet, lettering)
-    above, pitch = (0.85 if paper.title else 0.1) * size, 1.0 * size
+    foot = write_foot(said, sheet)
+    above, pitch = sheet.above, 1.0 * size
     rows = max(head.layer for head in findings.heads) + 1
     if sheet.stacked:
         tops = [max(sheet.plot, 0.11 * rows * size), sheet.plot, 0.6 * sheet.plot][:parts]
     else:
         tops = [max(1.25 * sheet.plot, 0.1 * rows * size) + (parts == 3) * 0.7 * sheet.plot]
     height = above + sum(tops) + len(tops) * pitch + foot.height
-    figure = Figure(figsize=(sheet.width, height), dpi=paper.dpi, facecolor="white")
-    if paper.title:
-        bold = "bold" if lettering.has_bold else "normal"
-        written: Any = {"va": "center", "parse_math": False, "family": sheet.families, "color": INK}
-        name = lettering.fit(model_of(findings.run), 20, 400 if sheet.stacked else 900)
-        figure.text(0.02, 1 - 0.28 * size / height, name, fontsize=15 * size, fontweight=bold, **written)
-        told = f"{amount(len(heads), 'head')} of retrieval of {len(findings.heads)}"
-        figure.text(0.02, 1 - 0.58 * size / height, told, fontsize=11 * size, **written | {"color": FAINT})
+    told = f"{amount(len(heads), 'head')} of retrieval of {len(findings.heads)}"
+    figure = sheet.open_figure(height, model_of(findings.run), told)
 
     def axes_at(left: float, wide: float, top: float, tall: float) -> Any:
         return figure.add_axes((left, 1 - (above + top + 0.35 * size + tall) / height, wide, tall / height))
@@ -69,7 +61,7 @@ def needles_drawing(findings: Findings, found: Needles, paper: Paper) -> Drawing
     _draw_depths(axes_at(*places[1]), found, best, sheet)
     if found.without:
         _draw_bars(axes_at(*places[2]), found, sheet)
-    foot.write(figure, height)
+    foot.write(figure)
     return Drawing(figure, lettering.families)
 
 
