@@ -264,7 +264,7 @@ def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
         assert float(value) == pytest.approx(measures[name].value, rel=0.06, abs=5e-3), name
         rank = 1 + sum(other.measures[name].value > measures[name].value for other in ATLAS.heads)
         assert line.locator("td").last.inner_text() == str(rank), name
-    for side, title in (("asks", "ask"), ("gets", "get"), ("pairs", "pairs")):
+    for side, title in (("asks", "queries that give"), ("gets", "keys that receive"), ("pairs", "pairs")):
         table = opened.page.locator(".tokens", has_text=title)
         rows = [row for row in ATLAS.tables[number] if row.side == side]
         best = max(rows, key=lambda row: row.lift)
