@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 _is_ours = False
 
@@ -46,9 +46,16 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
 
 
 def _interrupt_again() -> None:
-    again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
+    again = threading.Timer(_AGAIN_S, _interrupt_main_thread)
     again.daemon = True
     again.start()
+
+
+def _interrupt_main_thread() -> None:
+    if hasattr(signal, "pthread_kill"):  # a signal ends what the thread waits for; interrupt_main would come after it
+        signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def _raise_what_was_swallowed(unraisable: "sys.UnraisableHookArgs") -> None:

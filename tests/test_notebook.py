@@ -262,6 +262,21 @@ def lab(tmp_path: Path) -> Iterator[str]:
                 server.wait(20)
 
 
+def run_cell(cells: Any, at: int) -> Any:
+    """Runs a cell as a reader does, and returns it once the kernel has answered.
+
+    JupyterLab draws a cell anew while the notebook settles, and what is typed then goes to nobody: so the kernel is
+    waited for first, and the cursor.
+    """
+    cell = cells.nth(at)
+    cell.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for()
+    cell.locator(".cm-content").click()
+    cell.locator(".cm-focused").wait_for()
+    cell.page.keyboard.press("Shift+Enter")
+    cell.locator(".jp-InputArea-prompt", has_text=f"[{at + 1}]:").wait_for()
+    return cell
+
+
 def test_in_jupyterlab(browser: Any, lab: str, tmp_path: Path) -> None:
     pytest.importorskip("anywidget")
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
@@ -270,26 +285,20 @@ def test_in_jupyterlab(browser: Any, lab: str, tmp_path: Path) -> None:
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(f"{lab}doc/tree/look.ipynb")
     cells = page.locator(".jp-CodeCell")
-    cells.nth(0).locator(".cm-content").click()
-    page.keyboard.press("Shift+Enter")
-    inside = cells.nth(0).frame_locator("iframe[title=attnscope]")
+    inside = run_cell(cells, 0).frame_locator("iframe[title=attnscope]")
     inside.locator(".heads.large [data-spec='1.2']").click()
     inside.locator(".view.matrix[data-shown]").wait_for()
     inside.locator(".heat canvas").last.press("ArrowDown")
     inside.locator(".side section").first.wait_for()
 
-    cells.nth(1).locator(".cm-content").click()
-    page.keyboard.press("Shift+Enter")
-    said = cells.nth(1).locator(".jp-OutputArea-output")
-    said.wait_for()
+    said = run_cell(cells, 1).locator(".jp-OutputArea-output")
     assert said.inner_text().strip() == "chosen: L1H2 1 matrix"
 
-    page.keyboard.press("Shift+Enter")
+    run_cell(cells, 2)
     inside.locator(".view.matrix .title", has_text="L0H1").wait_for()
     inside.locator("#readout, .side", has_text="sat").first.wait_for()
 
-    page.keyboard.press("Shift+Enter")
-    beside = cells.nth(3).frame_locator("iframe[title=attnscope]")
+    beside = run_cell(cells, 3).frame_locator("iframe[title=attnscope]")
     beside.locator(".heads.large [data-spec='1.2']").wait_for()
     assert inside.locator(".view.matrix .title").inner_text().startswith("L0H1"), "each widget is its own"
     page.keyboard.press("Control+s")
