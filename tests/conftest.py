@@ -1,4 +1,4 @@
-"""What all tests share: no network, a cache of their own, two threads, and models to try things on."""
+"""What all tests share: no network, a cache of their own, few threads, and models to try things on."""
 
 import atexit
 import json
@@ -21,7 +21,7 @@ os.environ.update(
     HF_HOME=_home,
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS=os.environ.get("ATTNSCOPE_TEST_THREADS", "2"),
+    OMP_NUM_THREADS=os.environ.get("ATTNSCOPE_TEST_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"),
     MPLBACKEND="Agg",
     MPLCONFIGDIR=_home,
 )
@@ -53,6 +53,18 @@ VOCABULARY = [
     "the",
     "cat",
 ]
+
+
+MOST_PROCESSES = 4
+"""Beside each other, at most: each takes up to 2.5 GB."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A process a core, of one thread each, for the whole suite; tests that are named run in this process."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if named else min(processors, MOST_PROCESSES)
 
 
 SLOW_LIMIT_S = 3600
