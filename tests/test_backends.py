@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import attnscope
 from attnscope.core import tiles
 from attnscope.core.attention import AttentionCall, allowed, attention_weights
-from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights, numba_pass, output_factor
+from attnscope.core.measures import SumsOf, TextFacts, backends, measures_of_weights, numba_pass, output_factor
 from attnscope.core.measures.facts import outlying
 from attnscope.core.sums import Sums
 from attnscope.errors import AttnscopeError
@@ -42,12 +42,13 @@ def in_float32(call: AttentionCall) -> AttentionCall:
     return dataclasses.replace(call, **{name: part.float() for name, part in parts.items() if part is not None})
 
 
-@given(situation=situations(), elements=st.sampled_from([1, 300, 10**6]))
+@given(situation=situations(), pairs=st.sampled_from([1, 30, 10**6]), tile=st.sampled_from([1, 300, 10**6]))
 @few_examples
-def test_every_measure_of_the_fused_pass_is_its_definition(situation, elements: int) -> None:
+def test_every_measure_of_the_fused_pass_is_its_definition(situation, pairs: int, tile: int) -> None:
     call, keys, queries = situation
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "TILE_ELEMENTS", elements)
+        patch.setitem(backends.PAIRS, "numba", pairs)
+        patch.setattr(numba_pass, "TILE", tile)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
         patch.setattr(numba_pass, "CHUNK", 4)
         check(in_float32(call), keys, queries, tolerance=1e-5, backend="numba")
@@ -111,6 +112,7 @@ def test_the_fused_pass_is_at_most_twice_as_far_off_as_torch(name: str, dtype: t
 def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(numba_pass, "LEAST_SHARED", 0)
     monkeypatch.setattr(numba_pass, "CHUNK", 16)
+    monkeypatch.setattr(numba_pass, "TILE", 50_000)
     call, keys = long_call(**HARD[name])
     one = measured(call, keys, "numba")
     found = []

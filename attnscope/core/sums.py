@@ -243,9 +243,8 @@ class _Reader:
             self._uniform.add_several(plan.active_names, whole, even, "sum")
         knows = self._parts if plan.keys.embeddings is not None else self._parts - {"cosine"}
         knows = knows if plan.rarest is not None else knows - {"rarest"}
-        sums = read_board(self._board, own_text=plan.own_text, knows=knows)
-        if sums:
-            totals.add_several(list(sums), whole, torch.stack(list(sums.values())), "sum")
+        names, sums = read_board(self._board, own_text=plan.own_text, knows=knows)
+        totals.add_several(names, whole, sums, "sum")
         if plan.own_text and plan.offsets:
             totals.offset_count[:] = plan.uniform.offset_count
             hits = self._board[..., BOARD["hits"]]

@@ -20,8 +20,9 @@ DEVICES: dict[Backend, str] = {"numba": "cpu", "triton": "cuda"}
 WIDEST = 512
 """Bytes of a head's query, key or value beyond which triton's tiles would not fit beside each other on all devices."""
 
-PAIRS = 2**25
-"""Queries times keys of a block that triton makes: what the plan works out for each takes 128 MB a function of both."""
+PAIRS: dict[Backend, int] = {"numba": 2**20, "triton": 2**25}
+"""Queries times keys of a block that a compiled pass makes, which keeps weights of a part of them at a time, or none:
+what the plan works out for each takes 4 or 128 MB a function of both."""
 
 Pass = Callable[[AttentionCall, Plan, tuple[str, ...], Reader, Buffers], Tensor]
 """As `torch_pass.run`."""
@@ -47,7 +48,7 @@ def makes(backend: Backend, call: AttentionCall) -> bool:
 
 def pairs_of(backend: Backend, call: AttentionCall) -> int | None:
     """How many pairs of query and key a block may hold; None = as many as `core.tiles` says of a tile in memory."""
-    return PAIRS if backend == "triton" and makes(backend, call) else None
+    return PAIRS.get(backend) if makes(backend, call) else None
 
 
 def pass_of(backend: Backend, call: AttentionCall) -> Pass:

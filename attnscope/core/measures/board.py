@@ -3,6 +3,8 @@
 A measure is read off these columns by its family alone; none is named here.
 """
 
+from functools import cache
+
 from torch import Tensor
 
 from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH
@@ -45,7 +47,7 @@ cosine; and which offsets are there."""
 N_QUERY_COLUMNS = sum(_QUERY_WIDTHS.values())
 
 
-def read_board(board: Tensor, *, own_text: bool, knows: set[str]) -> dict[str, Tensor]:
+def read_board(board: Tensor, *, own_text: bool, knows: set[str]) -> tuple[list[str], Tensor]:
     """The sums of measures that are read off a board, by measure and `<measure>_active`.
 
     Args:
@@ -54,21 +56,36 @@ def read_board(board: Tensor, *, own_text: bool, knows: set[str]) -> dict[str, T
         knows: Facts and statistics that are known.
 
     Returns:
-        Name -> (unit, head).
+        Names, and their sums, (measure, unit, head).
     """
-    sums: dict[str, Tensor] = {}
+    columns, less = _columns(own_text, frozenset(knows))
+    # All at once: one by one they would take as long as a small tile.
+    sums = board[..., [of[0] for of in columns.values()]]
+    for i, (name, of) in enumerate(columns.items()):
+        if len(of) > 1:
+            sums[..., i] = board[..., of].sum(-1)
+        if name in less:
+            sums[..., i] -= board[..., less[name]]
+    return list(columns), sums.permute(2, 0, 1)
+
+
+@cache
+def _columns(own_text: bool, knows: frozenset[str]) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The columns that each measure adds up; and the one that is taken off, where there is one."""
+    columns: dict[str, list[int]] = {}
+    less: dict[str, int] = {}
     endings = (("", ""), ("_active", " off rest"))
     for name, measure in MEASURES.items():
         match measure.family:
             case Row(statistic) if statistic in knows:
-                sums[name] = board[..., BOARD[statistic].start]
+                columns[name] = [BOARD[statistic].start]
             case Pairs(fact) if fact in knows and own_text:
                 for ending, of in endings:
-                    sums[name + ending] = board[..., BOARD[fact + of].start]
+                    columns[name + ending] = [BOARD[fact + of].start]
                     if measure.family.beyond_uniform:
-                        sums[name + ending] = sums[name + ending] - board[..., BOARD[f"uniform {fact}{of}"].start]
+                        less[name + ending] = BOARD[f"uniform {fact}{of}"].start
             case Places(offsets) if own_text:
-                index = [REACH + offset for offset in offsets]
                 for ending, of in endings:
-                    sums[name + ending] = board[..., BOARD["places" + of]][..., index].sum(-1)
-    return sums
+                    here = BOARD["places" + of].start + REACH
+                    columns[name + ending] = [here + offset for offset in offsets]
+    return columns, less

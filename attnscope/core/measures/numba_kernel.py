@@ -123,7 +123,7 @@ class Given(NamedTuple):
 
 _GIVEN = types.NamedTuple((_I4, _F4, _F4, _I8, _I8, _I8, _I8, _I8, _F4, _I8, _I8, _I8, types.UniTuple(_i8, 7)), Given)
 
-_READ_ROWS = types.void(_F4, types.UniTuple(_i8, 9), _I8, _F4, _GIVEN, _F8, _F4, _F4)
+_READ_ROWS = types.void(_F4, types.UniTuple(_i8, 10), _I8, _F4, _GIVEN, _F8, _F4, _F4)
 
 
 @njit(_READ_ROWS, nogil=True, cache=True, error_model="numpy")
@@ -131,10 +131,10 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
     """Turns scores into weights, and adds up what is read off their rows. All arrays are flat.
 
     Args:
-        scores: (text * head, query, padded key); becomes weights, 0 beyond the edges.
+        scores: (text * head, query, padded key) of the tasks' heads; becomes weights, 0 beyond the edges.
         sizes: The first and last + 1 task (task = text * head * chunk of queries, in that order), heads, queries,
-            padded keys, queries of a chunk, the block's first query and first key in its text, and 1 if queries and
-            keys are of one text.
+            padded keys, queries of a chunk, the block's first query and first key in its text, 1 if queries and keys
+            are of one text, and which text * head the scores begin with.
         slots: Where in the board and in `worth` each part begins; see `numba_pass.SLOTS`.
         sinks: One score a head, or empty.
         given: What is known of the block.
@@ -145,7 +145,7 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
     (
         edges, worth, off_rest, rest_from, rest, final, rare_from, rare, cosine, group_of, group_from, members, shape,
     ) = given  # fmt: skip
-    first_task, last_task, n_heads, n_queries, n_padded, chunk, first_query, first_key, own_text = sizes
+    first_task, last_task, n_heads, n_queries, n_padded, chunk, first_query, first_key, own_text, first_head = sizes
     edge_heads, worth_heads, n_worth, n_board, n_tokens, cosine_text, cosine_query = shape
     (
         n_offsets, c_entropy, c_relative, c_off_rest, c_max, c_rare, c_rms, c_near, c_ahead, c_cosine, c_same,
@@ -200,7 +200,7 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
         near, ahead, alike = 0.0, 0.0, 0.0
         same, same_off, induced, induced_off, rare_hits = 0.0, 0.0, 0.0, 0.0, 0.0
         for q in range(part * chunk, min(part * chunk + chunk, n_queries)):
-            row = (text_head * n_queries + q) * n_padded
+            row = ((text_head - first_head) * n_queries + q) * n_padded
             edge = ((text * edge_heads + (head if edge_heads > 1 else 0)) * n_queries + q) * 2
             start, stop = np.int64(edges[edge]), np.int64(edges[edge + 1])
             active[text_head * n_queries + q] = 0

@@ -28,6 +28,9 @@ from attnscope.core.tiles import Block, Buffers, times_values
 CHUNK = 128
 """Queries of one task: what keys receive from so many is added up in float32."""
 
+TILE = 300_000
+"""Weights that are worked on together: 1.2 MB, so that products and the pass find each other's results in the cache."""
+
 LEAST_SHARED = 200_000
 """Weights from which on a tile is shared by threads: fewer take less time than waking them."""
 
@@ -64,12 +67,10 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
     group = n_heads // n_kv_heads
     rows = torch.zeros(batch, n_queries, n_heads, d_value)
     output = rows.transpose(1, 2)
-    bias = None
-    if call.bias is not None:
-        bias = call.bias[(None,) * (4 - call.bias.ndim)].expand(batch, -1, n_queries, -1)
     sinks = np.zeros(0, np.float32) if call.sinks is None else call.sinks.detach().float().numpy()
     largest = max((math.prod(block.shape[:2]) * _padded(block) for block in plan.blocks), default=0) * n_heads
-    flat, spare = buffers.pair(largest, torch.float32, call.query.device)
+    most_a_head = max((block.shape[1] * _padded(block) for block in plan.blocks), default=0) * group
+    flat, spare = buffers.pair(min(largest, max(TILE, most_a_head)), torch.float32, call.query.device)
     with torch.autocast("cpu", enabled=False):
         # Keys of zeros behind each text, for the last vectors of tiles to reach into.
         n_padded = max([call.key.shape[2], *(block.keys.start + _padded(block) for block in plan.blocks)])
@@ -82,22 +83,54 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
             of_keys = slice(block.keys.start, block.keys.start + n_padded)
             queries = torch.empty(n_texts, n_heads, n_rows, d_head)
             torch.mul(call.query[block.texts, :, block.queries].float(), call.scale, out=queries)
-            queries = queries.view(n_texts * n_kv_heads, group * n_rows, d_head)
-            columns = keys[block.texts, :, of_keys].reshape(n_texts * n_kv_heads, n_padded, d_head)
-            scores = flat[: n_texts * n_heads * n_rows * n_padded].view(len(queries), group * n_rows, n_padded)
-            torch.bmm(queries, columns.mT, out=scores)
-            scores = scores.view(n_texts, n_heads, n_rows, n_padded)
-            if call.softcap is not None:
-                scores.div_(call.softcap).tanh_().mul_(call.softcap)
-            if bias is not None:
-                of_bias = block.keys if bias.shape[3] > 1 else slice(None)
-                scores[..., :n_keys] += bias[block.texts, :, block.queries, of_bias].float()
-            if plan.hides(block):
-                block.hide(scores[..., :n_keys], -math.inf)
-            found = _fuse(scores, _given(plan, block), sinks, plan, block)
-            output[block.texts, :, block.queries] = times_values(scores, values[block.texts, :, of_keys])
-            read(block, found)
+            by_kv_head = queries.view(n_texts, n_kv_heads, group * n_rows, d_head)
+            of_block = [part[block.texts, :, of_keys] for part in (keys, values)]
+            added = _added(call, plan, block)
+            fused = _Fused(plan, block, n_heads, sinks)
+            for texts, kv_heads in _parts(n_texts, n_kv_heads, group * n_rows * n_padded):
+                heads = slice(kv_heads.start * group, kv_heads.stop * group)
+                rows_of, columns, some_values = (part[texts, kv_heads] for part in (by_kv_head, *of_block))
+                shape = (texts.stop - texts.start, heads.stop - heads.start, n_rows, n_padded)
+                scores = flat[: math.prod(shape)].view(-1, group * n_rows, n_padded)
+                torch.bmm(rows_of.flatten(0, 1), columns.flatten(0, 1).mT, out=scores)
+                scores = scores.view(shape)
+                if call.softcap is not None:
+                    scores.div_(call.softcap).tanh_().mul_(call.softcap)
+                for part in added:
+                    scores[..., :n_keys] += part[texts, heads if part.shape[1] > 1 else slice(None)]
+                fused.read(scores, texts.start * n_heads + heads.start)
+                there = slice(block.texts.start + texts.start, block.texts.start + texts.stop)
+                output[there, heads, block.queries] = times_values(scores, some_values)
+            read(block, fused.result())
     return output.to(call.value.dtype)
+
+
+def _parts(n_texts: int, n_kv_heads: int, a_head: int) -> Iterator[tuple[slice, slice]]:
+    """Texts and key/value heads whose weights make a tile: several whole texts, or some heads of one."""
+    together = TILE // max(a_head * n_kv_heads, 1)
+    if together:
+        for t in range(0, n_texts, together):
+            yield slice(t, min(t + together, n_texts)), slice(0, n_kv_heads)
+        return
+    heads = max(TILE // max(a_head, 1), 1)
+    for t in range(n_texts):
+        for h in range(0, n_kv_heads, heads):
+            yield slice(t, t + 1), slice(h, min(h + heads, n_kv_heads))
+
+
+def _added(call: AttentionCall, plan: Plan, block: Block) -> list[Tensor]:
+    """What is added to a block's scores: the bias, and -infinity where a key is hidden; each (text, 1 or head, ...)."""
+    parts = []
+    if call.bias is not None:
+        bias = call.bias[(None,) * (4 - call.bias.ndim)].expand(len(call.query), -1, call.query.shape[2], -1)
+        of_keys = block.keys if bias.shape[3] > 1 else slice(None)
+        parts.append(bias[block.texts, :, block.queries, of_keys].float())
+    if plan.hides(block):
+        allowed = block.allowed(call.query.device)
+        assert allowed is not None
+        hidden = torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
+        parts.append(hidden.expand(block.shape[0], *hidden.shape[1:]))
+    return parts
 
 
 def _pad_keys(parts: tuple[Tensor, Tensor], n: int, spare: Tensor) -> Iterator[Tensor]:
@@ -118,37 +151,57 @@ def _padded(block: Block) -> int:
     return -(-block.shape[2] // LANES) * LANES
 
 
-def _fuse(scores: Tensor, given: Given, sinks: NDArray[np.float32], plan: Plan, block: Block) -> Read:
-    """Turns scores into weights, (text, head, query, padded key); what is read off them."""
-    n_texts, n_heads, n_queries, n_padded = scores.shape
-    array = scores.view(-1).numpy()
-    n_chunks = -(-n_queries // CHUNK)
-    n_tasks = n_texts * n_heads * n_chunks
-    # Memory of torch's: NumPy's lies now at one place of a line of the cache and now at another, and by that products
-    # of matrices are rounded otherwise.
-    board, received = torch.zeros(n_tasks, N_COLUMNS, dtype=torch.float64), torch.zeros(n_tasks, n_padded)
-    active = torch.empty(n_texts * n_heads, n_queries)
-    outputs = tuple(numbers.view(-1).numpy() for numbers in (board, received, active))
+class _Fused:
+    """What is read off a block's weights, tile by tile."""
 
-    def share(first: int, last: int) -> None:
-        sizes = (first, last, n_heads, n_queries, n_padded, CHUNK, block.queries.start, block.keys.start)
-        read_rows(array, (*sizes, int(plan.own_text)), SLOTS, sinks, given, *outputs)
+    def __init__(self, plan: Plan, block: Block, n_heads: int, sinks: NDArray[np.float32]) -> None:
+        n_texts, n_queries, n_keys = block.shape
+        self._n_padded, self._n_keys, self._sinks = _padded(block), n_keys, sinks
+        self._by_task = (n_texts, n_heads, -(-n_queries // CHUNK))
+        self._begin = (block.queries.start, block.keys.start, int(plan.own_text))
+        self._given = _given(plan, block)
+        # Memory of torch's: NumPy's lies now at one place of a line of the cache and now at another, and by that
+        # products of matrices are rounded otherwise.
+        n_tasks = math.prod(self._by_task)
+        self._board = torch.zeros(n_tasks, N_COLUMNS, dtype=torch.float64)
+        self._received = torch.zeros(n_tasks, self._n_padded)
+        self._active = torch.empty(n_texts, n_heads, n_queries)
 
-    n_threads = min(count_threads(), n_tasks) if array.size >= LEAST_SHARED else 1
-    if n_threads == 1:
-        share(0, n_tasks)
-    else:
-        edges = [n_tasks * i // n_threads for i in range(n_threads + 1)]
+    def read(self, scores: Tensor, first_head: int) -> None:
+        """Turns scores of some heads, (text, head, query, padded key), into weights, and adds up what is read off them.
+
+        Args:
+            scores: Of whole texts, or of some heads of one.
+            first_head: Which head they begin with, those of all texts of the block counted.
+        """
+        n_texts, some_heads, n_queries, n_padded = scores.shape
+        array = scores.view(-1).numpy()
+        outputs = tuple(numbers.view(-1).numpy() for numbers in (self._board, self._received, self._active))
+        _, n_heads, n_chunks = self._by_task
+
+        def share(first: int, last: int) -> None:
+            sizes = (first, last, n_heads, n_queries, n_padded, CHUNK, *self._begin, first_head)
+            read_rows(array, sizes, SLOTS, self._sinks, self._given, *outputs)
+
+        start, n_tasks = first_head * n_chunks, n_texts * some_heads * n_chunks
+        n_threads = min(count_threads(), n_tasks) if array.size >= LEAST_SHARED else 1
+        if n_threads == 1:
+            share(start, start + n_tasks)
+            return
+        edges = [start + n_tasks * i // n_threads for i in range(n_threads + 1)]
         others = [_pool(n_threads - 1).submit(share, *edges[i : i + 2]) for i in range(1, n_threads)]
-        share(0, edges[1])
+        share(*edges[:2])
         for other in others:
             other.result()
-    by_task = (n_texts, n_heads, n_chunks)
-    return Read(
-        board.view(*by_task, N_COLUMNS).sum(2),
-        received.view(*by_task, n_padded)[..., : block.shape[2]].sum(2, dtype=torch.float64),
-        active.view(n_texts, n_heads, n_queries),
-    )
+
+    def result(self) -> Read:
+        """What it comes to, once every tile was read."""
+        received = self._received.view(*self._by_task, -1)[..., : self._n_keys]
+        return Read(
+            self._board.view(*self._by_task, -1).sum(2),
+            received.sum(2, dtype=torch.float64),
+            self._active,
+        )
 
 
 def count_threads() -> int:

@@ -154,10 +154,11 @@ class Totals:
         self.add(RECEIVED, first, largest, counted.expand(largest.shape))
         self.settle()
         if SINK in self:
-            of_texts = [part.reshape(len(part), n_texts, each, part.shape[2]).sum(2) for part in (self.sum, self.count)]
-            tell_sinks(self.names, *of_texts)
-            i = self._place[SINK]
-            self.sum[i, first], self.count[i, first] = (part[i] for part in of_texts)
+            asked = SINK, FIRST, EVERY
+            rows = [self._place[name] for name in asked]
+            of_texts = [part[rows].reshape(3, n_texts, each, part.shape[2]).sum(2) for part in (self.sum, self.count)]
+            tell_sinks(asked, *of_texts)
+            self.sum[rows[0], first], self.count[rows[0], first] = (part[0] for part in of_texts)
 
     def clear(self, name: str) -> None:
         """Makes a measure undefined, and its `_active`."""
@@ -192,8 +193,10 @@ class Totals:
 
 def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
     """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
-    keep = [heads.names.index(name) for name in names]
-    shared = [heads.sum[keep], heads.count[keep], uniform.sum[keep]]
+    shared = [heads.sum, heads.count, uniform.sum]
+    if names != heads.names:
+        keep = [heads.names.index(name) for name in names]
+        shared = [part[keep] for part in shared]
     # They stay while the next layers run.
     return SumsOf(
         names, *mapped_arrays.copy_together([*shared, heads.offset_sum, heads.offset_count, uniform.offset_sum])
