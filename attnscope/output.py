@@ -217,7 +217,7 @@ def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: st
 def _named_by(out: Path, kind: Kind) -> str:
     """The format of a file that is named instead of a folder; empty = it is a folder."""
     ending = out.suffix.removeprefix(".")
-    if not kind.pages or kind.figures or ending not in kind.formats or out.is_dir():
+    if not {*kind.pages} & {*kind.usual} or ending in kind.figures or ending not in kind.formats or out.is_dir():
         return ""
     if ending in kind.pages:
         require_replaceable(out, holds=PAGE_MARK)
@@ -250,7 +250,7 @@ def show(
     stem = None
     if out is not None and (ending := _named_by(out, kind)):
         stem, out, formats = out.stem, out.parent, formats or ending
-    usual = ("png",) if kind.draw else tuple(name for name in kind.usual if name in known)
+    usual = ("png",) if "png" in kind.usual else tuple(name for name in kind.usual if name in known)
     named = read_names(formats, known, "format") if formats is not None else (TEXT,) if out is None else usual
     files = tuple(name for name in named if name != TEXT)
     if files and out is None:

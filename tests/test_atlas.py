@@ -21,9 +21,10 @@ from attnscope.models.model import Model
 from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
 from attnscope.studies import atlas as study
 from attnscope.studies.atlas import AtlasOptions, atlas
-from attnscope.studies.atlas_rows import WINDOW, excerpt_of, window
+from attnscope.studies.atlas_rows import WINDOW, window
 from attnscope.studies.atlas_scores import ScoredText, Scores
 from attnscope.studies.descriptions import DescribeOptions, _expected
+from attnscope.studies.excerpts import excerpt_of
 from attnscope.studies.heads import HeadsOptions
 from attnscope.studies.texts import batch_of
 from attnscope.studies.workers import Workers

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -282,6 +282,49 @@ def test_the_profile_reads_out_each_offset(opened: OpenedAtlas) -> None:
         said = opened.text(".headcard section >> nth=0 >> p")
         assert float(said.split(": ")[1].split("%")[0]) == pytest.approx(100 * profile[at], rel=0.06), at
     assert said.startswith("1 ahead")
+
+
+def test_queries_and_keys_are_points_that_lead_to_their_examples(opened: OpenedAtlas) -> None:
+    """What the plane shows of a head is in the record; the token's context is said, and its example is a click away."""
+    opened.go("L1H2")
+    at = NAMES.index("L1H2")
+    points = ATLAS.points_of(at)
+    assert points is not None
+    plane = opened.page.locator(".plane")
+    assert "30 tokens of" in plane.locator("h2").inner_text()
+    assert "90% of direction 1 is common to all queries" in plane.inner_text()
+    opened.page.focus(".plane canvas >> nth=1")
+    read = plane.locator(".planeread")
+    walk(opened, lambda: read.inner_text().startswith("query"))
+    asked, *best = read.locator("q").all_inner_texts()
+    scores, labels = points.queries @ points.keys.T, [token.label for token in points.tokens]
+    rows = [row for row, label in enumerate(labels) if label == asked]
+    assert best in [[labels[key] for key in np.argsort(-scores[row], kind="stable")[:5]] for row in rows]
+    opened.page.select_option(".plane [aria-label=Colour]", "what")
+    assert "capitalised" in plane.inner_text()
+    opened.page.click(".plane [data-value=outputs]")
+    assert "principal components" in plane.inner_text() and "query" not in plane.locator(".roles").inner_text()
+    opened.page.click(".plane [data-value=scores]")
+    # The first head has examples that the sampled tokens are of.
+    opened.go("L0H0")
+    opened.page.focus(".plane canvas >> nth=1")
+    walk(opened, lambda: "click" in opened.text(".plane .tip"))
+    token = opened.page.inner_text(".plane .tip b")
+    opened.page.keyboard.press("Enter")
+    opened.until("document.querySelector('[data-token][aria-pressed=true]')")
+    chosen = opened.page.locator("[data-token][aria-pressed=true]")
+    assert chosen.inner_text().strip() == token
+    assert chosen.get_attribute("data-example") == "0"
+
+
+def walk(opened: OpenedAtlas, done: Callable[[], bool]) -> None:
+    """Goes from point to point by arrow keys."""
+    for key in ["ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"] * 12:
+        for _ in range(3):
+            opened.page.keyboard.press(key)
+            if done():
+                return
+    raise AssertionError("no such point was met")
 
 
 def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
@@ -692,7 +735,7 @@ def test_an_atlas_without_heads_is_refused() -> None:
 
 @pytest.mark.parametrize(("n_layers", "n_heads", "most"), [(6, 12, 6)])
 def test_pages_keep_to_their_size(n_layers: int, n_heads: int, most: float) -> None:
-    page = page_of_atlas(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10))
+    page = page_of_atlas(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10, n_points=512))
     assert len(page.html) < most * 1e6
 
 

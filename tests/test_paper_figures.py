@@ -27,7 +27,7 @@ from tests.test_views import RECORDS
 
 __all__ = ["made"]
 
-DRAWN = [name for name in MADE if name not in ("trace.npz", "atlas.npz")]
+DRAWN = [name for name in MADE if name != "trace.npz"]
 WORDS = [
     "[CLS]",
     "the",

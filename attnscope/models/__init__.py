@@ -114,7 +114,7 @@ def load(
         from attnscope.models.own import load_own
 
         return load_own(source, device=device, dtype=dtype)
-    if native and _is_own_decoder(source):
+    if native and is_own_decoder(source):
         from attnscope.models.decoder import load_decoder
 
         return load_decoder(source, device=device, dtype=dtype)
@@ -173,7 +173,7 @@ def describe(
         from attnscope.models.own import OwnTokenizer, own_info
 
         return own_info(source.name), OwnTokenizer()
-    if native and _is_own_decoder(source) and source.folder is not None:
+    if native and is_own_decoder(source) and source.folder is not None:
         from attnscope.models.checkpoint import Checkpoint
         from attnscope.models.decoder_config import DecoderConfig, WordTokenizer
 
@@ -214,7 +214,7 @@ def _choose(
         if engine in ("hf", "numpy"):
             raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, True
-    if _is_own_decoder(source):
+    if is_own_decoder(source):
         if source.adapter is not None:
             raise AttnscopeError(
                 f"{source.spec} takes no adapter: it is attnscope's own decoder", "leave out --adapter"
@@ -232,7 +232,7 @@ def _choose(
     return source, reason is None
 
 
-def _is_own_decoder(source: Source) -> bool:
+def is_own_decoder(source: Source) -> bool:
     """Whether a folder holds what `OwnDecoder.save` wrote."""
     if source.folder is None or source.file or not (source.folder / "config.json").is_file():
         return False

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.projections import Turned
 from attnscope.core.stepwise import Rotation
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
@@ -103,20 +104,46 @@ class _Watch:
         self.projections = OutputWatch()
         self.turns: list[_Turn] = []
         self._kind, self._layer = kind, layer
-        self._since: list[_Turn] = []
+        self._turning = TurnWatch()
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        output = attend(call)
+        output, turns = attend(call), self._turning.take()
         if (call.kind, call.layer) == (self._kind, self._layer):
-            self.call, self.output, self.turns = call, output, self._since
+            self.call, self.output, self.turns = call, output, turns
             self.projections.expect((call.kind, call.layer), output)
         else:
             self.projections.give_up()  # the next attention began: W_O is not to be found any more
-        self._since = []
         return output
 
+    def rotations(self, roots: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
+        """Sees within it what a model's own functions for rotary positions do."""
+        return self._turning.watch(roots)
+
+
+class TurnWatch:
+    """Sees what a model's own functions for rotary positions do to queries and keys on their way to the seam."""
+
+    def __init__(self) -> None:
+        self._since: list[_Turn] = []
+
+    def take(self) -> list[_Turn]:
+        """What was turned since it was last asked."""
+        taken, self._since = self._since, []
+        return taken
+
+    def bare(self, call: AttentionCall) -> tuple[Tensor, Tensor, Turned]:
+        """Queries and keys of the attention that is computed now, before they were turned, in the shapes of the call.
+
+        Where it cannot be seen how they were turned, they are as they reached the seam.
+        """
+        turns = self.take()
+        if not turns:
+            return call.query, call.key, "never"
+        found = _match(call, turns[-1])
+        return (call.query, call.key, "after") if found is None else (*found.before, "before")
+
     @contextlib.contextmanager
-    def rotations(self, roots: Iterable[nn.Module]) -> Iterator[None]:
+    def watch(self, roots: Iterable[nn.Module]) -> Iterator[None]:
         """Sees what the model's own functions for rotary positions do, in this thread.
 
         They are plain functions of the files that define the models, so that no hook reaches them: while it runs, their
@@ -169,7 +196,36 @@ def _rotation(
     if not turns:
         return None, None, ""
     unseen = "the model turns queries and keys by their places (rotary) in a way that cannot be taken apart here"
-    turn, d_head = turns[-1], call.query.shape[3]
+    found = _match(call, turns[-1])
+    if found is None:
+        return None, None, unseen
+    n_tokens, d_head = call.query.shape[2:]
+    rotation = _learn_rotation(turns[-1], found.heads_axis, n_tokens, found.columns, d_head)
+    if rotation is None or not all(
+        _agrees(rotation, old, new) for old, new in zip(found.before, (call.query, call.key), strict=True)
+    ):
+        return None, None, unseen
+    return rotation, (found.before[0][0], found.before[1][0]), ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """What reached the seam, as what a function for rotary positions gave.
+
+    Attributes:
+        heads_axis: The axis of heads in what it was given.
+        columns: Which columns it turned.
+        before: Queries and keys of the call as they were before.
+    """
+
+    heads_axis: int
+    columns: slice
+    before: tuple[Tensor, Tensor]
+
+
+def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
+    """How a turn became what reached the seam; None if it is something else that did."""
+    d_head = call.query.shape[3]
     for heads_axis in (1, 2):
         before, after = (
             tuple(x.transpose(1, heads_axis) if heads_axis == 2 else x for x in pair)
@@ -183,16 +239,11 @@ def _rotation(
             key = after[1].expand(-1, call.key.shape[1], -1, -1)
             if not torch.equal(after[0], call.query[..., columns]) or not torch.equal(key, call.key[..., columns]):
                 continue
-            found = _learn_rotation(turn, heads_axis, call.query.shape[2], columns, d_head)
-            if found is None:
-                return None, None, unseen
             unrotated = call.query.clone(), call.key.clone()
             unrotated[0][..., columns] = before[0]
             unrotated[1][..., columns] = before[1].expand_as(key)
-            if not all(_agrees(found, old, new) for old, new in zip(unrotated, (call.query, call.key), strict=True)):
-                return None, None, unseen
-            return found, (unrotated[0][0], unrotated[1][0]), ""
-    return None, None, unseen
+            return _Match(heads_axis, columns, unrotated)
+    return None
 
 
 def _learn_rotation(

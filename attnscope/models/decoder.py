@@ -8,7 +8,7 @@ train it as any other, save it, and load it as a model whose heads are measured.
 import copy
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from attnscope.core.attention import Probe
 from attnscope.core.multihead import MultiHeadAttention
+from attnscope.core.probes import Place
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.checkpoint import Checkpoint
 from attnscope.models.decoder_config import ROTARY_BASE, DecoderConfig, Positions, WordTokenizer, word_tokenizer
 from attnscope.models.devices import place
-from attnscope.models.model import Batch, LayeredModel, ModelInfo, Outputs, require_length, require_numbers
+from attnscope.models.model import Batch, LayeredModel, ModelInfo, Outputs, Slice, require_length, require_numbers
 from attnscope.models.native import read_weights
 from attnscope.records.storage import write_whole
 
@@ -233,6 +234,17 @@ class DecoderModel(LayeredModel):
     def modules(self) -> list[nn.Module]:
         """The network."""
         return [self.network]
+
+    def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:  # type: ignore[override]  # others: None
+        """The heads' rows of W_Q, W_K and W_V, and their columns of W_O."""
+        width = self.info.d_model // self.network.config.n_heads
+        slices = []
+        for (_, layer), numbers in heads.items():
+            mine = tuple(head * width + row for head in numbers for row in range(width))
+            for role, part in {"query": "q", "key": "k", "value": "v", "output": "out"}.items():
+                name = f"layers.{layer}.attention.{part}_proj.weight"
+                slices.append(Slice(name, int(part == "out"), mine, role, self.network.get_parameter(name)))
+        return slices
 
     def unembedding(self) -> nn.Module:
         """The map that the scores come from."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, first_line
-from attnscope.models.layouts import LAYOUTS, Encoder
+from attnscope.models.layouts import LAYOUTS, OWN_DECODER, Encoder
 
 Config = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ class Sizes:
         n_heads: Query heads a layer.
         n_kv_heads: Key/value heads a layer.
         d_head: Width of a head.
-        d_ff: Width within the feed-forward network.
+        d_ff: Width within the feed-forward network; 0 = there is none.
         ff_matrices: 2 (up and down), or 3 (gated).
         vocab_size: Tokens in the vocabulary; 0 = not known, and left out of all sums.
         max_tokens: The longest text; None = no limit.
@@ -80,8 +80,9 @@ class Sizes:
             "n_kv_heads": self.n_kv_heads, "d_head": self.d_head, "d_ff": self.d_ff,
         }  # fmt: skip
         for name, value in named.items():
-            if value < 1:
-                raise AttnscopeError(f"{name} is {value}, but must be at least 1", "give another number")
+            least = int(name != "d_ff")  # there are models of attention alone
+            if value < least:
+                raise AttnscopeError(f"{name} is {value}, but must be at least {least}", "give another number")
         if self.n_heads % self.n_kv_heads:
             raise AttnscopeError(
                 f"{self.n_heads} query heads are not a multiple of {self.n_kv_heads} key/value heads",
@@ -226,12 +227,25 @@ def _t5(config: Config, name: str, source: str) -> Sizes:
     )  # fmt: skip
 
 
+def _own(config: Config, name: str, source: str) -> Sizes:
+    width, heads, inner = int(config["d_model"]), int(config["n_heads"]), int(config["d_ff"])
+    limit, norms = config["max_tokens"], 2 * bool(config["norm"])
+    return Sizes(
+        name=name, source=source, kind="decoder", d_model=width, n_layers=int(config["n_layers"]), n_heads=heads,
+        n_kv_heads=heads, d_head=width // heads, d_ff=inner, vocab_size=int(config["vocab_size"]),
+        max_tokens=None if limit is None else int(limit), ff_bias=bool(inner), d_embedding=width,
+        n_positions=int(limit) if config["positions"] == "learned" else 0,
+        norm_vectors=norms * (1 + bool(inner)), norm_vectors_outside=norms, unembedding="own",
+    )  # fmt: skip
+
+
 _FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _llama,
     "t5": _t5,
+    OWN_DECODER: _own,
 }
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import UsageError
 from attnscope.records import codec
 from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.descriptions import Descriptions
 from attnscope.records.findings import Findings, Head
+from attnscope.records.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, Points
 from attnscope.records.record import Record
 from attnscope.records.storage import finite, plain
 
@@ -211,6 +214,10 @@ class Atlas(Record):
         codes: `Example.codes`, likewise.
         descriptions: What each head does in a line; None where heads were not described.
         compositions: The strongest partners of each head; none where no record of circuits was given.
+        plane_tokens: The tokens whose queries, keys and outputs are shown as points; none where they are not known.
+        planes: What is known of each head's points, as many as `heads`, or none.
+        points: Their coordinates, by "queries", "keys" and "outputs": (point, direction), int8, in steps of
+            `planes.STEPS` of the largest; one head after the other, of each the tokens of its kind. See `points_of`.
         kept: Of a part, which `--shard` makes: the texts that may be shown of the whole. It shows none itself.
         scores: Of a part: how these score, by name: "texts" (their numbers), "chunks", "tokens", "lots" (hashes, by
             which they are drawn), (text,), and "values", (text, head). Empty where it is no part.
@@ -239,6 +246,9 @@ class Atlas(Record):
     codes: NDArray[np.uint8] = field(metadata=ARRAY)
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
     compositions: tuple[Composition, ...] = field(default=(), metadata=OMITTED)
+    plane_tokens: tuple[PlaneToken, ...] = field(default=(), metadata=OMITTED)
+    planes: tuple[Plane, ...] = field(default=(), metadata=OMITTED)
+    points: Mapping[str, NDArray[np.int8]] = field(default_factory=dict, metadata=codec.beside("point_"))
     kept: tuple[KeptText, ...] = field(default=(), metadata=OMITTED)
     scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("score_"))
     sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("sum_"))
@@ -269,6 +279,51 @@ class Atlas(Record):
             )  # fmt: skip
             token = after
         return found
+
+    def points_of(self, number: int) -> Points | None:
+        """The points of a head, by its place in `heads`; None where none are known."""
+        if not self.planes:
+            return None
+        counts = Counter(one.kind for one in self.plane_tokens)
+        first = sum(counts[head.kind] for head in self.heads[:number])
+        kind, plane = self.heads[number].kind, self.planes[number]
+        shown = slice(first, first + counts[kind])
+        worth = {"queries": plane.largest, "keys": plane.largest, "outputs": plane.largest_output}
+        queries, keys, outputs = (np.float32(worth[side] / STEPS) * self.points[side][shown] for side in SIDES)
+        return Points(tuple(one for one in self.plane_tokens if one.kind == kind), plane, queries, keys, outputs)
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Atlas:
+        """The atlas of some heads, (layer, head), of every kind.
+
+        Raises:
+            UsageError: There is no such head.
+        """
+        known = {(head.layer, head.head) for head in self.heads}
+        if missing := [pair for pair in picked if pair not in known]:
+            layer, head = missing[0]
+            raise UsageError(f"there is no head L{layer}H{head} in this atlas", f"it has {len(self.heads)} heads")
+        mine = [at for at, head in enumerate(self.heads) if (head.layer, head.head) in set(picked)]
+        number = {at: place for place, at in enumerate(mine)}
+        examples = [one for one in self.examples() if one.facts.head in number]
+        counts = Counter(one.kind for one in self.plane_tokens)
+        of_point = np.repeat(np.arange(len(self.heads)), [counts[head.kind] for head in self.heads])
+
+        return replace(
+            self,
+            heads=tuple(self.heads[at] for at in mine),
+            facts=tuple(replace(one.facts, head=number[one.facts.head]) for one in examples),
+            tables=tuple(self.tables[at] for at in mine),
+            **{name: getattr(self, name)[mine] for name in ("profiles", "even_profiles", "deciles", "positions")},
+            distances=self.distances[np.ix_(mine, mine)],
+            **join_examples(examples),
+            compositions=tuple(
+                replace(one, sender=number[one.sender], receiver=number[one.receiver])
+                for one in self.compositions
+                if one.sender in number and one.receiver in number
+            ),
+            planes=tuple(self.planes[at] for at in mine) if self.planes else (),
+            points={side: held[np.isin(of_point, mine)] for side, held in self.points.items()},
+        )
 
     def as_json(self) -> dict[str, Any]:
         """All but the examples' attention as plain JSON values; NaN and infinities become null."""
@@ -302,6 +357,8 @@ class Atlas(Record):
                 raise ValueError(f"its {name} are of shape {getattr(self, name).shape}, not {shape}")
         if any(not (0 <= one.sender < n and 0 <= one.receiver < n) for one in self.compositions):
             raise ValueError("a head composes with one that is not there")
+        if self.planes or self.points or self.plane_tokens:
+            self._require_whole_planes()
         if self.is_part:
             self._require_whole_part()
         if len(self.tables) != n:
@@ -317,6 +374,23 @@ class Atlas(Record):
             if not -1 <= example.facts.focus < len(example.places) or not 0 <= example.facts.head < n:
                 raise ValueError("an example is of a head or a token that is not there")
 
+    def _require_whole_planes(self) -> None:
+        counts = Counter(one.kind for one in self.plane_tokens)
+        shape = (sum(counts[head.kind] for head in self.heads), N_DIRECTIONS)
+        if len(self.planes) != len(self.heads) or {*self.points} != {*SIDES}:
+            raise ValueError(f"it has {len(self.heads)} heads, and points of {len(self.planes)}")
+        for side, held in self.points.items():
+            if held.shape != shape or held.dtype != np.int8:
+                raise ValueError(f"the points of its {side} are of shape {held.shape}, not {shape}")
+        if any(
+            len(part) != N_DIRECTIONS
+            for one in self.planes
+            for part in (one.explained, one.common, one.explained_outputs)
+        ):
+            raise ValueError("a head's directions are cut off")
+        if any(not 0 <= one.start <= one.stop <= len(one.excerpt) for one in self.plane_tokens):
+            raise ValueError("a sampled token stands beside its text")
+
     def _require_whole_part(self) -> None:
         known = {text.index for text in self.kept}
         n = len(self.scores["lots"])
@@ -326,3 +400,19 @@ class Atlas(Record):
             raise ValueError("its scores are of other heads")
         if not known.issuperset(self.scores["texts"].tolist()):
             raise ValueError("it has scores of a text that is not there")
+
+
+def join_examples(examples: Sequence[Example]) -> dict[str, Any]:
+    """The arrays of all examples, one after the other, as an atlas has them."""
+    ends, at = [np.zeros(0, np.int64)], 0
+    for one in examples:
+        ends.append(at + one.starts[1:] - one.starts[0])
+        at += len(one.keys)
+
+    def join(name: str, dtype: type) -> Any:
+        return np.concatenate([np.zeros(0, dtype), *(getattr(one, name) for one in examples)]).astype(dtype)
+
+    return {
+        "places": join("places", np.int32), "special": join("special", np.bool_), "starts": np.concatenate(ends),
+        "keys": join("keys", np.uint8), "codes": join("codes", np.uint8),
+    }  # fmt: skip

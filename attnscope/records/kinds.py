@@ -148,8 +148,8 @@ KINDS = {
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
-            "atlas_terminal:show", page="page.atlas:page_of_atlas",
-            options=("measures", "where", "sort", "folder", "with"),
+            "atlas_terminal:show", "planes_figure:draw", page="page.atlas:page_of_atlas",
+            options=("pick", "measures", "where", "sort", "folder", "with"),
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),

@@ -12,7 +12,7 @@ import numpy as np
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, Example, KeptText
+from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, KeptText, join_examples
 from attnscope.records.findings import Findings
 from attnscope.studies.atlas_rows import Rows, Wanted, failing_texts, read_rows, units_of
 from attnscope.studies.atlas_scores import (
@@ -231,8 +231,9 @@ def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, places:
         deciles=scores.deciles()[0] if scored else np.full((n, 11), np.nan, np.float32),
         distances=distances,
         positions=positions,
-        **_joined(examples),
+        **join_examples(examples),
         descriptions=findings.descriptions,
+        **rows.planes,
     )
 
 
@@ -242,20 +243,4 @@ def _described(options: AtlasOptions, findings: Findings) -> dict[str, Any]:
     return {
         "rank": what, "examples": options.examples, "sample": options.sample, "seed": options.seed,
         "kept_mass": KEPT_MASS, "most_keys": MOST_KEYS,
-    }  # fmt: skip
-
-
-def _joined(examples: Sequence[Example]) -> dict[str, Any]:
-    """The arrays of all examples, one after the other."""
-    ends, at = [np.zeros(0, np.int64)], 0
-    for one in examples:
-        ends.append(at + one.starts[1:])
-        at += int(one.starts[-1])
-
-    def join(name: str, dtype: type) -> Any:
-        return np.concatenate([np.zeros(0, dtype), *(getattr(one, name) for one in examples)]).astype(dtype)
-
-    return {
-        "places": join("places", np.int32), "special": join("special", np.bool_), "starts": np.concatenate(ends),
-        "keys": join("keys", np.uint8), "codes": join("codes", np.uint8),
     }  # fmt: skip

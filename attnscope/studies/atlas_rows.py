@@ -14,15 +14,19 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.records.atlas import KEPT_MASS, LEFT_OUT, MOST_KEYS, Example, ExampleFacts, Why
+from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Example, ExampleFacts, Why
+from attnscope.studies.atlas_planes import PlaneSums, draw_tokens
 from attnscope.studies.atlas_scores import Place, Scores
 from attnscope.studies.atlas_tables import DISTANCE_QUERIES, KindTables, ReadText
+from attnscope.studies.excerpts import excerpt_of
 from attnscope.studies.head_blocks import decoder_start, target_of
 from attnscope.studies.memory import Room, give_memory_back, halves, padded_size
 from attnscope.studies.texts import Progress, Report, Texts, batch_of, special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnscope.core.projections import TokenVectors
 
 FEWEST_TOKENS, MOST_TOKENS, SHARE = 4096, 32_768, 8
 """Tokens of sampled texts whose rows are read for profiles, tables and distances: a part of the corpus, within these
@@ -65,12 +69,14 @@ class Unit:
         chunk: The chunk.
         sampled: Whether it is one of the sample.
         wanted: The examples that it is.
+        lot: Of one of the sample its hash.
     """
 
     text: CorpusText
     chunk: Chunk
     sampled: bool = False
     wanted: list[Wanted] = field(default_factory=list)
+    lot: int = 0
 
 
 @dataclass(eq=False)
@@ -82,12 +88,14 @@ class Rows:
         examples: The examples, in no order.
         n_sampled: How many texts of the sample are in the tables.
         complete: Whether all texts were read.
+        planes: Fields of the atlas that say where queries, keys and outputs lie; empty where they are not known.
     """
 
     tables: Mapping[str, KindTables]
     examples: list[Example] = field(default_factory=list)
     n_sampled: int = 0
     complete: bool = True
+    planes: dict[str, Any] = field(default_factory=dict)
 
 
 def units_of(
@@ -128,7 +136,9 @@ def units_of(
             left -= scores.texts[number].n_tokens
     # Two are needed to tell how sure anything is, however long they are.
     for number in fitting if len(fitting) > 1 else scores.sample[:2]:
-        unit(scores.texts[number].text, scores.texts[number].number).sampled = True
+        one = scores.texts[number]
+        drawn = unit(one.text, one.number)
+        drawn.sampled, drawn.lot = True, one.lot
     picked: tuple[tuple[Why, NDArray[np.int64]], ...] = (("top", scores.best()), ("decile", scores.deciles()[1]))
     for why, chosen in picked:
         for head, of_head in enumerate(chosen):
@@ -171,6 +181,7 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
         }
     )
     reader = _Reader(model, heads, by_kind, start, found)
+    reader.draw(sampled)
     by_chunk = {id(unit.chunk): unit for unit in units}
     todo = [sampled, [unit for unit in units if not unit.sampled]]
     total, done = sum(len(unit.chunk) for unit in units), 0
@@ -189,6 +200,7 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
                 give_memory_back()
     except KeyboardInterrupt:
         found.complete = False
+    found.planes = reader.planes.finish(heads, model)
     return found
 
 
@@ -204,24 +216,50 @@ class _Reader:
         found: Rows,
     ) -> None:
         self._model, self._heads, self._by_kind, self._start, self._found = model, heads, by_kind, start, found
+        self._drawn: dict[int, dict[str, NDArray[np.int64]]] = {}
+        self.planes = PlaneSums()
 
-    def run(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, Any]]:
-        """What each kind of attention was on a batch: layer -> its call, or dense weights."""
+    def draw(self, sampled: Sequence[Unit]) -> None:
+        """Draws the tokens whose queries, keys and outputs are kept."""
+        if self._model.info.path == "eager":
+            return
+        for kind in self._by_kind:
+            texts = [_read_by(kind, unit.chunk, self._start) for unit in sampled]
+            places = draw_tokens(texts, [unit.lot for unit in sampled], self._model)
+            for unit, of_unit in zip(sampled, places, strict=True):
+                self._drawn.setdefault(id(unit.chunk), {})[kind] = of_unit
+
+    def run(self, batch: Sequence[Chunk]) -> _Seen:
+        """What each kind of attention was on a batch."""
         import torch
 
         from attnscope.core.calls import Calls
         from attnscope.core.probes import Weights
+        from attnscope.core.projections import TokenVectors
+        from attnscope.models.around import TurnWatch
 
         tokens = [chunk.tokens for chunk in batch]
         targets = [] if self._start is None else [target_of(self._start, one) for one in tokens]
-        kept: Any = Weights() if self._model.info.path == "eager" else Calls()
-        with torch.no_grad():
-            self._model.run(batch_of(tokens, targets).to(self._model.info.device), kept)
-        seen: Any = kept.maps if isinstance(kept, Weights) else kept.calls
-        found: Mapping[str, Mapping[int, Any]] = seen
-        return found
+        given = batch_of(tokens, targets).to(self._model.info.device)
+        if self._model.info.path == "eager":
+            weights = Weights()
+            with torch.no_grad():
+                self._model.run(given, weights)
+            return _Seen(weights.maps)  # type: ignore[arg-type]  # kinds are strings
+        calls, turns = Calls(), TurnWatch()
+        if not any(id(chunk) in self._drawn for chunk in batch):
+            with torch.no_grad():
+                self._model.run(given, calls)
+            return _Seen(calls.calls)  # type: ignore[arg-type]
+        places: Any = {
+            kind: [torch.from_numpy(self._drawn[id(chunk)][kind]) for chunk in batch] for kind in self._by_kind
+        }
+        vectors = TokenVectors(calls, places, turns.bare)
+        with torch.no_grad(), turns.watch(self._model.modules()):
+            self._model.run(given, vectors)
+        return _Seen(calls.calls, vectors)  # type: ignore[arg-type]
 
-    def add(self, unit: Unit, seen: Mapping[str, Mapping[int, Any]], place: int) -> None:
+    def add(self, unit: Unit, seen: _Seen, place: int) -> None:
         """Adds what a text says.
 
         Args:
@@ -230,10 +268,18 @@ class _Reader:
             place: Which text of the batch it is.
         """
         for kind in self._by_kind:
-            self._read_text(_Seen(kind, seen[kind], place, len(unit.chunk)), unit)
+            read = _SeenText(kind, seen.layers[kind], place, len(unit.chunk))
+            self._read_text(read, unit)
+            vectors: Any = seen.vectors
+            if vectors is not None:
+                kept = {layer: of_layer[place] for layer, of_layer in vectors.kept[kind].items()}
+                self.planes.add(
+                    kind, unit.text.index, _read_by(kind, unit.chunk, self._start).tokens,
+                    self._drawn[id(unit.chunk)][kind], kept, vectors.turned[kind],
+                )  # fmt: skip
         self._found.n_sampled += unit.sampled
 
-    def _read_text(self, seen: _Seen, unit: Unit) -> None:
+    def _read_text(self, seen: _SeenText, unit: Unit) -> None:
         import torch
 
         layers = list(self._by_kind[seen.kind])
@@ -257,6 +303,19 @@ class _Reader:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
+    """What each kind of attention was on a batch.
+
+    Attributes:
+        layers: Kind -> layer -> its call, or dense weights.
+        vectors: Queries, keys and outputs of some tokens; None where none were drawn.
+    """
+
+    layers: Mapping[str, Mapping[int, Any]]
+    vectors: TokenVectors | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _SeenText:
     """What a kind of attention was on one text of a batch.
 
     Attributes:
@@ -333,7 +392,7 @@ def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
 
 
 def _examples(
-    seen: _Seen, layer: int, head: int, wanted: Sequence[Wanted], unit: Unit, text: ReadText
+    seen: _SeenText, layer: int, head: int, wanted: Sequence[Wanted], unit: Unit, text: ReadText
 ) -> Iterator[Example]:
     """The examples that a text is of one head."""
     from attnscope.core.row_tables import keep_rows
@@ -355,7 +414,7 @@ def _examples(
         yield Example(facts, places.astype(np.int32), text.tokens.special[places], *kept)
 
 
-def _counts(seen: _Seen, layer: int, head: int, text: ReadText) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _counts(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """How much each query counts: what it gives away times its nats from uniform; and its largest key off the rest."""
     import torch
 
@@ -395,37 +454,6 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
             break
         kept.add(place)
     return np.array(sorted(kept), np.int64)
-
-
-def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The source's own characters of some tokens, and where in them each token stands.
-
-    Args:
-        tokens: A text.
-        places: Which of its tokens, rising.
-
-    Returns:
-        As `ExampleFacts.excerpt` and its `offsets`; nothing where the tokenizer cannot tell.
-    """
-    written = ""
-    offsets: list[tuple[int, int]] = []
-    end = -1  # in the source, of what is written; -1: tokens were left out since
-    for number, place in enumerate(places.tolist()):
-        start, stop = tokens.offsets[place].tolist()
-        if number and place != places[number - 1] + 1:
-            written, end = written + LEFT_OUT, -1
-        if start < 0 or stop <= start:
-            offsets.append((len(written), len(written)))
-            continue
-        if end < 0:
-            end = start
-        written += tokens.text[end : max(start, end)]
-        # Tokens that are bytes of one character share it.
-        first = len(written) - max(0, end - start)
-        written += tokens.text[max(start, end) : stop]
-        end = max(end, stop)
-        offsets.append((first, len(written)))
-    return (written, tuple(offsets)) if any(stop > start for start, stop in offsets) else ("", ())
 
 
 def failing_texts(texts: Texts, numbers: set[int]) -> dict[int, CorpusText]:

@@ -1,4 +1,4 @@
-"""A model without some heads, as files that any user of transformers can load: their weights are zero.
+"""A model without some heads, as files that what loads the model loads as well: their weights are zero.
 
 Nothing else of the files changes: names, precisions, shards, tokenizer and configuration are the model's own. Before
 the folder appears its model is loaded and compared with the whole model whose heads are gated at the seam.
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line
+from attnscope.models import is_own_decoder
 from attnscope.models.catalog import weight_files
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.output import require_writable
 from attnscope.records.ablation import Ablation
 from attnscope.records.storage import finite, plain
@@ -109,7 +110,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     Args:
         spec: A catalogue name, a folder, or a Hub id.
         order: Which heads, and where to.
-        loading: How the model is loaded; always on transformers.
+        loading: How the model is loaded; always on transformers, but for the project's own decoders.
         report: Is told how far the texts are, on which the change is measured.
 
     Raises:
@@ -122,8 +123,11 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     if order.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
     _require_free(order.out)
-    loading = replace(loading, engine="hf")
     source = loading.resolve(spec)
+    is_own = is_own_decoder(source)
+    if is_own and order.texts is None:
+        raise UsageError(f"no text is given, and {source.name} knows its own words alone", "give one, or --file")
+    loading = replace(loading, engine="auto" if is_own else "hf")
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
     if source.adapter is not None:
@@ -137,7 +141,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     for head in effect.heads:
         heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]
     if model.head_slices is None:
-        raise AttnscopeError(f"the weights of {model.info.name} are not those of transformers")
+        raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
     held = order.out.parent / f".{secrets.token_hex(8)}.part"
     try:
@@ -300,7 +304,7 @@ def _batch(model: Model) -> Batch:
     """A text that every tokenizer can read, and for an encoder-decoder a target."""
     import torch
 
-    tokens = model.tokenizer.encode(EXAMPLE)
+    tokens = example_tokens(model.tokenizer)
     target = None
     if "cross" in model.info.kinds and model.writer is not None:
         target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids.astype("int64"))[None]

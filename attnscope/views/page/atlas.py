@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import codec
 from attnscope.records.atlas import Atlas, Example
 from attnscope.records.findings import Findings
+from attnscope.records.planes import SIDES
 from attnscope.records.storage import plain
 from attnscope.views.page.document import Page, page_of
 
@@ -57,16 +59,22 @@ def pack_atlas(atlas: Atlas) -> list[str]:
     mine: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
         mine[example.facts.head].append(example)
+    counts_of = Counter(token.kind for token in atlas.plane_tokens)
+    first = np.cumsum([0, *(counts_of[head.kind] for head in atlas.heads)])
+    sides = SIDES if atlas.planes else ()
     for number, examples in enumerate(mine):
-        card = {
+        card: dict[str, Any] = {
             "tables": [codec.describe(row) for row in atlas.tables[number]],
             "profile": atlas.profiles[number],
             "even": atlas.even_profiles[number],
             "near": _near(atlas.distances[number], number),
             "examples": [_example(one) for one in examples],
         }
+        points = [held[first[number] : first[number + 1]] for held in (atlas.points[side] for side in sides)]
+        card["n_points"] = len(points[0]) if points else 0
         counts = [np.diff(one.starts).astype(np.uint8) for one in examples]
-        blocks.append(_packed(card, [*counts, *(one.keys for one in examples), *(one.codes for one in examples)]))
+        kept = [*(one.keys for one in examples), *(one.codes for one in examples)]
+        blocks.append(_packed(card, [*counts, *kept, *points]))
     return blocks
 
 
@@ -87,7 +95,7 @@ def _near(distances: NDArray[np.float32], number: int) -> list[tuple[int, float]
     return [(int(at), float(distances[at])) for at in known[:N_NEAR]]
 
 
-def _packed(told: dict[str, Any], arrays: Sequence[NDArray[np.uint8]] = ()) -> str:
+def _packed(told: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
     """base64 of what zlib makes of: how long the JSON is (4 bytes, the low one first), the JSON, the arrays' bytes."""
     text = json.dumps(plain(told, _short), separators=(",", ":"), allow_nan=False).encode()
     whole = b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in arrays)])

@@ -40,7 +40,7 @@ MODULES = (
 """The ES modules of every page, each after those that it imports."""
 
 PARTS = {
-    "atlas": ("catalog", "query", "scatter", "atlas", "cardfigure", "card", "examples", "head"),
+    "atlas": ("catalog", "query", "scatter", "atlas", "cardfigure", "plane", "card", "examples", "head"),
     "photo": ("photo",),
     "viewer": ("numbers", "archive", "reading", "viewer"),
 }

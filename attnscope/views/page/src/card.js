@@ -5,6 +5,7 @@ import { catalogs, commandOfExample, headOf, percent, shortNumber } from "./cata
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
+import { Plane } from "./plane.js";
 import { state, update } from "./state.js";
 
 const FEW = 7; // measures that are shown before the others are asked for
@@ -93,9 +94,10 @@ export class Card {
     this.offsets = el("section", {}, el("h2", {}, "How far it looks"), this.profileHost, this.profileRead);
     this.tables = el("section", {}, el("div", { class: "sectionhead" }, el("h2", {}, "Which tokens"), this.order), (this.tableHost = el("div", { class: "tables" })));
     this.evidence = el("section", { class: "evidence", "aria-label": "By other records" });
+    this.plane = new Plane(app);
     this.near = el("section", {});
     this.command = el("section", {});
-    this.root = el("div", { class: "headcard", tabindex: "-1" }, this.offsets, this.measures, this.evidence, this.tables, this.near, this.command);
+    this.root = el("div", { class: "headcard", tabindex: "-1" }, this.offsets, this.measures, this.evidence, this.tables, this.plane.root, this.near, this.command);
   }
 
   show(told) {
@@ -106,6 +108,7 @@ export class Card {
     this.offsets.hidden = !told;
     this.tables.hidden = !told?.tables?.length;
     this.showMeasures();
+    this.plane.show(told, head);
     this.showNear(told?.near || head.near || []);
     this.showCommand(told);
     if (!told) return;

@@ -305,7 +305,9 @@ async function cardOfBlock(number) {
     const places = facts.places.flatMap(([first, n]) => Array.from({ length: n }, (_, more) => first + more));
     return new Example(facts, places, facts.special, counts[number], keys[number], codes[number]);
   });
-  return { ...told, examples };
+  const sides = told.n_points ? ["queries", "keys", "outputs"] : [];
+  const points = sides.length ? Object.fromEntries(sides.map((side) => [side, Int8Array.from(bytes.subarray(at, (at += 3 * told.n_points)), (code) => (code << 24) >> 24)])) : null;
+  return { ...told, points, examples };
 }
 
 /** What is shown of heads; empty until it is read. */

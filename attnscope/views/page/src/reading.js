@@ -365,6 +365,13 @@ async function atlasOf({ told, array }) {
     token += facts.labels.length;
   });
   if (token !== places.data.length || starts.data.at(-1) !== codes.data.length) throw new Unreadable("the attention of its examples is cut off");
+  const sides = told.planes?.length ? ["queries", "keys", "outputs"] : [];
+  const held = await Promise.all(sides.map((side) => array(`point_${side}`)));
+  const counts = told.heads.map(({ kind }) => 3 * (told.plane_tokens || []).filter((token) => token.kind === kind).length);
+  const pointsOf = (at) => {
+    const first = counts.slice(0, at).reduce((sum, count) => sum + count, 0);
+    return held.every(Boolean) && held.length ? Object.fromEntries(sides.map((side, number) => [side, held[number].data.subarray(first, first + counts[at])])) : null;
+  };
   const detail = async (at) => {
     const row = lines({ ...distances, data: distances.data })[at];
     const near = row.map((distance, other) => [other, distance]).filter(([other, distance]) => other !== at && Number.isFinite(distance));
@@ -376,7 +383,7 @@ async function atlasOf({ told, array }) {
       const flags = Array.from(special.data.subarray(first, after)).flatMap((flag, place) => (flag ? [place] : []));
       return new Example(facts, Array.from(places.data.subarray(first, after)), flags, counts, keys.data.subarray(ends[0], ends.at(-1)), codes.data.subarray(ends[0], ends.at(-1)));
     });
-    return { tables: told.tables[at], profile: lines(profiles)[at], even: lines(even)[at], near: near.sort((a, b) => a[1] - b[1]).slice(0, NEAREST), examples };
+    return { tables: told.tables[at], profile: lines(profiles)[at], even: lines(even)[at], near: near.sort((a, b) => a[1] - b[1]).slice(0, NEAREST), points: pointsOf(at), examples };
   };
   return [shown, detail];
 }

@@ -1,8 +1,12 @@
-// A scatter of heads on a canvas: two layers, so that a brush or a pointer redraws little.
+// A scatter on a canvas, of heads or of tokens: two layers, so that a brush or a pointer redraws little.
 import { canvas, el } from "./dom.js";
 import { CanvasPen, fitted } from "./pen.js";
 
 const PAD = { left: 64, top: 12, bottom: 40 };
+const HEADS = {
+  kind: "scatter plot of heads",
+  label: "Heads. Arrow keys go to the next head, Enter opens it, Shift and arrow keys mark an area, Escape clears it.",
+};
 const NEAR = 14; // pixels from a dot within which it is meant
 
 /** Round numbers between two ends, about so many. */
@@ -37,8 +41,17 @@ function endsOf({ values, range, name }) {
   return [floor, Number.isFinite(most) && most !== null && high + room > most ? most + room : high + whole];
 }
 
+/** Makes the ends of two axes wider, so that a unit is as long on both. */
+function widen(ends, pixels) {
+  const unit = Math.max(...ends.map(([from, to], side) => (to - from) / Math.max(1, pixels[side])));
+  ends.forEach((end, side) => {
+    const more = (unit * pixels[side] - (end[1] - end[0])) / 2;
+    [end[0], end[1]] = [end[0] - more, end[1] + more];
+  });
+}
+
 /** Draws axes and dots with any pen. */
-function drawScatter(pen, { x, y, even: said, colours, colourOf, shown, width, height, at, radius, dot }) {
+function drawScatter(pen, { x, y, even: said, colours, colourOf, shapeOf, shown, width, height, at, radius, dot }) {
   const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
   pen.line(left, low + 0.5, right, low + 0.5, colours.line);
   pen.line(left - 0.5, top, left - 0.5, low, colours.line);
@@ -69,22 +82,24 @@ function drawScatter(pen, { x, y, even: said, colours, colourOf, shown, width, h
     for (let head = 0; head < x.values.length; head++) {
       if (!!shown[head] !== pass) continue;
       const [px, py] = [at.x(x.values[head]), at.y(y.values[head])];
-      if (px === px && py === py) dot(px, py, radius, colourOf(head), pass ? 0.88 : 0.13);
+      if (px === px && py === py) dot(px, py, radius, colourOf(head), pass ? 0.88 : 0.13, shapeOf?.(head) === "box");
     }
 }
 
 export class Scatter {
   /**
    * @param on {hover(head | -1), open(head), brush([x0, x1, y0, y1] | null)}
+   * @param said what it is to those who listen: {kind, label}
    */
-  constructor(on) {
+  constructor(on, { kind, label } = HEADS) {
     this.on = on;
+    this.beside = []; // what belongs to the head that is pointed at
     this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
     this.over = canvas({
       tabindex: "0",
       role: "application",
-      "aria-roledescription": "scatter plot of heads",
-      "aria-label": "Heads. Arrow keys go to the next head, Enter opens it, Shift and arrow keys mark an area, Escape clears it.",
+      "aria-roledescription": kind,
+      "aria-label": label,
     });
     this.tip = el("div", { class: "tip", "aria-hidden": "true", hidden: true });
     this.root = el("div", { class: "scatter" }, this.base, this.over, this.tip);
@@ -98,7 +113,10 @@ export class Scatter {
     this.over.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Shows heads by two columns `x` and `y`; `shown` says which pass the filter, `area` what is brushed, `even` what a baseline is called. */
+  /**
+   * Shows heads by two columns `x` and `y`; `shown` says which pass the filter, `area` what is brushed, `even` what a
+   * baseline is called, `shapeOf` which are boxes, `square` whether both axes are in one unit.
+   */
   set(seen) {
     Object.assign(this, seen);
     this.draw();
@@ -109,6 +127,7 @@ export class Scatter {
     const ends = [endsOf(this.x), endsOf(this.y)];
     const right = width - (Number.isFinite(this.y.even) ? 52 : 16); // room for what the line says
     const [left, top, low] = [PAD.left, PAD.top, height - PAD.bottom];
+    if (this.square) widen(ends, [right - left, low - top]);
     const along = ([from, to], first, last) => ({
       to: (value) => first + ((value - from) / (to - from)) * (last - first),
       back: (place) => from + ((place - first) / (last - first)) * (to - from),
@@ -126,11 +145,12 @@ export class Scatter {
     const { width, height } = this.at;
     const context = this.base.fit(width, height);
     context.clearRect(0, 0, width, height);
-    const dot = (x, y, radius, colour, alpha) => {
+    const dot = (x, y, radius, colour, alpha, box) => {
       context.globalAlpha = alpha;
       context.fillStyle = colour;
       context.beginPath();
-      context.arc(x, y, radius, 0, 7);
+      if (box) context.rect(x - 0.85 * radius, y - 0.85 * radius, 1.7 * radius, 1.7 * radius);
+      else context.arc(x, y, radius, 0, 7);
       context.fill();
       if (alpha > 0.5) {
         context.globalAlpha = 0.5;
@@ -158,9 +178,9 @@ export class Scatter {
       context.globalAlpha = 1;
       context.strokeRect(left, top, this.at.x(x1) - left, this.at.y(y0) - top);
     }
-    if (this.head >= 0) {
-      const [x, y] = this.placed.subarray(2 * this.head, 2 * this.head + 2);
-      context.strokeStyle = this.colours.ink;
+    for (const head of this.head >= 0 ? [...this.beside, this.head] : []) {
+      const [x, y] = this.placed.subarray(2 * head, 2 * head + 2);
+      context.strokeStyle = head === this.head ? this.colours.ink : this.colours.mark;
       context.lineWidth = 2;
       context.beginPath();
       context.arc(x, y, this.radius + 3, 0, 7);
@@ -271,7 +291,8 @@ export class Scatter {
   figure() {
     const { width, height } = this.at;
     const draw = (pen) => {
-      const dot = (x, y, radius, colour, alpha) => pen.dot(x, y, radius, colour, alpha);
+      const dot = (x, y, radius, colour, alpha, box) =>
+        box ? pen.rect(x - 0.85 * radius, y - 0.85 * radius, 1.7 * radius, 1.7 * radius, colour, alpha) : pen.dot(x, y, radius, colour, alpha);
       drawScatter(pen, { ...this, width, height, dot });
     };
     return { width, height, draw };

@@ -1,0 +1,92 @@
+"""Queries, keys and outputs of heads as points: what an atlas shows of them. NumPy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+N_DIRECTIONS = 3
+"""So many directions are kept of a head."""
+
+STEPS = 127
+"""Coordinates are kept in so many steps on either side of 0."""
+
+Side = Literal["queries", "keys", "outputs"]
+SIDES: tuple[Side, ...] = ("queries", "keys", "outputs")
+
+TokenKind = Literal["word", "capitalised", "piece", "number", "punctuation"]
+TOKEN_KINDS: tuple[TokenKind, ...] = ("word", "capitalised", "piece", "number", "punctuation")
+"""What tokens are by their letters; a piece is a part of a word that is not its first."""
+
+
+@dataclass(frozen=True)
+class PlaneToken:
+    """A sampled token.
+
+    Attributes:
+        kind: The kind of attention that it is sampled for.
+        text: The text's number in the corpus.
+        place: Its place in the text, or in the chunk of a long one.
+        label: Its label.
+        what: What it is by its letters.
+        excerpt: The source's own characters around it; of some tokenizers labels.
+        start: Its first character in the excerpt.
+        stop: Its last + 1.
+    """
+
+    kind: str
+    text: int
+    place: int
+    label: str
+    what: TokenKind
+    excerpt: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Plane:
+    """What is known of a head's points.
+
+    Attributes:
+        explained: Of each direction the share of the variance of the scores of all sampled queries with all sampled
+            keys; NaN where they do not vary.
+        common: Of each direction the share that all queries have in common: 1 = all look for the same keys along it.
+        explained_outputs: Of each component of the outputs its share of their variance.
+        largest: What a code of `STEPS` is worth in queries and keys.
+        largest_output: Likewise of outputs.
+        d_head: Width of queries and keys.
+        turned: "never": no positions turn queries and keys; "before": these are as they were before rotary positions,
+            so that scores are those of two tokens at one place; "after": they could not be seen before.
+    """
+
+    explained: tuple[float, ...]
+    common: tuple[float, ...]
+    explained_outputs: tuple[float, ...]
+    largest: float
+    largest_output: float
+    d_head: int
+    turned: str
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """The points of one head.
+
+    Attributes:
+        tokens: The sampled tokens.
+        plane: What is known of them.
+        queries: (token, direction), float32: a query's and a key's products, summed over all directions that there
+            are, are their score, up to what is the same for all keys; of these the leading ones.
+        keys: Likewise.
+        outputs: (token, component), float32.
+    """
+
+    tokens: tuple[PlaneToken, ...]
+    plane: Plane
+    queries: NDArray[np.float32]
+    keys: NDArray[np.float32]
+    outputs: NDArray[np.float32]

@@ -1,0 +1,160 @@
+"""Queries and keys of heads as figures: points in the directions that make the scores, with the tokens furthest out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.atlas import Atlas
+from attnscope.records.planes import Points
+from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, write_pages
+from attnscope.views.heads_summary import corpus_line, full_name, model_of, printable
+from attnscope.views.layout import Paper
+from attnscope.views.lettering import lettering_for
+from attnscope.views.plain_text import cut
+from attnscope.views.style import Style
+from attnscope.views.timeline_figures import COLORS, Sheet, write_foot
+
+_MOST = 12
+"""Heads on one page; of more there is a page a layer."""
+
+_LARGE = 4
+"""Heads up to which tokens are named."""
+
+_NAMED = 14  # tokens of a side that are named where there is room
+_TURNED = {
+    "before": "queries and keys as they are before rotary positions: scores of two tokens at one place",
+    "after": "queries and keys as rotary positions turned them",
+}
+
+
+def draw(
+    atlas: Atlas, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
+) -> list[Path]:
+    """Draws queries and keys into a folder: `planes`, or of many heads `planes-L0`, a page a layer.
+
+    Raises:
+        UsageError: An unknown format.
+        AttnscopeError: It holds none; the folder cannot be written.
+    """
+    if not atlas.planes:
+        raise AttnscopeError(
+            "this atlas does not know queries and keys",
+            "it is of an earlier version, of a part, or of a model whose attention does not pass the seam",
+        )
+    return write_pages(_pages(atlas, (style or Style()).paper), folder, formats)
+
+
+def _pages(atlas: Atlas, paper: Paper) -> Iterator[tuple[str, Drawing]]:
+    heads = list(range(len(atlas.heads)))
+    if len(heads) <= _MOST:
+        yield "planes", planes_drawing(atlas, heads, paper)
+        return
+    places = [(head.kind, head.layer) for head in atlas.heads]
+    several = len({kind for kind, _ in places}) > 1
+    for kind, layer in dict.fromkeys(places):
+        mine = [at for at in heads if places[at] == (kind, layer)]
+        yield f"planes-{f'{kind}-' * several}L{layer}", planes_drawing(atlas, mine, paper)
+
+
+@matplotlib_defaults()
+def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
+    """The figure of some heads, by their places in the atlas: a panel each."""
+    from matplotlib.figure import Figure
+
+    points = [one for one in (atlas.points_of(at) for at in heads) if one is not None]
+    said = [
+        "blue dots: queries; orange squares: keys; a query looks for keys that lie in its own direction from 0",
+        "percentages: shares of the variance of the scores of all sampled queries with all sampled keys; "
+        f"directions drawn by lot: {100 / points[0].plane.d_head:.0f}%",
+        *(_TURNED[turned] for turned in dict.fromkeys(one.plane.turned for one in points) if turned in _TURNED),
+        corpus_line(atlas.findings),
+    ]
+    named = sorted({printable(token.label) for one in points for token in one.tokens})
+    lettering = lettering_for([model_of(atlas.run), *said, *named], paper)
+    sheet = Sheet.on(paper, lettering)
+    across = min(len(heads), 1 if sheet.stacked else 2 if len(heads) in (2, 4) else 3 if len(heads) < 7 else 4)
+    rows, size, foot = math.ceil(len(heads) / across), sheet.size, write_foot(said, sheet, lettering)
+    gap = 0.62 * size
+    wide = min((sheet.width - 0.3 * size) / across - gap, 7.2 * size)
+    above, pitch = (0.85 if paper.title else 0.1) * size, wide + 0.95 * size
+    height = above + rows * pitch + foot.height
+    figure = Figure(figsize=(sheet.width, height), dpi=paper.dpi, facecolor="white")
+    if paper.title:
+        written: Any = {"va": "center", "parse_math": False, "family": sheet.families}
+        bold = "bold" if lettering.has_bold else "normal"
+        name = lettering.fit(model_of(atlas.run), 20, 400 if sheet.stacked else 900)
+        figure.text(0.02, 1 - 0.28 * size / height, name, fontsize=15 * size, fontweight=bold, color=INK, **written)
+        told = f"queries and keys of {len(points[0].tokens)} tokens, in the plane that holds most of the scores"
+        figure.text(0.02, 1 - 0.58 * size / height, told, fontsize=11 * size, color=FAINT, **written)
+    for number, (at, of_head) in enumerate(zip(heads, points, strict=True)):
+        left = 0.3 * size + gap * 0.6 + (number % across) * (wide + gap)
+        top = above + 0.35 * size + number // across * pitch
+        box = (left / sheet.width, 1 - (top + wide) / height, wide / sheet.width, wide / height)
+        axes = figure.add_axes(box)
+        _draw_head(axes, of_head, full_name(atlas.heads[at], atlas.findings), sheet, named=len(heads) <= _LARGE)
+    foot.write(figure, height)
+    return Drawing(figure, lettering.families)
+
+
+def _draw_head(axes: Any, points: Points, name: str, sheet: Sheet, *, named: bool) -> None:
+    size, explained = sheet.size, [100 * share for share in points.plane.explained]
+    axes.axhline(0, color=LINE, linewidth=0.7 * size, zorder=0)
+    axes.axvline(0, color=LINE, linewidth=0.7 * size, zorder=0)
+    area = (14 if named else 5) * size**2
+    shown: Any = {"s": area, "linewidths": 0, "alpha": 0.6}
+    axes.scatter(*points.queries[:, :2].T, marker="o", color=COLORS[0], **shown)
+    axes.scatter(*points.keys[:, :2].T, marker="s", color=COLORS[1], **shown)
+    most = 1.08 * float(max(np.abs(points.queries[:, :2]).max(), np.abs(points.keys[:, :2]).max())) or 1.0
+    axes.set_xlim(-most, most)
+    axes.set_ylim(-most, most)
+    label: Any = {"fontsize": 9 * size, "family": sheet.families, "parse_math": False}
+    axes.set_title(name, fontsize=10.5 * size, family=sheet.families, parse_math=False, loc="left", pad=4 * size)
+    axes.set_xlabel(f"direction 1: {explained[0]:.0f}%", labelpad=2 * size, **label)
+    axes.set_ylabel(f"direction 2: {explained[1]:.0f}%", labelpad=0, **label)
+    axes.tick_params(labelsize=8 * size if not sheet.stacked else 9 * size, length=2 * size, colors=FAINT)
+    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_family(sheet.families)
+    for side in axes.spines.values():
+        side.set_color(LINE)
+    if not named:
+        return
+    taken: list[tuple[float, float, float]] = []
+    for places, color in ((points.queries, COLORS[0]), (points.keys, COLORS[1])):
+        _name_furthest(axes, places[:, :2], points, color, taken, most, sheet)
+
+
+def _name_furthest(
+    axes: Any,
+    places: NDArray[np.float32],
+    points: Points,
+    color: str,
+    taken: list[tuple[float, float, float]],
+    most: float,
+    sheet: Sheet,
+) -> None:
+    """Names the tokens that are furthest out, once each, where no other name stands."""
+    step, seen, count = 0.05 * most, set(), 0
+    for at in np.argsort(-np.abs(places).max(1), kind="stable"):
+        label = cut(printable(points.tokens[at].label), 12)
+        x, y = (float(part) for part in places[at])
+        half = 0.5 * 0.036 * most * len(label)
+        if label in seen or any(abs(y - v) < step and abs(x - u) < half + w for u, v, w in taken):
+            continue
+        if abs(x) + half > most:
+            continue
+        seen.add(label)
+        taken.append((x, y, half))
+        axes.annotate(
+            label, (x, y), (0, 3 * sheet.size), textcoords="offset points", ha="center", va="bottom", color=color,
+            fontsize=9 * sheet.size, family=sheet.families, parse_math=False,
+        )  # fmt: skip
+        count += 1
+        if count == _NAMED:
+            return
