@@ -17,7 +17,7 @@ from tests.processes import python
 pytest.importorskip("accelerate")
 
 TEXTS = ["1 2 3 1 2 3 1 2", "5 4 6 5 4 6"]
-OPTIONS = TimelineOptions(measures=("induction", "entropy_nats"))
+OPTIONS = TimelineOptions(measures=("induction", "entropy_nats"), composition=("K",))
 
 
 class Rows(torch.utils.data.Dataset):
@@ -68,6 +68,14 @@ def test_a_training_that_is_watched_is_the_same_bit_for_bit(tmp_path: Path) -> N
     alone = attnscope.heads(attnscope.load(watched.eval()), TEXTS)
     expected = [head.measures["induction"].value for head in alone.heads]
     np.testing.assert_array_equal(found.value[0, -1], expected)
+    # So is composition, which is of the weights at each step alone: it moves as they are trained.
+    excess = attnscope.circuits(attnscope.load(watched.eval())).excess[1]
+    assert len(found.pairs) == 9
+    for sender in range(3):
+        for receiver in range(3):
+            shares = found.composition("K", (0, sender), (1, receiver))
+            np.testing.assert_allclose(shares[-1], excess[sender, 3 + receiver], atol=1e-6)
+            assert np.isfinite(shares).all() and len(np.unique(shares)) == 4
 
 
 def test_nothing_of_a_model_is_changed_by_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
