@@ -28,7 +28,8 @@ from attnscope.core.attention import attend
 from attnscope.core.descriptions import Part, Rows, describe, refit, score
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
-from attnscope.studies.descriptions import DescribeOptions, Group, Unit, _bases, _distinct, draw, measure
+from attnscope.studies.description_rows import Group, Unit, measure
+from attnscope.studies.descriptions import DescribeOptions, _bases, _distinct, draw
 from attnscope.studies.head_blocks import Frequencies
 from attnscope.studies.texts import special_ids
 

@@ -1,24 +1,31 @@
 """What heads do in a line each: of models whose heads are known, for every cut of a corpus, saved and read again."""
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import attnscope
+from attnscope.core.probes import Weights
 from attnscope.corpus import Corpus, CorpusText, count_tokens
 from attnscope.corpus.copies import _LABEL
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.descriptions import Descriptions, HeadDescription, Term
 from attnscope.records.findings import Findings
 from attnscope.studies import descriptions as study
+from attnscope.studies.description_rows import measure
 from attnscope.studies.descriptions import DescribeOptions, describe
-from attnscope.studies.head_blocks import Frequencies
+from attnscope.studies.head_blocks import Frequencies, decoder_start, target_of
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merge_findings
+from attnscope.studies.texts import batch_of
+from tests.conftest import write_tiny
 
 ALICE = Path(__file__).resolve().parents[1] / "sample_texts" / "alice.txt"
 FEW = DescribeOptions(queries=240)
@@ -249,9 +256,70 @@ def test_links_of_annotated_texts_are_terms(own: Model) -> None:
     sample = study.draw(own, [CorpusText(n, "", 1, text=one.text) for n, one in enumerate(texts)], FEW)
     for unit in sample:
         unit.annotation = next(one for one in texts if one.text == unit.text.text)
-    group = study.measure(own, sample, Frequencies.of_counts(counts))[0]
+    group = measure(own, sample, Frequencies.of_counts(counts))[0]
     numbers = {feature.name: number for number, feature in enumerate(group.features)}
     back, before = (group.rows.features[numbers[name]] for name in ("arc:back", "offset-1"))
     assert back.any() and (back <= before).all()  # special tokens and the last word's further pieces have no link
     assert group.rows.expected[:, 0, numbers["arc:back"]].max() > 0.9  # L0H0 looks at the token before
     assert describe(own, texts, options=FEW).n_texts == 12
+
+
+def encoder_decoder(folder: Path) -> Model:
+    """A T5 whose decoder's L0H1 and L1H1 look at the token before, by their position bias."""
+    sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
+    write_tiny(folder, "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+    weights = load_file(folder / "model.safetensors")
+    bias = next(name for name in weights if name.startswith("decoder") and "relative_attention_bias" in name)
+    weights[bias][:, 1] = 0.0
+    weights[bias][1, 1] = 25.0  # the bucket of distance 1
+    for layer in range(2):
+        weights[f"decoder.block.{layer}.layer.0.SelfAttention.q.weight"][5:10] = 0.0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return attnscope.load(str(folder))
+
+
+@pytest.mark.parametrize("road", ["seam", "eager"])
+def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows have of features is what dense weights say; across, a row is told of by the token that it writes."""
+    model = encoder_decoder(tmp_path / "t5")
+    if road == "eager":
+        monkeypatch.setattr(model, "info", replace(model.info, path="eager"))
+    chance = random.Random(1)
+    texts = [CorpusText(n, "", 1, text=" ".join(chance.choices("abcdefg", k=12))) for n in range(8)]
+    found = describe(model, texts, options=FEW)
+    assert [(one.kind, one.layer, one.head) for one in found.heads] == [
+        (kind, layer, head) for kind in ("encoder", "decoder", "cross") for layer in range(2) for head in range(3)
+    ]
+    for one in found.heads:
+        if one.kind == "decoder" and one.head == 1:
+            assert one.terms[0].feature == "offset-1" and one.explained > 0.9, one.words
+    counts = count_tokens(texts, model.tokenizer.encode)
+    sample = study.draw(model, texts, FEW)
+    groups = {group.kind: group for group in measure(model, sample, Frequencies.of_counts(counts))}
+    start = decoder_start(model)
+    assert start is not None
+    for number, unit in enumerate(sample[:2]):
+        tokens, kept = unit.chunk.tokens, Weights()
+        with torch.no_grad():
+            model.run(batch_of([tokens], [target_of(start, tokens)]), kept)
+        for kind in ("decoder", "cross"):
+            group = groups[kind]
+            before = [feature.name for feature in group.features].index("offset-1")
+            rows = np.flatnonzero(group.rows.texts == number)
+            asking = unit.queries[len(unit.queries) - len(rows) :]  # a first row with one key is left out
+            for head, (layer, at) in enumerate(group.heads):
+                dense = kept.maps[kind][layer][0, at].numpy()  # type: ignore[index]
+                expected = [dense[query, query - 1] if query else 0.0 for query in asking]
+                np.testing.assert_allclose(group.rows.expected[rows, head, before], expected, atol=2e-3)
+
+
+def test_chosen_heads_are_described_as_among_all(own: Model) -> None:
+    sentences = (ALICE.parent / "sentences.txt").read_text("utf-8").splitlines()
+    whole = describe(own, sentences, options=FEW)
+    some = describe(own, sentences, options=replace(FEW, heads=((1, 3), (0, 2))))
+    assert [(one.layer, one.head) for one in some.heads] == [(0, 2), (1, 3)]
+    for one in some.heads:
+        other = whole.of(one.layer, one.head)
+        assert one.words == other.words and one.explained == pytest.approx(other.explained, nan_ok=True)
+    with pytest.raises(UsageError, match="no head L0H99 to describe"):
+        describe(own, sentences, options=replace(FEW, heads=((0, 99),)))

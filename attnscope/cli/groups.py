@@ -446,6 +446,7 @@ class Describing:
     PANEL: ClassVar[str] = "Heads"
 
     no_describe: Annotated[bool, "Leave out what each head does in a line."] = False
+    describe: Annotated[str | None, "Describe these heads alone, such as L3H1,L5H11."] = None
     feature: Annotated[
         list[str] | None,
         "A feature of your own for descriptions: 'NAME=PATTERN' of keys, or 'NAME=PATTERN > PATTERN' of queries and "
@@ -456,7 +457,10 @@ class Describing:
         """What is asked for; None = nothing is described."""
         from attnscope.studies.descriptions import DescribeOptions
 
-        return None if self.no_describe else DescribeOptions(tuple(self.feature or ()))
+        if self.no_describe and self.describe is not None:
+            raise UsageError("--describe names heads, and --no-describe leaves all out", "leave out one of them")
+        heads = options.heads_from(self.describe)
+        return None if self.no_describe else DescribeOptions(tuple(self.feature or ()), heads=heads)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def heads(
             audio=image and audio, probe=probe, threshold=measuring.thresholds, chunk=measuring.chunk,
             stride=measuring.stride, frequencies=measuring.frequencies, relations=relations, control=control,
             causal=causal, writes=writes, shard=shard != "1/1", feature=describing.feature,
+            describe=describing.describe,
         )  # fmt: skip
     output = where.plan("heads", printing, measures=measuring.measures, **listing.shown(), **drawing.options())
     if image or audio:

@@ -115,7 +115,7 @@ def units_of(
             stands before it.
         cut: How long texts are cut, as of `corpus.chunks`.
     """
-    special, limit = special_ids(model), model.info.max_tokens
+    special, limit, start = special_ids(model), model.info.max_tokens, decoder_start(model)
     known: dict[tuple[int, int], Unit] = {}
     held: dict[int, list[Chunk]] = {}
 
@@ -150,7 +150,8 @@ def units_of(
     for text, of_text in failures.items():
         for wanted, token, before in of_text:
             for part in parts(text):
-                labels, place = part.tokens.labels, wanted.focus or 0
+                asked = _read_by(scores.heads[wanted.head][0], part, start).tokens
+                labels, place = asked.labels, wanted.focus or 0
                 if labels[place : place + 1] == (token,) and " ".join(labels[max(0, place - 6) : place]) == before:
                     unit(text, part.number).wanted.append(wanted)
                     break

@@ -18,29 +18,26 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.texts import merged
 from attnscope.corpus import (
-    TOKEN_BUDGET,
-    Chunk,
     Copies,
     Corpus,
     CorpusText,
-    batches,
     chunks,
     count_tokens,
     distinct,
     essence,
 )
 from attnscope.corpus.batching import tokens_of
+from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.descriptions import EVEN, Descriptions, Expected, Failure, FeatureFacts, HeadDescription, Term
-from attnscope.studies.description_features import RESTING, Feature, TextFacts, blocks_of, catalogue
-from attnscope.studies.head_blocks import Frequencies, decoder_start
+from attnscope.studies.description_features import RESTING, Feature
+from attnscope.studies.description_rows import Group, Unit, measure
+from attnscope.studies.head_blocks import Frequencies
 from attnscope.studies.own_features import own_features
-from attnscope.studies.texts import Texts, batch_of, special_ids, texts_of
+from attnscope.studies.texts import Texts, special_ids, texts_of
 
 if TYPE_CHECKING:
-    from attnscope.core.attention import Kind
-    from attnscope.core.descriptions import Part, Rows
-    from attnscope.core.row_samples import Found
+    from attnscope.core.descriptions import Part
 
 QUERIES, QUERIES_A_TEXT = 2000, 16
 """Queries that are sampled; and how many of a text at least, while that leaves texts out."""
@@ -72,6 +69,7 @@ class DescribeOptions:
         features: Features of one's own, `name=pattern` each: see `own_features.own_feature`.
         most_terms: Terms of a description at most.
         queries: How many queries are sampled.
+        heads: (layer, head) of the heads that are described, of every kind; None = all.
         chunk: As of `HeadsOptions`; likewise stride.
         stride: See there.
         seed: Of the lots by which texts and queries are drawn.
@@ -80,6 +78,7 @@ class DescribeOptions:
     features: tuple[str, ...] = ()
     most_terms: int = 4
     queries: int = QUERIES
+    heads: tuple[tuple[int, int], ...] | None = None
     chunk: int | None = None
     stride: int | None = None
     seed: int = 0
@@ -134,6 +133,7 @@ def describe_texts(
     annotations: Mapping[str, AnnotatedText] | None = None,
 ) -> Descriptions:
     """As `describe`, of texts that are listed, with what is known of how frequent tokens are, and of annotated ones."""
+    _require_heads(model, options.heads)
     own = own_features(options.features)
     sample = draw(model, texts, options)
     for unit in sample:
@@ -141,7 +141,7 @@ def describe_texts(
     n_queries = sum(len(unit.queries) for unit in sample)
     if len(sample) < FEWEST_TEXTS:
         return Descriptions((), len(sample), n_queries, 0)
-    groups = measure(model, sample, frequencies, own)
+    groups = measure(model, sample, frequencies, own, options.heads)
     found: list[HeadDescription] = []
     told: dict[str, FeatureFacts] = {}
     for group in groups:
@@ -155,26 +155,20 @@ def describe_texts(
     return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
 
 
-# The sample -----------------------------------------------------------------------------------------------------
+def _require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
+    """Refuses heads that there are not.
 
-
-@dataclass(eq=False)
-class Unit:
-    """A sampled text, or a chunk of a long one.
-
-    Attributes:
-        text: The text.
-        chunk: The chunk.
-        queries: (row,): places of its sampled queries, ascending.
-        fits: Whether descriptions are fitted on it; else they are scored on it.
-        annotation: The text with its links, if it is annotated.
+    Raises:
+        UsageError: No kind of attention has one.
     """
+    shapes = list(zip(model.info.n_layers, model.info.n_heads, strict=True))
+    for layer, head in heads or ():
+        if not any(layer < n_layers and head < n_heads for n_layers, n_heads in shapes):
+            told = " and ".join(f"{n_layers} layers of {n_heads} heads" for n_layers, n_heads in dict.fromkeys(shapes))
+            raise UsageError(f"there is no head L{layer}H{head} to describe", f"{model.info.name} has {told}")
 
-    text: CorpusText
-    chunk: Chunk
-    queries: NDArray[np.int64]
-    fits: bool = False
-    annotation: AnnotatedText | None = None
+
+# The sample -----------------------------------------------------------------------------------------------------
 
 
 def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
@@ -192,7 +186,7 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
                 units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, asking)))
     units.sort(key=lambda one: one[0])
     most_rows = max(200, min(options.queries, MOST_BYTES // 3 // (n_heads * _N_FEATURES * 2)))
-    most_entries = max(1, MOST_BYTES // 3 * 2 // _N_FEATURES)
+    most_entries = max(1, MOST_BYTES // 3 * 2 // (_N_FEATURES * len(model.info.kinds)))
     sizes = np.array([(len(unit.queries), len(unit.chunk)) for *_, unit in units]).reshape(-1, 2)
 
     def fits(n_units: int, each: int) -> bool:
@@ -246,182 +240,6 @@ def _size(text: CorpusText) -> int:
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
     """A number that depends on what a text says alone, and is the same for its copies: any of them may be the one."""
     return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
-
-
-# What heads have of its rows ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Heads that may attend to the same keys, and the sampled rows.
-
-    Attributes:
-        kind: Of attention.
-        heads: (layer, head) of each.
-        features: The features.
-        rows: The rows.
-        keys: (entry,): the place of each entry's key.
-    """
-
-    kind: str
-    heads: tuple[tuple[int, int], ...]
-    features: tuple[Feature, ...]
-    rows: Rows
-    keys: NDArray[np.int32]
-
-    def matches(self, feature: Feature) -> bool:
-        """Whether a feature holds of any key of the rows."""
-        return bool(self.rows.features[self.features.index(feature)].any())
-
-
-@dataclass(eq=False)
-class _Read:
-    """What was read of a unit."""
-
-    features: NDArray[np.uint8]
-    found: Found
-
-
-def measure(model: Model, sample: Sequence[Unit], frequencies: Frequencies, own: Sequence[Feature] = ()) -> list[Group]:
-    """Runs the model on sampled texts, and reads the rows of their queries.
-
-    Args:
-        model: The model.
-        sample: The texts.
-        frequencies: How frequent tokens are.
-        own: Further features.
-    """
-    tokens = [unit.chunk.tokens for unit in sample]
-    labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
-    relations = sorted({link.relation for unit in sample if unit.annotation for link in unit.annotation.links})
-    kinds = sorted({kind for unit in sample if unit.annotation for kind in unit.annotation.kinds if kind})
-    features = [*catalogue(list(labels), relations, kinds), *own]
-    frequent = _frequent(sample, frequencies)
-    reads: dict[str, dict[int, _Read]] = {}
-    place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
-    levels = np.array([feature.levels for feature in features])
-    for batch in batches([unit.chunk for unit in sample], TOKEN_BUDGET):
-        units = [sample[place_of[id(chunk)]] for chunk in batch]
-        blocks = [blocks_of(features, _facts(model, unit, frequencies, frequent), unit.queries) for unit in units]
-        for kind, found in _run(model, units, blocks, levels).items():
-            for unit, block, one in zip(units, blocks, found, strict=True):
-                if one.expected:
-                    reads.setdefault(kind, {})[place_of[id(unit.chunk)]] = _Read(block, one)
-    return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, sample)]
-
-
-def _run(
-    model: Model, units: Sequence[Unit], blocks: Sequence[NDArray[np.uint8]], levels: NDArray[np.int64]
-) -> Mapping[str, list[Found]]:
-    """The rows of a batch: kind -> what was found of each text."""
-    import torch
-
-    from attnscope.core.probes import Weights
-    from attnscope.core.row_samples import Asked, RowSamples
-
-    tokens = [unit.chunk.tokens for unit in units]
-    asked = [Asked(unit.queries, len(unit.chunk), block) for unit, block in zip(units, blocks, strict=True)]
-    kind: Kind = model.info.kinds[0]  # type: ignore[assignment]  # one of these
-    probe = RowSamples({kind: asked}, levels)
-    given = batch_of(tokens)
-    if (start := decoder_start(model)) is not None:  # what a decoder reads changes nothing in its encoder
-        begun = torch.from_numpy(start.ids[:1]).expand(len(units), 1)
-        given = replace(given, target_ids=begun, target_mask=torch.ones_like(begun, dtype=torch.bool))
-    given = given.to(model.info.device)
-    with torch.no_grad():
-        if model.info.path != "eager":
-            model.run(given, probe)
-            return {str(kind): probe.found[kind]}
-        kept = Weights(kinds=[kind])
-        model.run(given, kept)
-        for layer, weights in kept.maps[kind].items():
-            probe.keep(kind, layer, weights)
-    return {str(kind): probe.found[kind]}
-
-
-def _facts(model: Model, unit: Unit, frequencies: Frequencies, frequent: frozenset[int]) -> TextFacts:
-    import torch
-
-    tokens = unit.chunk.tokens
-    ids = torch.from_numpy(tokens.ids)
-    found = model.static_embeddings(ids[None].to(model.info.device))[0].float().cpu()
-    embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    return TextFacts(
-        tokens,
-        frequencies.of(tokens.ids),
-        np.array([int(number) in frequent for number in tokens.ids], np.bool_),
-        embeddings.numpy(),
-        () if unit.annotation is None else unit.annotation.words,
-        () if unit.annotation is None else unit.annotation.links,
-        () if unit.annotation is None else unit.annotation.kinds,
-    )
-
-
-def _frequent(sample: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
-    """The most frequent words, which together are half of all words."""
-    words: set[int] = set()
-    for unit in sample:
-        tokens = unit.chunk.tokens
-        words |= {
-            int(number)
-            for number, label, special in zip(tokens.ids, tokens.labels, tokens.special, strict=True)
-            if not special and any(c.isalpha() for c in label)
-        }
-    ids = np.array(sorted(words), np.int64)
-    if not len(ids):
-        return frozenset()
-    share = np.exp(frequencies.of(ids))
-    order = np.argsort(-share, kind="stable")
-    before = np.cumsum(share[order]) - share[order]
-    return frozenset(ids[order[before < share.sum() / 2]].tolist())
-
-
-def _groups(kind: str, reads: dict[int, _Read], features: Sequence[Feature], sample: Sequence[Unit]) -> list[Group]:
-    """The rows of each set of layers whose queries may attend to the same keys."""
-    from attnscope.core.descriptions import Rows
-
-    units = sorted(reads)
-    layers = sorted(reads[units[0]].found.expected)
-    alike: dict[bytes, list[int]] = {}
-    for layer in layers:
-        digest = hashlib.blake2b()
-        for unit in units:
-            digest.update(np.packbits(reads[unit].found.allowed[layer]).tobytes())
-        alike.setdefault(digest.digest(), []).append(layer)
-    made = []
-    for mine in alike.values():
-        allowed = [reads[unit].found.allowed[mine[0]] for unit in units]
-        # A query with one key has no choice.
-        kept = [np.flatnonzero(one.sum(1) > 1) for one in allowed]
-        lengths = np.concatenate([one[rows].sum(1) for one, rows in zip(allowed, kept, strict=True)])
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        held = np.empty((len(features), int(starts[-1])), np.uint8)
-        keys = np.concatenate([one[rows].nonzero()[1] for one, rows in zip(allowed, kept, strict=True)])
-        at = 0
-        for unit, one, rows in zip(units, allowed, kept, strict=True):
-            part = reads[unit].features[:, rows][:, one[rows]]
-            held[:, at : at + part.shape[1]] = part
-            at += part.shape[1]
-            if mine is list(alike.values())[-1]:
-                reads[unit].features = reads[unit].features[:, :0]
-        heads = tuple((layer, head) for layer in mine for head in range(reads[units[0]].found.expected[layer].shape[1]))
-        expected = np.concatenate(
-            [
-                np.concatenate([reads[unit].found.expected[layer][rows] for layer in mine], 1)
-                for unit, rows in zip(units, kept, strict=True)
-            ]
-        )
-        entropies = np.concatenate(
-            [
-                np.concatenate([reads[unit].found.entropies[layer][rows] for layer in mine], 1)
-                for unit, rows in zip(units, kept, strict=True)
-            ]
-        )
-        texts = np.repeat(np.array(units), [len(rows) for rows in kept])
-        levels = np.array([feature.levels for feature in features])
-        rows_of_group = Rows(held, levels, starts, texts, expected, entropies)
-        made.append(Group(kind, heads, tuple(features), rows_of_group, keys.astype(np.int32)))
-    return made
 
 
 # What is said of it ---------------------------------------------------------------------------------------------
@@ -557,7 +375,7 @@ def _failures(
         # Rows with a single key were left out: those that are here are the last of the text's.
         n_rows = int((scored.texts == number).sum())
         place = int(unit.queries[len(unit.queries) - n_rows + (int(row) - first[number])])
-        labels = unit.chunk.tokens.labels
+        labels = unit.asking(group.kind).labels
         made[number] = Failure(
             unit.text.index, " ".join(labels[max(0, place - 6) : place]), labels[place], place, float(left[row]),
             _expected(group, found, int(scored.index[row]), place, labels),

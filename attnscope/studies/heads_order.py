@@ -154,6 +154,7 @@ def _study_needles(
         "--chunk": order.chunk, "--stride": order.stride, "--frequencies": order.frequencies,
         "--control": order.control, "--relations": order.relations, "--writes": order.writes, "--workers": workers,
         "--shard": order.shard != "1/1", "--feature": order.describe is not None and order.describe.features,
+        "--describe": order.describe is not None and order.describe.heads,
     }  # fmt: skip
     for option, given in beside.items():
         if given:
