@@ -106,9 +106,7 @@ def small_atlas(
         np.concatenate(places).astype(np.int32), np.concatenate(special), np.array(ends[1:], np.int64),
         np.concatenate(keys).astype(np.uint8), np.concatenate(codes).astype(np.uint8), findings.descriptions,
         plane_tokens=tuple(_sampled(facts[0], at, findings.heads[0].kind, chance) for at in range(n_points)),
-        planes=tuple(
-            Plane((0.5, 0.3, 0.1), (0.9, 0.1, 0.0), (0.4, 0.2, 0.1), 4.0, 2.0, 32, "never") for _ in range(n)
-        ),
+        planes=(Plane((0.5, 0.3, 0.1), (0.9, 0.1, 0.0), (0.1, 0.7, 0.2), (0.4, 0.2, 0.1), 4.0, 2.0, 32, "never"),) * n,
         points={
             side: chance.integers(-STEPS, STEPS + 1, (n * n_points, N_DIRECTIONS)).astype(np.int8) for side in SIDES
         },

@@ -14,7 +14,7 @@ from attnscope.core.projections import output_directions, score_directions
 from attnscope.errors import UsageError
 from attnscope.models.around import surroundings
 from attnscope.models.model import Batch
-from attnscope.records.planes import STEPS, Points
+from attnscope.records.planes import STEPS, Points, share_by_place
 from attnscope.studies.atlas import AtlasOptions, atlas
 from attnscope.studies.atlas_planes import N_TOKENS, draw_tokens, kind_of_token
 from attnscope.studies.atlas_tables import ReadText
@@ -75,6 +75,15 @@ def test_components_of_outputs() -> None:
         values = np.linalg.eigvalsh(x.T @ x)[::-1]
         np.testing.assert_allclose((points[head] ** 2).sum(0), values[:3])
         np.testing.assert_allclose(explained[head], values[:3] / values.sum())
+
+
+def test_what_goes_by_place_is_told() -> None:
+    chance = np.random.default_rng(0)
+    places = chance.integers(1, 200, 512)
+    spread = np.stack([np.sin(places / 20), chance.normal(size=512), np.zeros(512)], 1)
+    found = share_by_place(spread, places)
+    assert found[0] > 0.95 and found[1] < 0.08 and np.isnan(found[2])
+    assert np.isnan(share_by_place(spread[:100], places[:100])).all()
 
 
 # Planted ----------------------------------------------------------------------------------------------------------

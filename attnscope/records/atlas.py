@@ -385,7 +385,7 @@ class Atlas(Record):
         if any(
             len(part) != N_DIRECTIONS
             for one in self.planes
-            for part in (one.explained, one.common, one.explained_outputs)
+            for part in (one.explained, one.common, one.by_place, one.explained_outputs)
         ):
             raise ValueError("a head's directions are cut off")
         if any(not 0 <= one.start <= one.stop <= len(one.excerpt) for one in self.plane_tokens):

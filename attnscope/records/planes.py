@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 N_DIRECTIONS = 3
 """So many directions are kept of a head."""
 
+PLACE_GROUPS = 16
+"""Groups of tokens by their places, each as large, between which the part of a direction that goes by place lies."""
+
 STEPS = 127
 """Coordinates are kept in so many steps on either side of 0."""
 
@@ -47,6 +50,22 @@ class PlaneToken:
     stop: int
 
 
+def share_by_place(coordinates: NDArray[np.float64], places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of coordinates of tokens, (token, direction), the share of variance between groups of neighbouring places.
+
+    Returns:
+        (direction,), 0 to 1; NaN where there are fewer than 8 tokens for each group, or no variance.
+    """
+    if len(places) < 8 * PLACE_GROUPS:
+        return np.full(coordinates.shape[1], np.nan)
+    centred = coordinates - coordinates.mean(0)
+    groups = np.array_split(centred[np.argsort(places, kind="stable")], PLACE_GROUPS)
+    between = sum(len(group) * group.mean(0) ** 2 for group in groups)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: NDArray[np.float64] = between / (centred**2).sum(0)
+    return found
+
+
 @dataclass(frozen=True)
 class Plane:
     """What is known of a head's points.
@@ -55,6 +74,8 @@ class Plane:
         explained: Of each direction the share of the variance of the scores of all sampled queries with all sampled
             keys; NaN where they do not vary.
         common: Of each direction the share that all queries have in common: 1 = all look for the same keys along it.
+        by_place: Of each direction how much of its keys' variance lies between `PLACE_GROUPS` groups of tokens of
+            neighbouring places in their texts; NaN with too few tokens.
         explained_outputs: Of each component of the outputs its share of their variance.
         largest: What a code of `STEPS` is worth in queries and keys.
         largest_output: Likewise of outputs.
@@ -65,6 +86,7 @@ class Plane:
 
     explained: tuple[float, ...]
     common: tuple[float, ...]
+    by_place: tuple[float, ...]
     explained_outputs: tuple[float, ...]
     largest: float
     largest_output: float

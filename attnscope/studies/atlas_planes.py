@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.records.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, TokenKind
+from attnscope.records.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, TokenKind, share_by_place
 from attnscope.studies.excerpts import excerpt_of
 
 if TYPE_CHECKING:
@@ -148,9 +148,11 @@ class PlaneSums:
                 ("outputs", written, largest_output),
             )
         }
+        places = np.array([token.place for token in self.tokens[kind]])
         told = [
             Plane(
                 tuple(scores.explained[head].tolist()), tuple(scores.common[head].tolist()),
+                tuple(share_by_place(scores.keys[head].numpy(), places).tolist()),
                 tuple(explained[head].tolist()), float(largest[head]), float(largest_output[head]),
                 queries.shape[-1], self._turned[kind, layer],
             )

@@ -73,6 +73,7 @@ def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
         "blue dots: queries; orange squares: keys; a query looks for keys that lie in its own direction from 0",
         "percentages: shares of the variance of the scores of all sampled queries with all sampled keys; "
         f"directions drawn by lot: {100 / points[0].plane.d_head:.0f}%",
+        "by place: how much of the keys' spread goes by their position in the text",
         *(_TURNED[turned] for turned in dict.fromkeys(one.plane.turned for one in points) if turned in _TURNED),
         corpus_line(atlas.findings),
     ]
@@ -116,8 +117,9 @@ def _draw_head(axes: Any, points: Points, name: str, sheet: Sheet, *, named: boo
     axes.set_ylim(-most, most)
     label: Any = {"fontsize": 9 * size, "family": sheet.families, "parse_math": False}
     axes.set_title(name, fontsize=10.5 * size, family=sheet.families, parse_math=False, loc="left", pad=4 * size)
-    axes.set_xlabel(f"direction 1: {explained[0]:.0f}%", labelpad=2 * size, **label)
-    axes.set_ylabel(f"direction 2: {explained[1]:.0f}%", labelpad=0, **label)
+    by_place = [f", {100 * share:.0f}% by place" if share > 0.5 and named else "" for share in points.plane.by_place]
+    axes.set_xlabel(f"direction 1: {explained[0]:.0f}%{by_place[0]}", labelpad=2 * size, **label)
+    axes.set_ylabel(f"direction 2: {explained[1]:.0f}%{by_place[1]}", labelpad=0, **label)
     axes.tick_params(labelsize=8 * size if not sheet.stacked else 9 * size, length=2 * size, colors=FAINT)
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_family(sheet.families)
