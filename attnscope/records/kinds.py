@@ -148,7 +148,7 @@ KINDS = {
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
-            "atlas_terminal:show", "planes_figure:draw", page="page.atlas:page_of_atlas",
+            "atlas_terminal:show", "planes_figure:pages", page="page.atlas:page_of_atlas",
             options=("pick", "measures", "where", "sort", "folder", "with"),
         ),
         Kind(

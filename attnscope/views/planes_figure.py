@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,12 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.atlas import Atlas
 from attnscope.records.planes import Points
-from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, write_pages
+from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults
 from attnscope.views.heads_summary import corpus_line, full_name, model_of, printable
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import lettering_for
 from attnscope.views.plain_text import cut
-from attnscope.views.style import Style
+from attnscope.views.style import USUAL, Style
 from attnscope.views.timeline_figures import COLORS, Sheet, write_foot
 
 _MOST = 12
@@ -34,25 +33,18 @@ _TURNED = {
 }
 
 
-def draw(
-    atlas: Atlas, folder: str | Path, formats: Sequence[str] = ("png",), *, style: Style | None = None
-) -> list[Path]:
-    """Draws queries and keys into a folder: `planes`, or of many heads `planes-L0`, a page a layer.
+def pages(atlas: Atlas, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+    """The figures one after the other: `planes`, or of many heads `planes-L0`, a page a layer.
 
     Raises:
-        UsageError: An unknown format.
-        AttnscopeError: It holds none; the folder cannot be written.
+        AttnscopeError: It holds none.
     """
     if not atlas.planes:
         raise AttnscopeError(
             "this atlas does not know queries and keys",
             "it is of an earlier version, of a part, or of a model whose attention does not pass the seam",
         )
-    return write_pages(_pages(atlas, (style or Style()).paper), folder, formats)
-
-
-def _pages(atlas: Atlas, paper: Paper) -> Iterator[tuple[str, Drawing]]:
-    heads = list(range(len(atlas.heads)))
+    heads, paper = list(range(len(atlas.heads))), style.paper
     if len(heads) <= _MOST:
         yield "planes", planes_drawing(atlas, heads, paper)
         return
