@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.atlas import Atlas
 from attnscope.records.planes import Points
-from attnscope.views.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults
+from attnscope.views.canvas import FAINT, LINE, Drawing, matplotlib_defaults
 from attnscope.views.heads_summary import corpus_line, full_name, model_of, printable
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import lettering_for
 from attnscope.views.plain_text import cut
+from attnscope.views.plots import COLORS, Sheet, write_foot
 from attnscope.views.style import USUAL, Style
-from attnscope.views.timeline_figures import COLORS, Sheet, write_foot
 
 _MOST = 12
 """Heads on one page; of more there is a page a layer."""
@@ -58,8 +58,6 @@ def pages(atlas: Atlas, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
 @matplotlib_defaults()
 def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
     """The figure of some heads, by their places in the atlas: a panel each."""
-    from matplotlib.figure import Figure
-
     points = [one for one in (atlas.points_of(at) for at in heads) if one is not None]
     said = [
         "blue dots: queries; orange squares: keys; a query looks for keys that lie in its own direction from 0",
@@ -73,26 +71,20 @@ def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
     lettering = lettering_for([model_of(atlas.run), *said, *named], paper)
     sheet = Sheet.on(paper, lettering)
     across = min(len(heads), 1 if sheet.stacked else 2 if len(heads) in (2, 4) else 3 if len(heads) < 7 else 4)
-    rows, size, foot = math.ceil(len(heads) / across), sheet.size, write_foot(said, sheet, lettering)
+    rows, size, foot = math.ceil(len(heads) / across), sheet.size, write_foot(said, sheet)
     gap = 0.62 * size
     wide = min((sheet.width - 0.3 * size) / across - gap, 7.2 * size)
-    above, pitch = (0.85 if paper.title else 0.1) * size, wide + 0.95 * size
+    above, pitch = sheet.above, wide + 0.95 * size
     height = above + rows * pitch + foot.height
-    figure = Figure(figsize=(sheet.width, height), dpi=paper.dpi, facecolor="white")
-    if paper.title:
-        written: Any = {"va": "center", "parse_math": False, "family": sheet.families}
-        bold = "bold" if lettering.has_bold else "normal"
-        name = lettering.fit(model_of(atlas.run), 20, 400 if sheet.stacked else 900)
-        figure.text(0.02, 1 - 0.28 * size / height, name, fontsize=15 * size, fontweight=bold, color=INK, **written)
-        told = f"queries and keys of {len(points[0].tokens)} tokens, in the plane that holds most of the scores"
-        figure.text(0.02, 1 - 0.58 * size / height, told, fontsize=11 * size, color=FAINT, **written)
+    told = f"queries and keys of {len(points[0].tokens)} tokens, in the plane that holds most of the scores"
+    figure = sheet.open_figure(height, model_of(atlas.run), told)
     for number, (at, of_head) in enumerate(zip(heads, points, strict=True)):
         left = 0.3 * size + gap * 0.6 + (number % across) * (wide + gap)
         top = above + 0.35 * size + number // across * pitch
         box = (left / sheet.width, 1 - (top + wide) / height, wide / sheet.width, wide / height)
         axes = figure.add_axes(box)
         _draw_head(axes, of_head, full_name(atlas.heads[at], atlas.findings), sheet, named=len(heads) <= _LARGE)
-    foot.write(figure, height)
+    foot.write(figure)
     return Drawing(figure, lettering.families)
 
 
