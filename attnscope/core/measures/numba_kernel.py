@@ -5,6 +5,9 @@ that may not be written. Loops over vectors (`numba_vectors`) and no threads of 
 pool beside torch's, abort when two Python threads call at once, or die after a fork; `numba_pass` has threads of
 Python's, which let each other run.
 
+A row's largest score, its denominator and its sums wait for each other, and a short row for little else: several rows
+take each step together.
+
 Arrays are flat, and no part of one is cut out for a row: that counts its users up and down, which takes as long as a
 short row. What is needed of a row when its end is known, logarithms above all, waits for the end of its task, where it
 is worked out for sixteen rows at once. Exponentials are within 1e-7.
@@ -21,7 +24,6 @@ from attnscope.core.measures.numba_vectors import (
     LANES,
     choose,
     exponent,
-    first,
     fraction,
     fused,
     highest,
@@ -41,6 +43,9 @@ _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i
 
 _LOW = -87.0
 """Where exponentials end: further below the largest, a score has no weight."""
+
+_TOGETHER = 4096
+"""Weights of rows that go from step to step together: 16 kB."""
 
 _MARGIN = 2 * LANES
 """Numbers before and behind a row of weights, into which the window around a query at its ends reaches."""
@@ -158,17 +163,26 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
     )  # fmt: skip
     n_chunks = (n_queries + chunk - 1) // chunk
     reach, before = n_offsets // 2, first_query - first_key
+    # Rows go from step to step together: the next row's numbers are there while the last one's are still summed up.
+    together = max(min(LANES, _TOGETHER // n_padded), 1)
+    stride = n_padded + 2 * _MARGIN
+    # Vectors that lie across two lines of the cache take twice as long.
+    weights = np.empty(together * stride + LANES, np.float32)
+    weights = weights[-weights.ctypes.data // 4 % LANES :]
+    lefts, rights = np.empty(together, np.int64), np.empty(together, np.int64)
+    largest_of, but_end_of = np.empty(together, np.float32), np.empty(together, np.float32)
+    offs, times_offs = np.empty(together), np.empty(together)
+    bys, shares = np.empty(together, np.float32), np.empty(together, np.float32)
     # Keys on which heads rest are set aside: sums of the others are then no small differences of large ones.
     most = 1
     for t in range(rest_from.shape[0] - 1):
         most = max(most, rest_from[t + 1] - rest_from[t])
-    aside_of, aside_at = np.empty(most, np.int64), np.empty(most, np.int64)
-    aside, aside_received = np.empty(most, np.float32), np.zeros(most)
+    room = (most * together + LANES - 1) // LANES * LANES
+    aside_from = np.zeros(together + 1, np.int64)
+    aside_of, aside_at, aside_received = np.empty(room, np.int64), np.empty(room, np.int64), np.zeros(most)
+    aside, aside_below = np.zeros(room, np.float32), np.zeros(room, np.float32)
     # Of one text: what is added to scores, -infinity for keys set aside; and 1 for the rarest tokens.
     apart, rarest = np.empty(n_padded, np.float32), np.empty(n_padded, np.float32)
-    # Vectors that lie across two lines of the cache take twice as long.
-    weights = np.empty(n_padded + 2 * _MARGIN + LANES, np.float32)
-    weights = weights[-weights.ctypes.data // 4 % LANES :]
     # Of rows that count, one task's: what their ends say.
     room = (chunk + LANES - 1) // LANES * LANES
     row_of = np.empty(room, np.int64)
@@ -199,155 +213,184 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
         store(sums_of_places, 0, spread(0.0))
         near, ahead, alike = 0.0, 0.0, 0.0
         same, same_off, induced, induced_off, rare_hits = 0.0, 0.0, 0.0, 0.0, 0.0
-        for q in range(part * chunk, min(part * chunk + chunk, n_queries)):
-            row = ((text_head - first_head) * n_queries + q) * n_padded
-            edge = ((text * edge_heads + (head if edge_heads > 1 else 0)) * n_queries + q) * 2
-            start, stop = np.int64(edges[edge]), np.int64(edges[edge + 1])
-            active[text_head * n_queries + q] = 0
-            if stop <= start:
-                for k in range(0, n_padded, LANES):
-                    store(scores, row + k, zeros)
-                continue
-            left, right = start // LANES * LANES, (stop + LANES - 1) // LANES * LANES
-            for k in range(0, left, LANES):
-                store(scores, row + k, zeros)
-            for k in range(right, n_padded, LANES):
-                store(scores, row + k, zeros)
-            # The largest score, while the row moves to where it is worked on. Vectors at its edges are cut.
-            last = right - LANES
-            x = load(scores, row + last) + load(apart, last)
-            x = choose(lanes, _number(np.float32(stop - last)), nothing, x)
-            x = choose(lanes, _number(np.float32(start - last)), x, nothing)
-            store(weights, _MARGIN + last, x)
-            best = larger(x, nothing)
-            if left < last:
-                x = load(scores, row + left) + load(apart, left)
-                x = choose(lanes, _number(np.float32(start - left)), x, nothing)
-                store(weights, _MARGIN + left, x)
-                best = larger(x, best)
-                for k in range(left + LANES, last, LANES):
-                    x = load(scores, row + k) + load(apart, k)
-                    store(weights, _MARGIN + k, x)
-                    best = larger(x, best)
-            largest = highest(best)
-            largest_but_end = largest
+        mask_row = (text * edge_heads + (head if edge_heads > 1 else 0)) * n_queries
+        worth_row = (text * worth_heads + (head if worth_heads > 1 else 0)) * n_queries
+        last_query = min(part * chunk + chunk, n_queries)
+        for first_row in range(part * chunk, last_query, together):
+            n_here = min(together, last_query - first_row)
             n_aside = 0
-            for at in range(rest_from[text], rest_from[text + 1]):
-                k = rest[at] - first_key
-                if start <= k < stop:
-                    score = scores[row + k]
-                    aside_of[n_aside], aside_at[n_aside], aside[n_aside] = at - rest_from[text], k, score
-                    n_aside += 1
-                    if not score <= largest:
-                        largest = score
-                    if rest[at] != final[text] and not score <= largest_but_end:
-                        largest_but_end = score
-            above, sum_off, sum_times = _number(largest), zeros, zeros
-            for k in range(_MARGIN + left, _MARGIN + right, LANES):
-                x = larger(low, load(weights, k) - above)
-                p = _exp(x)
-                store(weights, k, p)
-                sum_off = sum_off + p
-                sum_times = fused(p, x, sum_times)
-            total_off, times_off = np.float64(total(sum_off)), np.float64(total(sum_times))
-            seen, times = total_off, times_off
-            for i in range(n_aside):
-                x = larger(low, _number(aside[i] - largest))
-                p = _exp(x)
-                aside[i] = first(p)
-                seen += first(p)
-                times += np.float64(first(p)) * first(x)
-            all_of_it = seen
-            if sinks.shape[0]:
-                all_of_it += math.exp(min(np.float64(sinks[head]) - largest, 700.0))
-            inverse = 1.0 / all_of_it
-            by = np.float32(inverse)
-            most_weight = _number(by)
-            for i in range(n_aside):
-                aside[i] *= by
-            worths = ((text * worth_heads + (head if worth_heads > 1 else 0)) * n_queries + q) * n_worth
-            if worth[worths] == 0:
+            # The largest score of each, while the row moves to where it is worked on. Vectors at its edges are cut.
+            for i in range(n_here):
+                q = first_row + i
+                row, base = ((text_head - first_head) * n_queries + q) * n_padded, i * stride + _MARGIN
+                start, stop = np.int64(edges[(mask_row + q) * 2]), np.int64(edges[(mask_row + q) * 2 + 1])
+                active[text_head * n_queries + q] = 0
+                aside_from[i] = n_aside
+                if stop <= start:
+                    lefts[i], rights[i] = 0, 0
+                    for k in range(0, n_padded, LANES):
+                        store(scores, row + k, zeros)
+                    continue
+                left, right = start // LANES * LANES, (stop + LANES - 1) // LANES * LANES
+                lefts[i], rights[i] = left, right
+                for k in range(0, left, LANES):
+                    store(scores, row + k, zeros)
+                for k in range(right, n_padded, LANES):
+                    store(scores, row + k, zeros)
+                last = right - LANES
+                x = load(scores, row + last) + load(apart, last)
+                x = choose(lanes, _number(np.float32(stop - last)), nothing, x)
+                x = choose(lanes, _number(np.float32(start - last)), x, nothing)
+                store(weights, base + last, x)
+                best = larger(x, nothing)
+                if left < last:
+                    x = load(scores, row + left) + load(apart, left)
+                    x = choose(lanes, _number(np.float32(start - left)), x, nothing)
+                    store(weights, base + left, x)
+                    best = larger(x, best)
+                    for k in range(left + LANES, last, LANES):
+                        x = load(scores, row + k) + load(apart, k)
+                        store(weights, base + k, x)
+                        best = larger(x, best)
+                largest = highest(best)
+                but_end = largest
+                for at in range(rest_from[text], rest_from[text + 1]):
+                    k = rest[at] - first_key
+                    if start <= k < stop:
+                        score = scores[row + k]
+                        aside_of[n_aside], aside_at[n_aside], aside[n_aside] = at - rest_from[text], k, score
+                        n_aside += 1
+                        if not score <= largest:
+                            largest = score
+                        if rest[at] != final[text] and not score <= but_end:
+                            but_end = score
+                for j in range(aside_from[i], n_aside):
+                    aside[j] -= largest
+                largest_of[i], but_end_of[i] = largest, but_end
+            aside_from[n_here] = n_aside
+            for j in range(0, n_aside, LANES):
+                x = larger(low, load(aside, j))
+                store(aside_below, j, x)
+                store(aside, j, _exp(x))
+            for i in range(n_here):
+                base = i * stride + _MARGIN
+                above, sum_off, sum_times = _number(largest_of[i]), zeros, zeros
+                for k in range(base + lefts[i], base + rights[i], LANES):
+                    x = larger(low, load(weights, k) - above)
+                    p = _exp(x)
+                    store(weights, k, p)
+                    sum_off = sum_off + p
+                    sum_times = fused(p, x, sum_times)
+                offs[i], times_offs[i] = np.float64(total(sum_off)), np.float64(total(sum_times))
+            for i in range(n_here):
+                left, right = lefts[i], rights[i]
+                if left == right:
+                    continue
+                q = first_row + i
+                row, base = ((text_head - first_head) * n_queries + q) * n_padded, i * stride + _MARGIN
+                total_off, times_off = offs[i], times_offs[i]
+                seen, times = total_off, times_off
+                for j in range(aside_from[i], aside_from[i + 1]):
+                    seen += aside[j]
+                    times += np.float64(aside[j]) * aside_below[j]
+                all_of_it = seen
+                if sinks.shape[0]:
+                    all_of_it += math.exp(min(np.float64(sinks[head]) - largest_of[i], 700.0))
+                inverse = 1.0 / all_of_it
+                by = np.float32(inverse)
+                bys[i] = by
+                most_weight = _number(by)
+                for j in range(aside_from[i], aside_from[i + 1]):
+                    aside[j] *= by
+                worths = (worth_row + q) * n_worth
+                if worth[worths] == 0:
+                    for k in range(left, right, LANES):
+                        store(scores, row + k, load(weights, base + k) * most_weight)
+                    for j in range(aside_from[i], aside_from[i + 1]):
+                        scores[row + aside_at[j]] = aside[j]
+                    continue
+                cosines = text * cosine_text + q * cosine_query
+                here = q + before
+                away = lanes + _number(np.float32(left - here))
+                row_near, row_ahead, squares, row_alike, ties, rare_ties = zeros, zeros, zeros, zeros, zeros, zeros
                 for k in range(left, right, LANES):
-                    store(scores, row + k, load(weights, _MARGIN + k) * most_weight)
-                for i in range(n_aside):
-                    scores[row + aside_at[i]] = aside[i]
-                continue
-            cosines = text * cosine_text + q * cosine_query
-            here = q + before
-            away = lanes + _number(np.float32(left - here))
-            row_near, row_ahead, squares, row_alike, ties, rare_ties = zeros, zeros, zeros, zeros, zeros, zeros
-            for k in range(left, right, LANES):
-                weight = load(weights, _MARGIN + k) * most_weight
-                store(weights, _MARGIN + k, weight)
-                store(scores, row + k, weight)
-                store(received, taken + k, load(received, taken + k) + weight)
-                moved = weight * away
-                row_ahead = row_ahead + moved
-                row_near = row_near + positive(moved)
-                squares = fused(moved, away, squares)
-                row_alike = fused(weight, load(cosine, cosines + k), row_alike)
-                ties = ties + choose(weight, most_weight, ones, zeros)
-                rare_ties = rare_ties + choose(weight, most_weight, load(rarest, k), zeros)
-                away = away + one_vector
-            near_off = near_off + widen(row_near)
-            ahead_off = ahead_off + widen(row_ahead)
-            alike_off = alike_off + widen(row_alike)
-            squared, shared, rare_shared = np.float64(total(squares)), total(ties), total(rare_ties)
-            for i in range(n_aside):
-                k, weight = aside_at[i], aside[i]
-                scores[row + k] = weight
-                aside_received[aside_of[i]] += weight
-                apart_by = np.float64(k - here)
-                near += weight * abs(apart_by)
-                ahead += weight * apart_by
-                squared += weight * apart_by * apart_by
-                alike += weight * np.float64(cosine[cosines + k])
-                if weight >= by:
-                    shared += np.float32(1)
-                    rare_shared += rarest[k]
-            off = total_off * inverse
-            active[text_head * n_queries + q] = off
-            row_of[n_rows], inverse_of[n_rows], seen_of[n_rows], sum_of[n_rows] = worths, inverse, seen, all_of_it
-            off_of[n_rows], times_of[n_rows], times_off_of[n_rows] = total_off, times, times_off
-            spread_of[n_rows], fallen_of[n_rows] = squared, largest_but_end - largest
-            n_rows += 1
-            share = np.float32(1.0) / max(shared, np.float32(1.0))
-            rare_hits += share * rare_shared * worth[worths + q_rare]
+                    weight = load(weights, base + k) * most_weight
+                    store(weights, base + k, weight)
+                    store(scores, row + k, weight)
+                    store(received, taken + k, load(received, taken + k) + weight)
+                    moved = weight * away
+                    row_ahead = row_ahead + moved
+                    row_near = row_near + positive(moved)
+                    squares = fused(moved, away, squares)
+                    row_alike = fused(weight, load(cosine, cosines + k), row_alike)
+                    ties = ties + choose(weight, most_weight, ones, zeros)
+                    rare_ties = rare_ties + choose(weight, most_weight, load(rarest, k), zeros)
+                    away = away + one_vector
+                near_off = near_off + widen(row_near)
+                ahead_off = ahead_off + widen(row_ahead)
+                alike_off = alike_off + widen(row_alike)
+                squared, shared, rare_shared = np.float64(total(squares)), total(ties), total(rare_ties)
+                for j in range(aside_from[i], aside_from[i + 1]):
+                    k, weight_aside = aside_at[j], aside[j]
+                    scores[row + k] = weight_aside
+                    aside_received[aside_of[j]] += weight_aside
+                    apart_by = np.float64(k - here)
+                    near += weight_aside * abs(apart_by)
+                    ahead += weight_aside * apart_by
+                    squared += weight_aside * apart_by * apart_by
+                    alike += weight_aside * np.float64(cosine[cosines + k])
+                    if weight_aside >= by:
+                        shared += np.float32(1)
+                        rare_shared += rarest[k]
+                active[text_head * n_queries + q] = total_off * inverse
+                row_of[n_rows], inverse_of[n_rows], seen_of[n_rows], sum_of[n_rows] = worths, inverse, seen, all_of_it
+                off_of[n_rows], times_of[n_rows], times_off_of[n_rows] = total_off, times, times_off
+                spread_of[n_rows], fallen_of[n_rows] = squared, but_end_of[i] - largest_of[i]
+                n_rows += 1
+                shares[i] = np.float32(1.0) / max(shared, np.float32(1.0))
+                rare_hits += shares[i] * rare_shared * worth[worths + q_rare]
             if not own_text:
                 continue
-            if left - reach <= here < right + reach:
-                store(weights, _MARGIN + left - LANES, zeros)
-                store(weights, _MARGIN + right, zeros)
-                at, there = _MARGIN + here - reach, worths + q_places
-                weight, counted = load(weights, at), load(worth, there)
-                store(sums_of_places, 0, load(sums_of_places, 0) + widen(weight * counted))
-                hits = choose(weight, most_weight, counted * _number(share), zeros)
-                store(sums_of_hits, 0, load(sums_of_hits, 0) + widen(hits))
-                for o in range(LANES, n_offsets):
-                    part_of = weights[at + o] * worth[there + o]
-                    board[sums + c_places + o] += part_of
-                    board[sums + c_places_off + o] += part_of
-                    if weights[at + o] >= by:
-                        board[sums + c_hits + o] += share * worth[there + o]
-                for i in range(n_aside):
-                    o = aside_at[i] - here + reach
-                    if 0 <= o < n_offsets:
-                        board[sums + c_places + o] += aside[i] * worth[there + o]
-                        if aside[i] >= by:
+            for i in range(n_here):
+                q = first_row + i
+                left, right, worths, here = lefts[i], rights[i], (worth_row + q) * n_worth, q + before
+                if left == right or worth[worths] == 0:
+                    continue
+                row, base = ((text_head - first_head) * n_queries + q) * n_padded, i * stride + _MARGIN
+                by, share = bys[i], shares[i]
+                if left - reach <= here < right + reach:
+                    store(weights, base + left - LANES, zeros)
+                    store(weights, base + right, zeros)
+                    at, there = base + here - reach, worths + q_places
+                    weight, counted = load(weights, at), load(worth, there)
+                    store(sums_of_places, 0, load(sums_of_places, 0) + widen(weight * counted))
+                    hits = choose(weight, _number(by), counted * _number(share), zeros)
+                    store(sums_of_hits, 0, load(sums_of_hits, 0) + widen(hits))
+                    for o in range(LANES, n_offsets):
+                        part_of = weights[at + o] * worth[there + o]
+                        board[sums + c_places + o] += part_of
+                        board[sums + c_places_off + o] += part_of
+                        if weights[at + o] >= by:
                             board[sums + c_hits + o] += share * worth[there + o]
-            group = group_of[text * n_queries + q]
-            if group >= 0:
-                for at in range(group_from[group], group_from[group + 1]):
-                    token = members[at]
-                    other = token - first_key
-                    if other != here and 0 <= other < n_padded:
-                        weight_there = np.float64(scores[row + other])
-                        same += weight_there
-                        same_off += weight_there * off_rest[text * n_tokens + token]
-                    if other < here - 1 and other + 1 >= 0 and other + 1 < n_padded:
-                        weight_there = np.float64(scores[row + other + 1])
-                        induced += weight_there
-                        induced_off += weight_there * off_rest[text * n_tokens + token + 1]
+                    for j in range(aside_from[i], aside_from[i + 1]):
+                        o = aside_at[j] - here + reach
+                        if 0 <= o < n_offsets:
+                            board[sums + c_places + o] += aside[j] * worth[there + o]
+                            if aside[j] >= by:
+                                board[sums + c_hits + o] += share * worth[there + o]
+                group = group_of[text * n_queries + q]
+                if group >= 0:
+                    for at in range(group_from[group], group_from[group + 1]):
+                        token = members[at]
+                        other = token - first_key
+                        if other != here and 0 <= other < n_padded:
+                            weight_there = np.float64(scores[row + other])
+                            same += weight_there
+                            same_off += weight_there * off_rest[text * n_tokens + token]
+                        if other < here - 1 and other + 1 >= 0 and other + 1 < n_padded:
+                            weight_there = np.float64(scores[row + other + 1])
+                            induced += weight_there
+                            induced_off += weight_there * off_rest[text * n_tokens + token + 1]
         for i in range(rest_from[text + 1] - rest_from[text]):
             if aside_received[i] != 0:
                 received[taken + rest[rest_from[text] + i] - first_key] += np.float32(aside_received[i])

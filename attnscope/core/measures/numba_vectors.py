@@ -206,16 +206,6 @@ def widen(typing: Any, vector: Any) -> Any:
 
 
 @intrinsic
-def first(typing: Any, vector: Any) -> Any:
-    """The first lane."""
-
-    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        return builder.extract_element(args[0], ir.Constant(ir.IntType(32), 0))
-
-    return vector.of(vector), emit
-
-
-@intrinsic
 def total(typing: Any, vector: Any) -> Any:
     """The sum of all lanes."""
     return vector.of(vector), lambda context, builder, sig, args: _halve(args[0], builder, builder.fadd)
