@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import torch
 import typer
 
+import attnscope
 from attnscope.cli import app
 from tests.conftest import write_tiny
+from tests.vision_language_helpers import write_family
 
 ROWS = ("1 the the DET DT _ 2 det _ _", "2 cat cat NOUN NN _ 3 nsubj _ _", "3 sat sit VERB VBD _ 0 root _ _")
 TREE = "\n".join(row.replace(" ", "\t") for row in ROWS) + "\n\n"
@@ -60,17 +63,25 @@ BASES: dict[str, tuple[str, ...]] = {
         "TEXT --pooled 8 -m own -f npz -o OUT", "TEXT -m own --pick L0H1 --words -f svg -o OUT",
     ),
     "batch": ("INPUTS/cat.txt -m own -L 0 -f npz -o OUT", "INPUTS/texts.jsonl -m own --pick L0H0 -f png -o OUT"),
-    "page": ("TEXT -m own -o OUT", "--record INPUTS/weights.npz -o OUT", "--file INPUTS/cat.txt -m own -o OUT"),
+    "page": (
+        "TEXT -m own -o OUT", "--record INPUTS/weights.npz -o OUT", "--file INPUTS/cat.txt -m own -o OUT",
+        "what --image INPUTS/photo.png -m INPUTS/sight -o OUT",
+    ),
     "heads": (
         "--file INPUTS/cat.txt -m own -f npz,json,csv -o OUT", "--file INPUTS/texts.jsonl -m own",
         "--file INPUTS/texts.csv -m own", "--file INPUTS/texts.txt.gz -m INPUTS/tiny --json",
+        "--probe needle --lengths 48 --depths 0,100 --needles 4 --causal -m INPUTS/decoder -f npz,csv -o OUT",
+        "--file INPUTS/cat.txt -m INPUTS/decoder --writes -f npz,csv -o OUT",
     ),
-    "merge": ("INPUTS/heads.npz -f csv -o OUT",),
+    "merge": ("INPUTS/heads.npz -f csv -o OUT", "INPUTS/part-1.npz INPUTS/part-2.npz -m INPUTS/decoder -o OUT"),
     "atlas": (
         "--file INPUTS/cat.txt -m own -f npz,csv,html -o OUT",
         "--file INPUTS/texts.jsonl -m INPUTS/tiny --examples 2 --sample 4 -f json -o OUT",
+        "--file INPUTS/cat.txt -m INPUTS/decoder --with INPUTS/composition.npz --folder -f html -o OUT",
+        "--file INPUTS/cat.txt -m INPUTS/decoder --shard 1/2 -o OUT",
     ),
     "timeline": (
+        "INPUTS/decoder --file INPUTS/cat.txt --composition q,k,v -f npz,csv -o OUT",
         "INPUTS/tiny INPUTS/tiny --file INPUTS/cat.txt -f npz,csv -o OUT",
         "INPUTS/tiny --file INPUTS/texts.jsonl --no-loss --json",
     ),
@@ -80,15 +91,20 @@ BASES: dict[str, tuple[str, ...]] = {
     "compare": (
         "--file INPUTS/cat.txt -m own -f npz -o OUT", "TEXT --with TEXT -m own -f npz -o OUT",
         "TEXT -m own --pick L0H0,L0H1 -f json -o OUT",
+        "what --image INPUTS/photo.png --image INPUTS/photo.png -m INPUTS/sight -f npz -o OUT",
     ),
-    "relations": ("INPUTS/trees.conllu -m own -f npz,csv -o OUT", "INPUTS/links.jsonl -m own --json"),
+    "relations": (
+        "INPUTS/trees.conllu -m own -f npz,csv -o OUT", "INPUTS/links.jsonl -m own --json",
+        "INPUTS/trees.conllu -m own --combine -f npz,csv,png -o OUT",
+    ),
     "ablate": ("--file INPUTS/cat.txt -m own --loss none -L 0 -f npz -o OUT", "TEXT -m own --pick L0H1 --loss none"),
     "prune": ("--pick L0H1 -m INPUTS/tiny -o OUT cat",),
     "show": tuple(
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
             "rollout.npz", "weights.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "weights.json",
-            "atlas.npz", "circuits.npz", "timeline.npz",
+            "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "combined.npz", "needles.npz", "pictures.npz",
+            "looking.npz", "listening.npz", "pairs.npz", "part-1.npz",
         )
     ),
     "trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --token cat"),
@@ -152,6 +168,20 @@ class Generator:
 
         Image.new("RGB", (9, 7), (200, 30, 40)).save(self.inputs / "photo.png")
         write_tiny(self.inputs / "tiny", max_position_embeddings=64)
+        write_family(self.inputs / "sight", "smolvlm")
+        self._write_decoder()
+
+    def _write_decoder(self) -> None:
+        """A model that writes, and what was found of it: its circuits, and an atlas in two parts."""
+        torch.manual_seed(0)
+        folder = self.inputs / "decoder"
+        attnscope.own_decoder(["the", "cat", "and", "a", "dog", "sat"], n_layers=2, n_heads=2, d_model=8).save(folder)
+        model = attnscope.load(folder)
+        attnscope.circuits(model).save(self.inputs / "composition.npz")
+        for part in (1, 2):
+            how = attnscope.AtlasOptions(heads=attnscope.HeadsOptions(shard=(part, 2)), examples=1, sample=2)
+            texts = attnscope.Corpus([self.inputs / "cat.txt"])
+            attnscope.atlas(model, texts, how).save(self.inputs / f"part-{part}.npz")
 
     def case(self, seed: int) -> Case:
         """The case of a seed, and the files that it needs."""
