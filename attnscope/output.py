@@ -288,7 +288,7 @@ def write(
         record: The record.
         out: The folder.
         formats: Some of its kind's formats.
-        options: How figures are drawn: "scale", "cmap", "query" and `records.kinds.SIZES`.
+        options: How figures are drawn: "scale", "cmap", "query", "measures" and `records.kinds.SIZES`.
         drawing: What draws them; None = this process.
         stem: How files of data are called, without their endings; None = as its kind says.
 
@@ -308,8 +308,8 @@ def write(
 
 
 def _draw(record: Record, out: Path, figures: Sequence[str], options: Mapping[str, Any]) -> list[Path]:
-    known = (*record.record_kind().options, *SIZES)
-    return record.draw(out, figures, **{n: v for n, v in options.items() if n in known and n in (*_STYLE, "query")})
+    known = {*record.record_kind().options, *SIZES} & {*_STYLE, "query", "measures"}
+    return record.draw(out, figures, **{name: value for name, value in options.items() if name in known})
 
 
 _STYLE = ("scale", "cmap", *SIZES)

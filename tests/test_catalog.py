@@ -1,4 +1,5 @@
 import hashlib
+import json
 import os
 import socket
 import threading
@@ -248,6 +249,16 @@ def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
 def test_a_file_is_no_model(tmp_path):
     path = model_folder(tmp_path, "model.safetensors") / "model.safetensors"
     refused(str(path), "is a file", "folder that holds")
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layers", "encoder_layers", "num_attention_heads"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_configuration_of_more_layers_than_any_model_has_is_refused(name, nested, tmp_path):
+    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
+    asked = {name: 10**30}
+    (folder / "config.json").write_text(json.dumps({"text_config": asked} if nested else asked))
+    with pytest.raises(AttnscopeError, match=f"asks for {name} 1,000,000"):
+        read_config(resolve(str(folder)))
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b""])

@@ -22,6 +22,7 @@ from attnscope.studies.roles import RULES
 from attnscope.views import heads_figures, heads_summary, heads_terminal, inks, measure_figures
 from attnscope.views.canvas import Canvas
 from attnscope.views.lettering import lettering_for
+from attnscope.views.style import Style
 from tests.findings_helpers import MEASURES, NAN, ROLES, fake_findings, role
 from tests.processes import python
 
@@ -312,7 +313,7 @@ class TestMeasuresPage:
         findings = replace(findings, heads=heads)
         lettering = lettering_for([])
         scales = {name: measure_figures.scale_of(findings, name) for name in findings.measure_names}
-        page = measure_figures.measures_page(findings, scales, lettering)
+        (page,) = measure_figures.measures_pages(findings, scales, lettering)
         texts = page.figure.findobj(Written)
         assert not [text for text in texts if text.get_text() == gone and text.get_weight() == "bold"]
         said = " ".join(text.get_text() for text in texts)
@@ -321,6 +322,55 @@ class TestMeasuresPage:
         # Seen at half its size, a name of a layer still has 7 pixels.
         names = [text for text in texts if text.get_text() == "L0"]
         assert names and all(text.get_fontsize() * page.figure.dpi / 72 >= 14 for text in names)
+
+    @pytest.mark.parametrize("width", ["column", "page"])
+    def test_of_paper_they_take_as_many_pages_as_they_need(self, width: str) -> None:
+        findings = fake_findings(30, 9)
+        drawn = [(stem, page) for stem, page in heads_figures.pages(findings, Style(width=width), measures="local")]
+        assert all(page.figure.get_size_inches()[1] <= 9.5 for _, page in drawn)
+        sheets = [page for stem, page in drawn if stem.startswith("measures")]
+        assert [stem for stem, _ in drawn][1 : len(sheets) + 1] == ["measures", "measures-2", "measures-3"][
+            : len(sheets)
+        ]
+        assert len(sheets) > 1 and all(page.figure.get_size_inches()[1] <= 9 for page in sheets)
+        bold = [
+            text.get_text() for page in sheets for text in page.figure.findobj(Written) if text.get_weight() == "bold"
+        ]
+        names = sorted(text.rstrip("…") for text in bold if text[0].islower() and "·" not in text)
+        assert len(names) == len(findings.measure_names)  # some are cut short
+        assert all(name.startswith(short) for name, short in zip(sorted(findings.measure_names), names, strict=True))
+        last = " ".join(text.get_text() for text in sheets[-1].figure.findobj(Written))
+        assert "rows: layers, columns: heads" in last and f"({len(sheets)} of {len(sheets)})" in last
+
+    def test_those_that_are_named_are_drawn_large(self, tmp_path: Path) -> None:
+        findings = fake_findings(2, 2)
+        stems = [stem for stem, _ in heads_figures.pages(findings, measures="local,induction")]
+        assert {stem for stem in stems if stem.startswith("measure-")} == {"measure-local", "measure-induction"}
+        assert len([*heads_figures.pages(findings, measures="all")]) == len([*heads_figures.pages(findings)])
+        told = {"writes": {"measures": ["local", "induction"], "predicted": "each next token"}}
+        findings = replace(findings, options={**findings.options, **told})
+        stems = [stem for stem, _ in heads_figures.pages(findings)]
+        assert stems[-2:] == ["writes", "measure-local"]
+        with pytest.raises(AttnscopeError, match="there is no measure 'lokal'") as refused:
+            findings.draw(tmp_path, measures="local,lokal")
+        assert refused.value.hint == "did you mean local?"
+        assert not [*tmp_path.iterdir()]
+
+
+class TestNearestBehaviour:
+    def test_who_comes_nearest_to_a_role_of_behaviour_is_named(self) -> None:
+        told = {"what": "copies", "measure": "copying_nats", "threshold": 0.1, "does": "copies what comes"}
+        pairs = {"copying": told, "copy_suppression": told | {"measure": "suppression_nats"}}
+        known = [(0, 1, {"copying_nats": 0.03}), (1, 0, {"copying_nats": 0.07}), (1, 1, {"suppression_nats": -0.2})]
+        heads = [
+            replace(head(layer, at), measures={name: Estimate(value, 0, 1, NAN, 9) for name, value in one.items()})
+            for layer, at, one in known
+        ]
+        findings = replace(of(*heads), options={"roles": pairs, "measures": {"copying_nats": {"unit": "nats"}}})
+        line = heads_summary.nearest_behaviour_line(findings)
+        assert line.endswith("too weak or too unsure: copying L1H0 (0.07 nats, of 0.10)")
+        assert line in heads_summary.role_notes(findings)
+        assert not heads_summary.nearest_behaviour_line(of(*heads))
 
 
 class TestMeasureTable:

@@ -396,7 +396,8 @@ class Measuring:
     measures: Annotated[
         str | None,
         typer.Option(
-            help="Also print these measures, such as entropy_nats,positional.",
+            help="Also print these measures, such as entropy_nats,positional; all: every one. Figures of heads then "
+            "show these alone at large.",
             autocompletion=options.complete_measures,
         ),
     ] = None

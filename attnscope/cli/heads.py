@@ -79,7 +79,8 @@ def heads(
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text, listing.only)
         with options.progress(printing.quiet, *senses.counted) as report:
-            return output.deliver(study_senses(model, senses, measuring.measures, load, report))
+            output.deliver(study_senses(model, senses, measuring.measures, load, report))
+        return
     order = StudyOrder(
         texts=texts.wanted(), probe=probe, **measuring.order(), control=control, shard=shard, relations=relations,
         causal=causal, writes=writes, describe=describing.options(), where=listing.only,
@@ -88,7 +89,7 @@ def heads(
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
         found = study(model, order, load, report, shared)
-    return output.deliver(found)
+    output.deliver(found)
 
 
 @groups.command(omit=("out", "scale", "cmap", "engine", "dtype"))

@@ -32,7 +32,8 @@ def show(
     measures: Annotated[
         str | None,
         typer.Option(
-            help="Of heads: also print these measures, such as entropy_nats,positional.",
+            help="Of heads: also print these measures, such as entropy_nats,positional; all: every one. Figures then "
+            "show these alone at large.",
             autocompletion=options.complete_measures,
         ),
     ] = None,

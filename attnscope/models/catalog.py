@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.hashing import file_sha256
+from attnscope.records.reading import MOST_HEADS
 
 _T = TypeVar("_T")
 
@@ -265,6 +266,11 @@ def read_config(source: Source) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise AttnscopeError(f"{folder / 'config.json'} holds no JSON object", "get the file again")
+    nested = [config, *(one for one in config.values() if isinstance(one, dict))]
+    for name, value in (pair for one in nested for pair in one.items()):
+        # Whatever lists the layers would go on for ever.
+        if name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int) and value > MOST_HEADS:
+            raise AttnscopeError(f"{folder / 'config.json'} asks for {name} {value:,}", "get the file again")
     return config
 
 

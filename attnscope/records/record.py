@@ -141,6 +141,7 @@ class Record:
         font_size: float | None = None,
         title: bool | None = None,
         font: str | None = None,
+        measures: str | None = None,
     ) -> list[Path]:
         """Draws the record's figures into a folder, each file whole or not at all.
 
@@ -158,6 +159,8 @@ class Record:
             font_size: Size in points of the smallest letters; None = as it comes, with a width 6.5.
             title: Whether a figure says above itself what it shows; None = it does.
             font: A font to take first: the name of an installed family, or a file.
+            measures: Of heads: the measures that have a large map each, such as "writes,induction"; "all" is every
+                one. None = every one, but with `heads --writes` "writes" alone.
 
         Returns:
             The files, overview first.
@@ -173,8 +176,9 @@ class Record:
                 raise UsageError(f"a {kind.what} is not drawn as {name!r}", f"choose from {known}" if known else "")
         style: dict[str, Any] = {"scale": scale, "cmap": cmap}
         style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
-        kind.require_options([name for name, value in {**style, "query": query}.items() if value is not None])
-        how: dict[str, Any] = {"query": query} if "query" in kind.options else {}
+        asked = {"query": query, "measures": measures}
+        kind.require_options([name for name, value in {**style, **asked}.items() if value is not None])
+        how: dict[str, Any] = {name: value for name, value in asked.items() if name in kind.options}
         if not kind.draw:
             return []
         how["style"] = self.style(**style)

@@ -193,7 +193,7 @@ def require_names(order: StudyOrder) -> None:
 
 
 def _require_named(given: str | None, known: Sequence[str]) -> None:
-    for name in () if given is None else [name.strip() for name in given.split(",")]:
+    for name in () if given in (None, "all") else [name.strip() for name in str(given).split(",")]:
         if name not in known:
             raise UsageError(f"there is no measure {name!r}", f"choose from {', '.join(known)}")
 

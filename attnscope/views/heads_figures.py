@@ -34,7 +34,7 @@ from attnscope.views.measure_figures import (
     MeasurePage,
     findings_shape,
     measure_page,
-    measures_page,
+    measures_pages,
     name_kinds,
     place_kinds,
     scale_of,
@@ -44,22 +44,27 @@ from attnscope.views.style import USUAL, Style
 
 _EMPTY, _TRACK, _RESTING = "#f3f3f3", "#ffffff", "#4d4d4d"
 _FOOTER_GAP_PX = 26
+_LEAST_CELL_PX = 22  # height of a cell that has a letter alone
+_VALUE_CELL_PX = 32  # and of one that has room for a number below it
 _COMPACT_PX = 220  # width of an entry of a legend that has names alone
 
 
-def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+def pages(findings: Findings, style: Style = USUAL, measures: str | None = None) -> Iterator[tuple[str, Drawing]]:
     """The figures one after the other, each with its file name without the ending.
 
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
     give no roles). `needles` has what `--probe needle` found. `descriptions` has a card a head, where heads were
     described. `measures` has a small map of each measure, `writes` of each of what heads write (`heads --writes`),
-    `measure-NAME` a large one with numbers. These share a canvas: each is whole until the next one is asked for.
+    `measure-NAME` a large one with numbers: of the measures that are named, else of each, but with `--writes` of
+    `writes` alone. These share a canvas: each is whole until the next one is asked for. Where their width is fixed,
+    small maps that are more than a page of paper go on in `measures-2` ...
 
     Raises:
-        AttnscopeError: There are no heads.
+        AttnscopeError: There are no heads, or there is no such measure.
     """
     if not findings.heads:
         raise AttnscopeError("these findings are about no heads", "so there is nothing to draw")
+    large = heads_summary.large_measures(findings, measures)
     lettering = lettering_for(_texts(findings), style.paper)
     shared: dict[object, MeasurePage] = {}
     if not findings.of_senses:
@@ -71,16 +76,23 @@ def pages(findings: Findings, style: Style = USUAL) -> Iterator[tuple[str, Drawi
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
     written = {name: scales[name] for name in heads_summary.written_measures(findings)}
     if looking := {name: scale for name, scale in scales.items() if name not in written}:
-        yield "measures", measures_page(findings, looking, lettering)
+        yield from _numbered("measures", measures_pages(findings, looking, lettering))
     if written:
         n = amount(findings.corpus.get("writes", {}).get("n_predictions", 0), "answer")
         predicted = printable(findings.options["writes"].get("predicted", ""))
         title = f"{model_of(findings.run)} · what its heads write: {n} ({predicted})"
-        yield "writes", measures_page(findings, written, lettering, title)
+        yield from _numbered("writes", measures_pages(findings, written, lettering, title))
     # A name from a record must not lead out of the folder.
     stems = distinct("measure-" + (re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:80] or "unnamed") for name in scales)
     for stem, (name, scale) in zip(stems, scales.items(), strict=True):
-        yield stem, measure_page(findings, name, scale, lettering, shared)
+        if name in large:
+            yield stem, measure_page(findings, name, scale, lettering, shared)
+
+
+def _numbered(stem: str, pages: Iterator[Page]) -> Iterator[tuple[str, Page]]:
+    """Pages with the names of their files: measures, measures-2 ..."""
+    for place, page in enumerate(pages, 1):
+        yield stem if place == 1 else f"{stem}-{place}", page
 
 
 # -- the role atlas
@@ -123,7 +135,7 @@ class Entry:
     @property
     def height_px(self) -> float:
         """How tall it is."""
-        return 24 + layout.LINE_PX * len(self.lines) + 14
+        return 24 + layout.LINE_PX * len(self.lines) + (14 if self.heads else 8)
 
 
 @dataclass(frozen=True)
@@ -157,6 +169,7 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     paper = lettering.paper
     room = paper.room_px - LEFT_PX
     marks = heads_summary.marks_of(findings)
+    notes = " · ".join(_atlas_notes(findings))
     choices = []
     for beside in (False,) if paper.fixed else (False, True):
         legend_px, gap = (470, 44) if beside else (0, 0)
@@ -169,20 +182,29 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
         left = math.floor(layout.MARGIN_PX + (LEFT_PX + n_heads * cell_w + gap if beside else 0))
         top = TOP_PX + (HEAD_NAMES_PX if beside else 0) if beside else bottom + 34
         columns = 1 if beside else max(1, (width - 2 * layout.MARGIN_PX) // (_COMPACT_PX if paper.fixed else 480))
+        footer = wrap_lines(notes, width - 2 * layout.MARGIN_PX, lettering)
+        notes_px = _FOOTER_GAP_PX + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
         legend = _legend(findings, marks, (left, top, width - layout.MARGIN_PX - left), columns, lettering)
         lowest = max((y + entry.height_px for _, y, entry in legend), default=0.0)
+        over = max(bottom, lowest) + notes_px - paper.most_px
+        if over > 0:  # taller than a page of paper: cells as low as letters allow
+            lower = min(cell_h, max(_LEAST_CELL_PX, cell_h - math.ceil(over / n_layers)))
+            rise, cell_h = (cell_h - lower) * n_layers, lower
+            legend, bottom, lowest = [(x, y - rise, entry) for x, y, entry in legend], bottom - rise, lowest - rise
         if beside:
             # Cells may grow as tall as the legend is, but stay broader than tall.
             cell_h = max(cell_h, min(round(cell_w * 0.95), 100, int(lowest - TOP_PX - around) // n_layers))
             bottom = TOP_PX + around + n_layers * cell_h
         low = max(bottom, lowest)
-        choices.append((width * low, beside, (cell_w, cell_h), width, low, legend))
-    _, _, cell, width, low, legend = min(choices, key=lambda choice: choice[:2])
+        choices.append((width * low, beside, (cell_w, cell_h), width, low, legend, footer))
+    _, _, cell, width, low, legend, footer = min(choices, key=lambda choice: choice[:2])
+    if cell[1] - 3 < _VALUE_CELL_PX:
+        notes = " · ".join(_atlas_notes(findings, numbers=False))
+        footer = wrap_lines(notes, width - 2 * layout.MARGIN_PX, lettering)
     tops, _ = place_kinds(findings, cell[1])
     cells = tuple(
         _cell(head, tops[findings.kinds.index(head.kind)], cell, marks, lettering) for head in findings.heads
     )  # fmt: skip
-    footer = wrap_lines(" · ".join(_atlas_notes(findings)), width - 2 * layout.MARGIN_PX, lettering)
     footer_y = math.ceil(low) + _FOOTER_GAP_PX
     height = footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     return Atlas((width, height), cell, cells, tuple(tops), tuple(legend), footer_y, footer)
@@ -219,7 +241,7 @@ def _cell(head: Head, top: int, size: tuple[float, int], marks: Mapping[str, Mar
     if len(further) > fits:
         further = [*further[: fits - 1], ("+", None)] if fits else []
     value = number(strongest.value)
-    if lettering.width_px(value, _value_px(box, lettering.paper)) > width * 1.02:
+    if height < _VALUE_CELL_PX or lettering.width_px(value, _value_px(box, lettering.paper)) > width * 1.02:
         value = ""  # there is no room for it
     return Cell(
         box=box,
@@ -259,7 +281,8 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
         else:
             alone = width < 2 * glyph_px
             left = x + (width / 2 if alone else pad + glyph_px * 0.39)
-            numbers.append(Number(left, y + height * 0.25, cell.glyph, glyph_px, cell.ink, "bold"))
+            down = y + height * (0.25 if height >= _VALUE_CELL_PX else 0.42)
+            numbers.append(Number(left, down, cell.glyph, glyph_px, cell.ink, "bold"))
             size = _value_px(cell.box, page.paper)
             font: FontStyle = "italic" if cell.active else "plain"
             if cell.value:
@@ -333,12 +356,12 @@ def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
         page.write(x + 44, down, line, layout.CAPTION_PX, ha="left")
 
 
-def _atlas_notes(findings: Findings) -> list[str]:
+def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
     said = ["letter and colour: a head's strongest role, a sink's only where there is no other"]
     roles = [role for head in findings.heads for role in head.roles]
-    if roles:
+    if roles and numbers:
         said.append("number: the value of the measure that the role rests on")
-    if any(head.roles and head.roles[0].active_share is not None for head in findings.heads):
+    if numbers and any(head.roles and head.roles[0].active_share is not None for head in findings.heads):
         said.append("in italics: excluding sinks")
     if any(len(head.roles) > 1 for head in findings.heads):
         said.append("small squares: its other roles")

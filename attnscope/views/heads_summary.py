@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import difflib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from attnscope.errors import amount
+from attnscope.errors import AttnscopeError, amount
 from attnscope.records.ablation import Ablation
 from attnscope.records.findings import LOOKS, NEEDLES, PICTURES, RECORDINGS, Findings, Head, Role
 from attnscope.records.relations import Relations
@@ -175,6 +176,64 @@ def nearest_roles_line(findings: Findings) -> str:
     )
 
 
+def nearest_behaviour_line(findings: Findings) -> str:
+    """The heads that come nearest to roles of behaviour that no head has; empty where it was not measured."""
+    named = findings.options.get("roles")
+    held = {role.name for head in findings.heads for role in head.roles}
+    found = []
+    for name in named if isinstance(named, Mapping) else ():
+        facts = findings.role_facts(name)
+        known = [head for head in findings.heads if facts.measure in head.measures]
+        ranked = [head for head in known if head.measures[facts.measure].value > 0] if facts.does else []
+        if name not in held and ranked:
+            best = max(ranked, key=lambda head: head.measures[facts.measure].value)
+            value, unit = number(best.measures[facts.measure].value), unit_of(findings, facts.measure)
+            least = f", of {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
+            found.append(f"{label(name)} {full_name(best, findings)} ({value} {unit}".rstrip() + f"{least})")
+    if not found:
+        return ""
+    return f"roles of behaviour that no head has, and who comes nearest, too weak or too unsure: {', '.join(found)}"
+
+
+def named_measures(findings: Findings, given: str) -> list[str]:
+    """The measures in a list such as "induction,local"; "all" is every one.
+
+    Raises:
+        AttnscopeError: There is no such measure.
+    """
+    if given == "all":
+        return list(findings.measure_names)
+    names = [name.strip() for name in given.split(",")]
+    require_measures(findings, names)
+    return names
+
+
+def require_measures(findings: Findings, names: Iterable[str]) -> None:
+    """Refuses names of measures that findings do not have.
+
+    Raises:
+        AttnscopeError: There is no such measure.
+    """
+    for name in names:
+        if name not in findings.measure_names:
+            close = difflib.get_close_matches(name, findings.measure_names)
+            raise AttnscopeError(
+                f"there is no measure {name!r} in these findings",
+                f"did you mean {close[0]}?" if close else f"there are {', '.join(findings.measure_names)}",
+            )
+
+
+def large_measures(findings: Findings, given: str | None) -> list[str]:
+    """The measures that have a figure of their own: those that are named.
+
+    With none named, each; but of those of what heads write (`heads --writes`), which are many, and of those beside
+    them, the one that ranks heads.
+    """
+    if given is not None:
+        return named_measures(findings, given)
+    return written_measures(findings)[:1] or list(findings.measure_names)
+
+
 def unclassified(heads: Iterable[Head]) -> list[Head]:
     """The heads without any role."""
     return [head for head in heads if not head.roles]
@@ -270,7 +329,16 @@ def model_of(run: Mapping[str, Any]) -> str:
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     said = []
-    said += [line for line in (idle_line(findings), nearest_roles_line(findings), evidence_line(findings)) if line]
+    said += [
+        line
+        for line in (
+            idle_line(findings),
+            nearest_roles_line(findings),
+            nearest_behaviour_line(findings),
+            evidence_line(findings),
+        )
+        if line
+    ]
     if findings.control:
         held = Counter(name for head in findings.control for name in {role.name for role in head.roles})
         found = [f"{n} {label(name)}" for name, n in held.most_common()]

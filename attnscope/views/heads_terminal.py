@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.style import Style
 from rich.text import Text
 
-from attnscope.errors import AttnscopeError
 from attnscope.records.findings import Estimate, Findings, Head, Role
 from attnscope.records.head_query import choose
 from attnscope.views import heads_summary
@@ -76,7 +74,7 @@ def show(
     for part in (*writes_table(findings), *needles_table(findings)):
         console.print(part)
     if measures:
-        console.print(measure_table(findings, [name.strip() for name in measures.split(",")]))
+        console.print(measure_table(findings, heads_summary.named_measures(findings, measures)))
 
 
 def grid(findings: Findings, console: Console) -> RenderableType:
@@ -145,13 +143,7 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
     Raises:
         AttnscopeError: There is no such measure.
     """
-    for name in names:
-        if name not in findings.measure_names:
-            close = difflib.get_close_matches(name, findings.measure_names)
-            raise AttnscopeError(
-                f"there is no measure {name!r} in these findings",
-                f"did you mean {close[0]}?" if close else f"there are {', '.join(findings.measure_names)}",
-            )
+    heads_summary.require_measures(findings, names)
     return _Measures(findings, tuple(names))
 
 

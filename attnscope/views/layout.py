@@ -37,6 +37,9 @@ _TALLEST_INCHES = 9.0  # of a figure on a page of paper
 _CROP_PX = MARGIN_PX - 4  # what a figure of a given width does without at each side
 
 
+_PAGE_INCHES = 9.0  # of text on a page of letter paper or A4
+
+
 @dataclass(frozen=True)
 class Paper:
     """What a figure is laid out on; all in pixels of the layout, which need not be those of the file.
@@ -73,6 +76,11 @@ class Paper:
     def is_screen(self) -> bool:
         """Whether a pixel of the layout is one of the file."""
         return self.inch_px == self.dpi and not self.crop_px and self.title
+
+    @property
+    def most_px(self) -> float:
+        """How tall a figure may be that could be two: as tall as the text of a page, where its width is fixed."""
+        return _PAGE_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
 
     @property
     def crop_ends_px(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnscope.records.findings import Findings
@@ -86,10 +86,74 @@ def scale_of(findings: Findings, measure: str, written: Callable[[float], str] |
     return Scale(low, extent, _ONE_WAY, spread, bool(values), written)
 
 
-def measures_page(
+@dataclass(frozen=True)
+class Panels:
+    """Where the small maps of measures stand on a page.
+
+    Attributes:
+        columns: How many stand side by side.
+        left: Room for the layers' names, left of a map.
+        label_px: Size of the letters of these names.
+        cell: Width and height of a head's cell.
+        width: Of the page.
+        pitch_x: From one map to the next.
+        room: How wide a map is with what stands around it.
+        meanings: What each measure is, in lines.
+        above: From the top of a panel to its map.
+        below: From the bottom of a map to the next panel.
+        layers: How many rows the map of each kind of attention has.
+    """
+
+    columns: int
+    left: int
+    label_px: float
+    cell: tuple[float, int]
+    width: int
+    pitch_x: int
+    room: int
+    meanings: Mapping[str, list[str]]
+    above: int
+    below: int
+    layers: tuple[int, ...]
+
+    def row_px(self, layers: int) -> int:
+        """How tall a row of panels is, of maps of so many layers."""
+        return self.above + layers * self.cell[1] + self.below
+
+    def height_px(self, n_rows: int) -> float:
+        """How tall a page of so many rows of panels, of each kind of attention, is without its notes."""
+        kinds = KIND_PX * len(self.layers) if len(self.layers) > 1 else 0
+        return TOP_PX + kinds + n_rows * sum(self.row_px(layers) for layers in self.layers) + 12.0 + layout.MARGIN_PX
+
+
+def panels_of(findings: Findings, names: Sequence[str], lettering: Lettering) -> Panels:
+    """Places a small map of each of these measures."""
+    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    n_heads, n_layers = max(heads for _, heads in shapes), max(layers for layers, _ in shapes)
+    paper = lettering.paper
+    # A page of many layers is tall and is seen shrunk: fewer and larger names can still be read there.
+    (left, label_px) = (36, 11.0) if n_layers <= _MANY_LAYERS or paper.fixed else (48, 15.0)
+    gap, least = (16, _COMPACT_PX) if paper.fixed else (30, max(250, left + n_heads * 8))
+    inside = paper.room_px
+    columns = max(1, min(len(names), (inside + gap) // (least + gap)))
+    cell_w = min(44.0, ((inside + gap) // columns - gap - left) / n_heads)
+    cell_w = cell_w if paper.fixed else max(8, math.floor(cell_w))
+    cell_h = max(8, min(math.floor(cell_w), 32, 420 // n_layers))
+    width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
+    pitch_x = (width - 2 * layout.MARGIN_PX + gap) // columns
+    room = pitch_x - gap
+    meanings = {name: [] if paper.fixed else _few_lines(_meaning(findings, name), room, lettering) for name in names}
+    above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 46 if paper.fixed else 76
+    layers = tuple(layers for layers, _ in shapes)
+    return Panels(columns, left, label_px, (cell_w, cell_h), width, pitch_x, room, meanings, above, below, layers)
+
+
+def measures_pages(
     findings: Findings, scales: Mapping[str, Scale], lettering: Lettering, title: str | None = None
-) -> Page:
-    """A small map of each measure that is defined for some head, each with its own colours.
+) -> Iterator[Page]:
+    """Small maps of the measures that are defined for some head, each with its own colours.
+
+    On one page; where its width is fixed, on as many as it takes for none to be taller than a page of paper.
 
     Args:
         findings: What to draw.
@@ -100,28 +164,9 @@ def measures_page(
     undefined = [name for name, scale in scales.items() if not scale.known]
     if len(undefined) < len(scales):
         scales = {name: scale for name, scale in scales.items() if scale.known}
-    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
-    n_heads, n_layers = max(heads for _, heads in shapes), max(layers for layers, _ in shapes)
-    paper = lettering.paper
-    # A page of many layers is tall and is seen shrunk: fewer and larger names can still be read there.
-    (left, label_px) = (36, 11.0) if n_layers <= _MANY_LAYERS or paper.fixed else (48, 15.0)
-    gap, least = (16, _COMPACT_PX) if paper.fixed else (30, max(250, left + n_heads * 8))
-    inside = paper.room_px
-    columns = max(1, min(len(scales), (inside + gap) // (least + gap)))
-    cell_w = min(44.0, ((inside + gap) // columns - gap - left) / n_heads)
-    cell_w = cell_w if paper.fixed else max(8, math.floor(cell_w))
-    cell_h = max(8, min(math.floor(cell_w), 32, 420 // n_layers))
-    width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
-    pitch_x = (width - 2 * layout.MARGIN_PX + gap) // columns
-    room = pitch_x - gap
-    meanings = {name: [] if paper.fixed else _few_lines(_meaning(findings, name), room, lettering) for name in scales}
-    above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 46 if paper.fixed else 76
-    at, tops = float(TOP_PX), []
-    for layers, _ in shapes:
-        at += KIND_PX if len(shapes) > 1 else 0
-        tops.append(at)
-        at += -(-len(scales) // columns) * (above + layers * cell_h + below)
-    uniform = _UNIFORM.replace("▲ uniform", "lines over a bar") if paper.fixed else _UNIFORM
+    title = f"{model_of(findings.run)} · {len(scales)} measures of its heads" if title is None else title
+    names, panels = list(scales), panels_of(findings, list(scales), lettering)
+    uniform = _UNIFORM.replace("▲ uniform", "lines over a bar") if lettering.paper.fixed else _UNIFORM
     said = [
         "rows: layers, columns: heads",
         "each map has its own colours: the bar below it tells which",
@@ -132,26 +177,55 @@ def measures_page(
         said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
     if any(_any_undefined(findings, name) for name in scales):
         said.append("grey: undefined")
-    page = MeasurePage.above(said, width, math.ceil(at + 12), lettering)
-    title = f"{model_of(findings.run)} · {len(scales)} measures of its heads" if title is None else title
+    footer = wrap_lines(" · ".join(said), panels.width - 2 * layout.MARGIN_PX, lettering)
+    most = lettering.paper.most_px - (len(footer) - 1) * layout.LINE_PX
+    n_rows = -(-len(names) // panels.columns)
+    fitting = max(1, sum(panels.height_px(rows) <= most for rows in range(1, n_rows + 1)))
+    n_pages = -(-n_rows // fitting)
+    each = -(-n_rows // n_pages) * panels.columns
+    for place in range(n_pages):
+        part = {name: scales[name] for name in names[place * each : (place + 1) * each]}
+        which = f" ({place + 1} of {n_pages})" if n_pages > 1 else ""
+        # The notes are of all pages, and stand on the last.
+        yield _panels_page(findings, part, panels, lettering, title + which, footer if place == n_pages - 1 else [])
+
+
+def _panels_page(
+    findings: Findings,
+    scales: Mapping[str, Scale],
+    panels: Panels,
+    lettering: Lettering,
+    title: str,
+    footer: Sequence[str],
+) -> Page:
+    """One page of small maps."""
+    paper, columns, n_rows = lettering.paper, panels.columns, -(-len(scales) // panels.columns)
+    height = math.ceil(panels.height_px(n_rows)) + (len(footer) - 1) * layout.LINE_PX
+    page = MeasurePage(panels.width, height, lettering)
     page.head(title, heads_summary.corpus_line(findings))
-    for kind, shape, top in zip(findings.kinds, shapes, tops, strict=True):
-        if len(shapes) > 1:
+    top = float(TOP_PX)
+    for kind in findings.kinds:
+        shape = findings_shape(findings, kind)
+        if len(findings.kinds) > 1:
+            top += KIND_PX
             page.write(layout.MARGIN_PX, top - 18, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
         for place, (name, scale) in enumerate(scales.items()):
-            x = layout.MARGIN_PX + place % columns * pitch_x
-            y = top + place // columns * (above + shape[0] * cell_h + below)
+            x = layout.MARGIN_PX + place % columns * panels.pitch_x
+            y = top + place // columns * panels.row_px(shape[0])
             size = layout.CAPTION_PX if paper.fixed else layout.PANEL_TITLE_PX
-            title = lettering.fit(printable(name), size, room * 0.88)
-            page.write(x, y + 8, title, size, ha="left", weight="bold")
-            for line_number, line in enumerate(meanings[name]):
+            page.write(
+                x, y + 8, lettering.fit(printable(name), size, panels.room * 0.88), size, ha="left", weight="bold"
+            )
+            for line_number, line in enumerate(panels.meanings[name]):
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
-            corner = (x + left, y + above)
-            page.map(corner, findings, kind, name, (cell_w, cell_h), scale)
-            page.sides(corner, shape, (cell_w, cell_h), size_px=label_px)
-            bar = (x + left, corner[1] + shape[0] * cell_h + 12, shape[1] * cell_w, 9)
-            page.scale(bar, scale, size_px=label_px, most=3)
-            page.uniform(bar, scale, size_px=min(label_px, 12.0), room=(x, x + room))
+            corner = (x + panels.left, y + panels.above)
+            page.map(corner, findings, kind, name, panels.cell, scale)
+            page.sides(corner, shape, panels.cell, size_px=panels.label_px)
+            bar = (x + panels.left, corner[1] + shape[0] * panels.cell[1] + 12, shape[1] * panels.cell[0], 9)
+            page.scale(bar, scale, size_px=panels.label_px, most=3)
+            page.uniform(bar, scale, size_px=min(panels.label_px, 12.0), room=(x, x + panels.room))
+        top += n_rows * panels.row_px(shape[0])
+    page.foot(math.ceil(top + 12), footer)
     return page
 
 
@@ -178,7 +252,7 @@ def measure_page(
     room = paper.room_px - LEFT_PX
     cell_w = min(240.0, room / n_heads)
     cell_w = cell_w if paper.fixed else max(24, math.floor(cell_w))
-    cell_h = max(24, min(round(cell_w * 0.62), 90, max(44, 1000 // n_layers)))
+    cell_h = max(24, min(round(cell_w * 0.62), 90, max(24 if paper.fixed else 44, 1000 // n_layers)))
     width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_heads * cell_w)
     tops, bottom = place_kinds(findings, cell_h)
     bar_y = bottom + 30

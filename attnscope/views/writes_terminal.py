@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.views.plain_text import dim_lines, plain_table
 
@@ -36,10 +37,11 @@ def writes_table(findings: Findings) -> list[RenderableType]:
         Text(),
         *dim_lines(
             [
-                f"mean of {told.get('n_predictions', 0):,} answers ({chosen.get('predicted', '')}): logit above the "
+                f"mean of {amount(told.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit above the "
                 f"vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
                 f"attended to: the answer's own occurrences get {chosen.get('attended', 0):.0%} of the head's weight "
                 "or more; in brackets 95% intervals over texts",
+                "of all measures writes alone is drawn large: --measures all draws every one",
             ]
         ),
     ]
