@@ -1,6 +1,7 @@
 """The plan of the house, held by tests: no circle of imports, no file that is everything, records know no views."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,3 +68,20 @@ def test_no_function_has_more_parameters_than_a_reader_holds() -> None:
                 if len([name for name in names if name not in ("self", "cls")]) > MOST_PARAMETERS:
                     found.append(f"{where}:{node.name}")
     assert {name for name in found if not name.startswith("cli/")} == EXEMPT
+
+
+COUNTED = re.compile(
+    r"(?<!of )(?<!first )\{(?:len\([^{}]*\)|[^{}\"']*\bn_\w+)(?::,)?\} (?!query heads share)[\w/-]*s\b"
+)
+
+
+def test_what_a_view_counts_may_be_one() -> None:
+    """Nouns after a number that may be 1 come from `errors.amount`, which writes "1 head" and "2 heads"."""
+    assert COUNTED.search('f"{len(found.heads)} heads"') and COUNTED.search('f"{n_left} heads"')
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (ROOT / "views").rglob("*.py")
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if COUNTED.search(line)
+    ]
+    assert not found

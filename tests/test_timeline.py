@@ -16,6 +16,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.studies import timeline as study
 from attnscope.studies.timeline import EXPLAINED, TimelineOptions, stages_of, step_of
+from attnscope.views import timeline_figures
 from attnscope.views.timeline_summary import are_logarithmic, moving, series_of, since_lines, thinned
 from tests.conftest import Run
 from tests.processes import python
@@ -430,3 +431,10 @@ def test_loading_it_wants_no_torch(tmp_path: Path) -> None:
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Timeline('run', 3 texts, 4 heads, 4 steps)\n"
+
+
+def test_panels_of_heads_and_of_pairs_stand_one_below_the_other() -> None:
+    ((_, drawing),) = timeline_figures.pages(small_timeline())
+    plots = [axes.get_position() for axes in drawing.figure.axes if axes.get_title(loc="left")]
+    assert len(plots) == 7  # the loss; then lines and a map of two measures, and of the pairs
+    assert len({(round(box.x0, 6), round(box.x1, 6)) for box in plots}) == 2

@@ -1,18 +1,23 @@
 """When words are spoken: alignment against transformers' own, planted attention, and the command line."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from scipy.io import wavfile
 
 import attnscope
 from attnscope.core.alignment import align_tokens
 from attnscope.errors import AttnscopeError
+from attnscope.records.sounds import SpokenWord
 from attnscope.studies.word_times import time_words
+from attnscope.views.sound_spectrogram import SpectrogramPage
+from attnscope.views.style import Style
 from tests.senses_helpers import speech, write_whisper
 
 TEXT = "the cat sat on a mat ."
@@ -91,6 +96,18 @@ def test_times_are_kept_and_drawn(planted: attnscope.Heatmap, tmp_path: Path) ->
     (plain,) = planted.only([(1, 2)]).draw(tmp_path / "plain")
     (drawn,) = timed.only([(1, 2)]).draw(tmp_path / "timed")
     assert drawn.read_bytes() != plain.read_bytes()
+
+
+def test_words_that_begin_where_the_recording_ends_are_written_before_it() -> None:
+    record = attnscope.load_record(Path(__file__).parent / "records" / "listening.npz")
+    sound = record.sound
+    times = [(0.0, 0.1), (0.1, 0.1), (0.1, 0.6), (0.6, 0.6), (0.6, 0.6)]
+    words = tuple(SpokenWord(f"word{n}", *at, (n, n + 1)) for n, at in enumerate(times))
+    page = SpectrogramPage(replace(record, sound=replace(sound, words=words, followed=((0, 0),))), Style())
+    drawn = {text.get_text(): text for text in page.figure.findobj(Text) if re.fullmatch(r"word\d", text.get_text())}
+    assert [text.get_ha() for text in drawn.values()] == ["left", "left", "left", "right", "right"]
+    (x, y), (_, other_y) = (drawn[name].get_position() for name in ("word3", "word4"))
+    assert x < page.at_px + page.room_px and y != other_y
 
 
 def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> None:

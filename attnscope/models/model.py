@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class ModelInfo:
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
             ("parameters", f"{self.n_parameters:,}{counted}"),
-            ("limit", f"{self.max_tokens} tokens" if self.max_tokens else "none"),
+            ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
             ("checked", checked[self.checked]),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, amount
 from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.record import Record
 
@@ -257,7 +257,9 @@ class Circuits(Record):
         known = {(head.layer, head.head): place for place, head in enumerate(self.heads)}
         for layer, head in picked:
             if (layer, head) not in known:
-                raise UsageError(f"there is no head L{layer}H{head} in this record", f"it has {len(self.heads)} heads")
+                raise UsageError(
+                    f"there is no head L{layer}H{head} in this record", f"it has {amount(len(self.heads), 'head')}"
+                )
         return replace(self, picked=tuple(known[pair] for pair in dict.fromkeys(picked)))
 
     def rows(self) -> Iterator[tuple[Any, ...]]:

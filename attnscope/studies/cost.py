@@ -6,7 +6,7 @@ import difflib
 from dataclasses import asdict
 from typing import Any
 
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.catalog import find_config, read_config
 from attnscope.models.sizes import (
     PRESETS,
@@ -92,7 +92,7 @@ def cost(
             "rest compute so much, dense ones all"
         )
     if sizes.max_tokens and n > sizes.max_tokens:
-        notes.append(f"{sizes.name} takes {sizes.max_tokens:,} tokens; {n:,} are asked for")
+        notes.append(f"{sizes.name} takes {amount(sizes.max_tokens, 'token')}; {n:,} are asked for")
     return Cost(
         name=sizes.name, source=sizes.source, sizes=plain(asdict(sizes)), n_tokens=n, dtype=dtype,
         groups={

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.running import RunningSums, benjamini_hochberg
 from attnscope.corpus import DEPTH_TOKENS, Corpus, CorpusText, Hay, Needle, depth_range, needle_probe, word_ids
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Batch, Model, example_tokens, require_length
 from attnscope.records.ablation import Effect
@@ -79,7 +79,8 @@ class NeedleOptions:
             raise UsageError("a length or a depth is given twice", "give each once")
         if self.n < len(self.depths):
             raise UsageError(
-                f"{self.n} needles at {len(self.depths)} depths", "give at least one needle for each depth"
+                f"{amount(self.n, 'needle')} at {amount(len(self.depths), 'depth')}",
+                "give at least one needle for each depth",
             )
         if self.answer < 1 or self.seed < 0 or not 0 < self.threshold <= 1:
             raise UsageError(

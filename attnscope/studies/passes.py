@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from attnscope.corpus import Block, Copies, Problem, blocks, distinct
+from attnscope.errors import amount
 from attnscope.models.model import Model
 from attnscope.studies.late import failure
 from attnscope.studies.overflow import LeftOut
@@ -269,7 +270,8 @@ class Driver(Generic[B, D]):
                 for outcome in outcomes:
                     task = outcome.task
                     if isinstance(outcome, Lost):
-                        told = f"{task.n_texts} texts from here on were not studied: {outcome.reason}"
+                        n_lost = amount(task.n_texts, "text from here on was", "texts from here on were")
+                        told = f"{n_lost} not studied: {outcome.reason}"
                         going.lost.append(asdict(Problem(task.source, task.line, told)))
                         waiting[task.number] = None
                     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Batch, Model, Side, eyes_of, viewer_of
 from attnscope.records import Tokens
 from attnscope.records.pictures import Picture
@@ -294,7 +294,7 @@ def truncate(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
         else f"the first {room} of {len(ordinary)} tokens of the text"
     )
     return tokens.take(places), (
-        f"the text has {len(tokens)} tokens, the model takes {limit}: {shown} are shown, the rest is left out"
+        f"the text has {amount(len(tokens), 'token')}, the model takes {limit}: {shown} are shown, the rest is left out"
     )
 
 

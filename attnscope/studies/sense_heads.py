@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.corpus import expand
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of
 from attnscope.records.findings import LOOKS, PICTURES, RECORDINGS, Estimate, Findings, Head
@@ -199,7 +199,7 @@ def sound_heads(
     texts = [text] if isinstance(text, str) else [None] * len(given) if text is None else list(text)
     if len(texts) != len(given):
         n = f"{len(texts)} transcript{'s' * (len(texts) != 1)}"
-        raise AttnscopeError(f"there are {len(given)} recordings and {n}", "give one for each, or leave out the text")
+        raise AttnscopeError(f"{amount(len(given), 'recording')} and {n}", "give one for each, or leave out the text")
 
     def measure(number: int) -> _Measured:
         name, recorded = given[number]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.errors import AttnscopeError, UsageError, one_line, parse_json
+from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
 from attnscope.records.circuits import COMPOSITIONS, Composition
@@ -360,7 +360,8 @@ class Growing:
             raise AttnscopeError(f"it has {len(found.heads)} heads, and not those of {name}")
         if found.corpus["n_tokens"] != first.corpus["n_tokens"]:
             raise AttnscopeError(
-                f"it makes {found.corpus['n_tokens']:,} tokens of the texts, and {name} {first.corpus['n_tokens']:,}"
+                f"it makes {amount(found.corpus['n_tokens'], 'token')} of the texts, and {name} "
+                f"{first.corpus['n_tokens']:,}"
             )
 
     def _loss_of(self, model: Model, texts: Texts) -> Effect:

@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.atlas import FURTHEST, Atlas, ExampleFacts, Side
 from attnscope.records.findings import Findings, Head
 from attnscope.records.head_query import choose
@@ -131,4 +132,8 @@ def _notes(atlas: Atlas, console: Console) -> list[str]:
     ]
     if console.width < _WIDE and atlas.facts:
         told.append(f"not shown in {console.width} columns: best example")
-    return [*told, f"{len(atlas.facts):,} examples are in the page (-o atlas.html)"] if atlas.facts else told
+    return (
+        [*told, f"{amount(len(atlas.facts), 'example is', 'examples are')} in the page (-o atlas.html)"]
+        if atlas.facts
+        else told
+    )

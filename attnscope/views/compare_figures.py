@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import amount
 from attnscope.records.comparison import (
     Comparison,
     HeadComparison,
@@ -395,7 +396,10 @@ def change_page(found: MinimalPair | PicturePair, paper: Paper = SCREEN) -> Page
     if found.queries:
         at = dict(zip(found.heads, found.at_query().tolist(), strict=True))
         grids.insert(0, (f"at “{found.query}”", at))
-    notes = [f"framed: the {len(framed)} heads that change most", meaning(found.measure)]
+    notes = [
+        f"framed: the {amount(len(framed), 'head that changes', 'heads that change')} most",
+        meaning(found.measure),
+    ]
     if isinstance(found, PicturePair):
         notes += PICTURE_NOTES
     elif "hide_special" in found.changes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import amount
 from attnscope.records import Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads
 from attnscope.records.pair_tables import head_name
@@ -226,7 +227,7 @@ def _bars(
     notes = [
         "bars: the share of the query's attention that a key gets; a full panel is 1",
         f"heads: those whose row changes most here, by {distance_name(found.measure)}",
-        *([f"the {n_keys} keys with the largest weights"] if cut else []),
+        *([f"the {amount(n_keys, 'key')} with the largest weights"] if cut else []),
         *([HIDDEN] if "hide_special" in found.changes else []),
     ]
     width = paper.width_px

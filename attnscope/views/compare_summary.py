@@ -87,7 +87,7 @@ def title_of(found: Comparison) -> str:
     """What a comparison is about, in a line."""
     model = model_of(found.run)
     if isinstance(found, HeadComparison):
-        return f"{model} · its {len(found.heads)} heads compared"
+        return f"{model} · its {amount(len(found.heads), 'head')} compared"
     if isinstance(found, PickedHeads):
         named = ", ".join(head_name(place) for place in found.heads[:6])
         more = f" and {len(found.heads) - 6} more" if len(found.heads) > 6 else ""

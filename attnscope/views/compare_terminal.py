@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.comparison import (
     Comparison,
     HeadComparison,
@@ -114,7 +115,9 @@ def _picked(found: PickedHeads, console: Console) -> list[RenderableType]:
         matrix.add_row(name, *(distance(table.distances[row, column]) for column in range(shown)))
     said += [_heading(table_line(table)), matrix]
     if shown < len(names):
-        said.append(Text(f"{len(names) - shown} more columns are in the record", style="dim"))
+        said.append(
+            Text(f"{amount(len(names) - shown, 'more column is', 'more columns are')} in the record", style="dim")
+        )
     if len(names) == 2:
         said += [Text(f"{table_line(t)}: {distance(t.distances[0, 1])}", style="dim") for t in other]
     if found.single is not None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attnscope.errors import amount
 from attnscope.records.descriptions import LITTLE, HeadDescription, Term
 from attnscope.records.findings import Findings
 from attnscope.views import heads_summary, layout
@@ -137,7 +138,10 @@ def cards_page(findings: Findings, lettering: Lettering) -> Page:
     placed = cards_layout(findings, lettering)
     page = Page(*placed.size, lettering)
     subtitle = heads_summary.corpus_line(findings)
-    page.head(f"{model_of(findings.run)} · what its {len(findings.heads)} heads do, in a few words", subtitle)
+    page.head(
+        f"{model_of(findings.run)} · what its {amount(len(findings.heads), 'head does', 'heads do')}, in a few words",
+        subtitle,
+    )
     named = not any(card.name for card in placed.cards)  # else each says its own
     name_kinds(page, findings, placed.tops, (placed.cell[0], placed.pitch), heads=named)
     page.fill([card.box for card in placed.cards], [card.fill for card in placed.cards])
@@ -259,7 +263,7 @@ def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
             if has_strips
             else []
         ),
-        f"fitted on {described.n_texts - described.n_scored} texts, scored on {described.n_scored} others "
-        f"({described.n_queries:,} queries)",
+        f"fitted on {amount(described.n_texts - described.n_scored, 'text')}, scored on "
+        f"{amount(described.n_scored, 'other')} ({amount(described.n_queries, 'query', 'queries')})",
         "a description is of attention, not of purpose",
     ]

@@ -7,6 +7,7 @@ import math
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.descriptions import LITTLE, Descriptions, HeadDescription
 from attnscope.records.findings import Findings
 from attnscope.views import heads_summary
@@ -90,12 +91,15 @@ def _notes(described: Descriptions, wide: bool, n_left: int) -> list[str]:
         + ("; sinks known: the same where each query's attention on special tokens and the first is known" * wide)
         + ".",
         "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms.",
-        f"Fitted on {described.n_texts - described.n_scored} texts and scored on {described.n_scored} others "
-        f"({described.n_queries:,} queries). A description is of attention, not of purpose.",
+        f"Fitted on {amount(described.n_texts - described.n_scored, 'text')} and scored on "
+        f"{amount(described.n_scored, 'other')} ({amount(described.n_queries, 'query', 'queries')}). A description is "
+        "of attention, not of purpose.",
     ]
     if described.unmatched:
         named = ", ".join(heads_summary.printable(name, 60) for name in described.unmatched)
         said.append(f"Your feature {named} was found nowhere in the sampled texts.")
     if n_left:
-        said.append(f"{n_left} heads are not described: only the first kind of attention of a model is.")
+        said.append(
+            f"{amount(n_left, 'head is', 'heads are')} not described: only the first kind of attention of a model is."
+        )
     return said

@@ -378,7 +378,7 @@ def idle_line(findings: Findings) -> str:
     causal = findings.options["causal"]
     what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
     if not idle:
-        return f"each of the {len(tried)} heads with a role does something: none has {what}"
+        return f"{amount(len(tried), 'head')} with a role, and each does something: none has {what}"
     named = ", ".join(f"{full_name(head, findings)} ({head_label(findings, head)})" for head in idle[:12])
     more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
     return f"look like something and do nothing ({what}): {named}{more}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Canvas, Page, colormap, matplotlib_defaults, write_pages
@@ -157,7 +157,7 @@ def _header(record: Heatmap, attention: AttentionMap) -> Header:
     notes += [_CHANGES[change] for change in record.changes]
     if attention.n_kv_heads < attention.n_heads:
         notes.append(
-            f"{attention.n_heads} query heads share {attention.n_kv_heads} key/value heads (kv); "
+            f"{attention.n_heads} query heads share {amount(attention.n_kv_heads, 'key/value head')} (kv); "
             "heads with the same kv read the same keys"
         )
     if 0 <= attention.queries.n_given < len(attention.queries):

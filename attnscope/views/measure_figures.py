@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from attnscope.errors import amount
 from attnscope.records.findings import Findings
 from attnscope.views import heads_summary, layout
 from attnscope.views.ablation_summary import number as small_number
@@ -164,7 +165,7 @@ def measures_pages(
     undefined = [name for name, scale in scales.items() if not scale.known]
     if len(undefined) < len(scales):
         scales = {name: scale for name, scale in scales.items() if scale.known}
-    title = f"{model_of(findings.run)} · {len(scales)} measures of its heads" if title is None else title
+    title = f"{model_of(findings.run)} · {amount(len(scales), 'measure')} of its heads" if title is None else title
     names, panels = list(scales), panels_of(findings, list(scales), lettering)
     uniform = _UNIFORM.replace("▲ uniform", "lines over a bar") if lettering.paper.fixed else _UNIFORM
     said = [

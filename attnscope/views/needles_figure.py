@@ -100,7 +100,7 @@ def _draw_depths(axes: Any, found: Needles, best: list[Head], sheet: Sheet) -> N
         parts = np.array([[at[length, d].value, at[length, d].low, at[length, d].high] if (length, d) in at
                           else [np.nan] * 3 for d in depths])  # fmt: skip
         style = ("-", "--", ":", "-.")[number_ % 4]
-        name = f"{length:,} tokens" if len(lengths) > 1 else "model"
+        name = f"{amount(length, 'token')}" if len(lengths) > 1 else "model"
         draw_line(
             axes, [100 * d for d in depths], parts, INK, sheet, name, style=style, band=len(lengths) == 1, wide=2.5
         )  # lines of heads that lie on it leave its edges

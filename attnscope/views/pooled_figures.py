@@ -148,7 +148,7 @@ class _Page(Page):
             far = "" if attention.far_tokens is None else f" over more than {attention.far_tokens} tokens"
             notes.append(f"numbered: the strongest links{far}, without special tokens and the first token as key")
         if attention.n_kv_heads < attention.n_heads:
-            notes.append(f"{attention.n_heads} query heads share {attention.n_kv_heads} key/value heads")
+            notes.append(f"{attention.n_heads} query heads share {amount(attention.n_kv_heads, 'key/value head')}")
         return notes + [" ".join(str(note).split()) for note in record.run.get("notes", ())]
 
     def _meaning(self) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
 from attnscope.views.heatmap_terminal import side_by_side
 from attnscope.views.plain_text import plain_table, safe
@@ -53,8 +54,9 @@ def _maps(attention: PooledMap, heads: Sequence[tuple[int, int]], console: Conso
 def _legend(record: PooledHeatmap, attention: PooledMap) -> Text:
     cells = "the share of a query's attention" if record.pool == "mean" else "the largest weight"
     return Text(
-        f"\nrows: {len(attention.queries):,} queries, {attention.query_cell} a cell · columns: {len(attention.keys):,} "
-        f"keys, {attention.key_cell} a cell · shades: {cells}, logarithmic from 1e-{DECADES} to 1",
+        f"\nrows: {amount(len(attention.queries), 'query', 'queries')}, {attention.query_cell} a cell · "
+        f"columns: {amount(len(attention.keys), 'key')}, {attention.key_cell} a cell · shades: {cells}, logarithmic "
+        f"from 1e-{DECADES} to 1",
         style="dim",
     )
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.records.pair_tables import head_name
 from attnscope.records.relations import Example, ExampleLink, Relation, Relations
 from attnscope.views import layout
@@ -137,7 +137,9 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
         *corpus_notes(found),
     ]
     if len(found.relations) > len(shown.relations):
-        said.insert(0, f"not shown: {len(found.relations) - len(shown.relations)} rarer relations without such a head")
+        said.insert(
+            0, f"not shown: {amount(len(found.relations) - len(shown.relations), 'rarer relation')} without such a head"
+        )
     page = Page.above(said, width, bottom + 88, lettering)
     page.head(f"{model_of(found.run)} · which heads express which relations", "")
     subtitle = lettering.fit(

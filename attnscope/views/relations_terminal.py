@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.relations import Example, ExampleLink, Relations
 from attnscope.views import relations_combined as combined
 from attnscope.views import relations_summary as summary
@@ -103,7 +104,7 @@ def together(found: Relations, console: Console, most: int = 40) -> RenderableTy
         shown.add_row(*(Text(spell_out(getattr(row, name), console), style=accents.get(name, "")) for name in names))
     said = [combined.together_explanation(found)]
     if len(rows) > most:
-        said.append(f"and {len(rows) - most} rows more: see --json or the CSV file")
+        said.append(f"and {amount(len(rows) - most, 'row')} more: see --json or the CSV file")
     if left_out:
         said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
     return Group(Text(), shown, *dim_lines(said))

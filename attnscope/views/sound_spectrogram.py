@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from attnscope.errors import amount
 from attnscope.records import Heatmap
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, colormap
@@ -30,15 +31,15 @@ class SpectrogramPage(Page):
         heads = ", ".join(f"L{layer}H{head}" for layer, head in sound.followed)
         notes = [
             f"words: from dynamic time warping of the cross-attention of {heads}",
-            f"below: the log-mel spectrogram that the model was given, {len(self.seen.hertz)} bands; dark = loud, "
-            f"the {self.seen.decibels:.0f} dB below the loudest",
+            f"below: the log-mel spectrogram that the model was given, {amount(len(self.seen.hertz), 'band')}; dark = "
+            f"loud, the {self.seen.decibels:.0f} dB below the loudest",
         ]
         notes = [lettering.spell(note) for note in notes]
         footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         self.size_px = layout.CAPTION_PX
         self.at_px, self.room_px = layout.MARGIN_PX + _LEFT_PX, float(room)
         lanes = self._lanes(lettering.width_px)
-        n_lanes = max(lane for lane, _ in lanes) + 1
+        n_lanes = max(lane for lane, *_ in lanes) + 1
         top = _TOP_PX + n_lanes * _LANE_PX + 8
         height = top + _HEIGHT_PX + 52 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
         super().__init__(width, height, lettering)
@@ -64,22 +65,27 @@ class SpectrogramPage(Page):
     def _x(self, seconds: float) -> float:
         return self.at_px + self.room_px * min(1.0, seconds / self.shown)
 
-    def _lanes(self, width_of: layout.WidthPx) -> list[tuple[int, str]]:
-        """For each word the lane that it is written in, and as much of it as fits there."""
+    def _lanes(self, width_of: layout.WidthPx) -> list[tuple[int, str, bool]]:
+        """For each word its lane, as much of it as fits there, and whether it is written left of where it begins.
+
+        So are words that begin where the recording ends, which would stand beyond the page.
+        """
         ends, found = [0.0] * _MOST_LANES, []
         for word in self.sound.words:
-            start, need = self._x(word.start), width_of(word.text, self.size_px) + 12
+            begin, need = self._x(word.start), width_of(word.text, self.size_px) + 12
+            before = begin + need > self.at_px + self.room_px + 30 and begin - need > self.at_px
+            start = begin - need if before else begin
             lane = next((lane for lane in range(_MOST_LANES) if ends[lane] <= start), int(np.argmin(ends)))
             fits = ends[lane] <= start
             if fits:
                 ends[lane] = max(start + need, self._x(word.end))
-            found.append((lane, word.text if fits else ""))
+            found.append((lane, word.text if fits else "", before))
         return found
 
-    def _words(self, lanes: list[tuple[int, str]], top: float) -> None:
+    def _words(self, lanes: list[tuple[int, str, bool]], top: float) -> None:
         """Each word in its lane, over the time that it takes, with lines down through the spectrogram."""
         spans, ends = [], []
-        for word, (lane, _) in zip(self.sound.words, lanes, strict=True):
+        for word, (lane, *_) in zip(self.sound.words, lanes, strict=True):
             left, right = self._x(word.start), self._x(word.end)
             y = _TOP_PX + lane * _LANE_PX
             spans.append((left, y, max(right - left, 1.0), _LANE_PX - 4))
@@ -87,11 +93,13 @@ class SpectrogramPage(Page):
         ends.append([(self._x(self.sound.words[-1].end), top), (self._x(self.sound.words[-1].end), top + _HEIGHT_PX)])
         self.fill(spans, [_WORD_FILL] * len(spans))
         self.lines(ends, color=_WORD, width_px=0.9)
-        for word, (lane, text) in zip(self.sound.words, lanes, strict=True):
+        for word, (lane, text, before) in zip(self.sound.words, lanes, strict=True):
             middle = _TOP_PX + lane * _LANE_PX + (_LANE_PX - 4) / 2
-            room = self.at_px + self.room_px + 30 - self._x(word.start)
-            shown = self.lettering.fit(text, self.size_px, room)
-            self.write(self._x(word.start) + 4, middle, shown, self.size_px, ha="left", color=INK)
+            at = self._x(word.start)
+            shown = text if before else self.lettering.fit(text, self.size_px, self.at_px + self.room_px + 30 - at)
+            self.write(
+                at + (-4 if before else 4), middle, shown, self.size_px, ha="right" if before else "left", color=INK
+            )
 
     def _axes(self, top: float) -> None:
         """Seconds below, kilohertz at the left: bands are spaced in mel."""

@@ -45,7 +45,7 @@ def _heading(split: Split) -> Text:
     model = safe(str(split.run["model"]))
     w_o = f", W_O: {safe(split.project)}" if split.project else ""
     twins = "; head 1 has the columns of head 0" if split.same_columns else ""
-    return Text(f"{model}: {len(split.queries)} tokens, d_model {split.d_model}{w_o}{twins}", style="bold")
+    return Text(f"{model}: {amount(len(split.queries), 'token')}, d_model {split.d_model}{w_o}{twins}", style="bold")
 
 
 def _section(split: Split, seen: Seen, console: Console) -> Text:
@@ -90,7 +90,7 @@ def _strongest(lines: Text, split: Split, seen: Seen) -> None:
         lines.append(f"  head {head}: ", style="bold")
         lines.append(f"{told}\n")
     if seen.n_heads > _MOST_HEADS_NAMED:
-        lines.append(f"  and {seen.n_heads - _MOST_HEADS_NAMED} more heads (--json has them all)\n", style="dim")
+        lines.append(f"  and {amount(seen.n_heads - _MOST_HEADS_NAMED, 'more head')} (--json has all)\n", style="dim")
 
 
 def _compromise(lines: Text, split: Split, seen: Seen) -> None:

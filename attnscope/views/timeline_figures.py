@@ -59,10 +59,10 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
     height = above + (rows + n_losses) * (sheet.plot + pitch) + foot.height
     figure = sheet.open_figure(height, model_of(timeline.run), title_line(timeline))
 
-    def axes_at(row: int, right: bool, named: str = "heads") -> Any:
+    def axes_at(row: int, right: bool) -> Any:
         top = above + row * (sheet.plot + pitch) + 0.35 * size
         left, wide = (0.16, 0.72 if right else 0.6) if stacked else (0.59, 0.33) if right else (0.07, 0.38)
-        if named == "pairs":  # whose names are longer
+        if timeline.pairs:  # whose names are longer
             left, wide = (left + 0.1, wide - 0.16) if stacked else (0.61, 0.31) if right else (0.07, 0.31)
         return figure.add_axes((left, 1 - (top + sheet.plot) / height, wide, sheet.plot / height))
 
@@ -72,8 +72,8 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
             _write_roles(figure, timeline, above + 0.35 * size, sheet)
     for number, series in enumerate(followed):
         row = n_losses + (2 * number if stacked else number)
-        _draw_lines(axes_at(row, False, series.what), timeline, series, sheet)
-        _draw_map(figure, axes_at(row + stacked, True, series.what), timeline, series, sheet)
+        _draw_lines(axes_at(row, False), timeline, series, sheet)
+        _draw_map(figure, axes_at(row + stacked, True), timeline, series, sheet)
     foot.write(figure)
     return Drawing(figure, lettering.families)
 

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.trace import Step, Trace
 from attnscope.views.numbers import chunks, four_decimals, matrix
 from attnscope.views.plain_text import cut, safe, spell_out_text
@@ -51,7 +52,7 @@ def _heading(trace: Trace) -> Text:
     grouped = "" if trace.n_kv_heads == trace.n_heads else f" on {trace.n_kv_heads} key/value heads"
     query = "all queries" if trace.query is None else f"query {trace.queries[trace.query]!r} (token {trace.query})"
     model = "" if trace.run["model"] == "worked example" else f"{trace.run['model']}, "
-    return Text(safe(f"{model}{where}: {trace.n_heads} heads{grouped}; {query}"), style="bold")
+    return Text(safe(f"{model}{where}: {amount(trace.n_heads, 'head')}{grouped}; {query}"), style="bold")
 
 
 def _section(trace: Trace, head: int | None) -> str:

@@ -37,8 +37,8 @@ def writes_table(findings: Findings) -> list[RenderableType]:
         Text(),
         *dim_lines(
             [
-                f"mean of {amount(told.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit above the "
-                f"vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
+                f"mean of {amount(told.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit "
+                f"above the vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
                 f"attended to: the answer's own occurrences get {chosen.get('attended', 0):.0%} of the head's weight "
                 "or more; in brackets 95% intervals over texts",
                 "of all measures writes alone is drawn large: --measures all draws every one",
