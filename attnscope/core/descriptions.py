@@ -590,7 +590,7 @@ def _gains(part: Part, head: int, pi: Floats) -> _Screened:
     a, pi = np.clip(part.expected[head], tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
     gains = a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
     steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
-    # A value that goes up in steps varies less than one that is 0 or 1: by how much is taken from an even spread.
+    # A value that goes up in steps varies less than one that is 0 or 1: by how much is taken from uniform attention.
     spread = part.variances
     is_graded = part.rows.levels > 2
     graded = np.where(is_graded, (a - pi) ** 2 / (2 * np.maximum(spread, tiny)), -1.0)

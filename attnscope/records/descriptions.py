@@ -98,7 +98,7 @@ class HeadDescription:
         layer: Its layer, from 0.
         head: Its number there.
         terms: The terms, in the order in which they were chosen; the first explains most.
-        nats: How far its attention is from an even spread: mean KL to uniform over the scored texts.
+        nats: How far its attention is from uniform: mean KL divergence over the scored texts.
         explained: The share of these that the terms explain, on texts that they were not fitted on.
         low: Lower end of its 95% interval over texts; NaN with fewer than two.
         high: Upper end.

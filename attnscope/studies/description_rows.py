@@ -44,7 +44,7 @@ class Unit:
     target: Tokens | None = None
 
     def asking(self, kind: str) -> Tokens:
-        """The tokens that ask in a kind of attention, as they are told of.
+        """The queries in a kind of attention, as they are told of.
 
         Across, a row is the decoder's as it writes a token: it is told of by that token, and so are the keys.
         """

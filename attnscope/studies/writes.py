@@ -394,7 +394,7 @@ class _Elsewhere:
     hits: Tensor
 
     def less(self, told: Moved, place: Place) -> Moved:
-        """What is moved here, less what the same attention off sinks would move there."""
+        """What is moved here, less what the same attention, excluding sinks, would move there."""
         at = self.index.clamp(min=0)
         there = self.moved[place][0]
         active = there.active[at]
@@ -473,7 +473,7 @@ class _Asked:
 
 
 def _pair(told: Moved, there: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The measures of a role: what is moved and the weight, by attention off sinks, and how much that is."""
+    """The measures of a role: what is moved and the weight, by attention excluding sinks, and how much that is."""
     active = there * told.active
     return [
         (sign * told.nats, active, sign * told.even_nats),

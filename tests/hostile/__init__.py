@@ -1,1 +1,1 @@
-"""Bad inputs to every command, made by lot: see `generator` for what is made, `property` for what must hold."""
+"""Bad inputs to every command, made at random: see `generator` for what is made, `property` for what must hold."""
