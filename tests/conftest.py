@@ -15,9 +15,12 @@ import pytest
 from hypothesis import settings
 
 # Before anything imports the libraries that read them once, at import.
-_home = tempfile.mkdtemp(prefix="attnscope-tests-")
-atexit.register(shutil.rmtree, _home, ignore_errors=True)
+_home = os.environ.get("ATTNSCOPE_TESTS_HOME", "")  # of the tests that started this process, as a worker
+if not _home:
+    _home = tempfile.mkdtemp(prefix="attnscope-tests-")
+    atexit.register(shutil.rmtree, _home, ignore_errors=True)
 os.environ.update(
+    ATTNSCOPE_TESTS_HOME=_home,
     HF_HOME=_home,
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.patches import Circle
+from matplotlib.text import Text
 from scipy.special import stdtrit
 
 import attnscope
@@ -20,6 +23,8 @@ from attnscope.core.contacts import SEPARATIONS, Contacts, corrected, pairs_of, 
 from attnscope.core.relations import LinkFacts, Links, links_of_weights
 from attnscope.studies.relation_combined import add_up, find_scores
 from attnscope.studies.relations import RelationsOptions, relations
+from attnscope.views import relations_figures
+from attnscope.views.style import Style
 from tests.conftest import Run
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
@@ -439,3 +444,16 @@ def test_far_contacts_alone_count(esm: Path, run: Run, tmp_path: Path) -> None:
     (one,) = told["relations"]
     assert (one["n"], one["is_mutual"], one["why_no_verdict"]) == (14, True, "fewer than 20 examples")
     assert "combined" not in told  # nothing with a verdict
+
+
+def test_what_heads_reach_together_is_drawn(tmp_path: Path) -> None:
+    record = attnscope.load_record(Path(__file__).parent / "records" / "combined.npz")
+    assert [path.name for path in record.draw(tmp_path)] == ["relations.png", "relations-together.png"]
+    pages = dict(relations_figures.pages(record, Style(width="column")))
+    dots = pages["relations-together"].axes.findobj(Circle)
+    said = [text.get_text() for text in pages["relations-together"].axes.findobj(Text)]
+    (one,) = record.combined
+    assert len(dots) == 2 + 2 * len(one.precisions) and "regression" not in said  # there was none; two name the colours
+    assert "contact medium, L/5" in said
+    plain = replace(record, combined=())
+    assert [stem for stem, _ in relations_figures.pages(plain)] == ["relations"]

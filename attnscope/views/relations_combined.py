@@ -15,7 +15,7 @@ CUTS = {1: "L", 2: "L/2", 5: "L/5"}
 
 @dataclass(frozen=True)
 class TogetherRow:
-    """A relation, or how precise one is in some range and at some cut, as a table shows it."""
+    """A relation, or how precise one is in some range and at some cut, as a table shows it; and as a figure does."""
 
     name: str
     head: str
@@ -26,6 +26,8 @@ class TogetherRow:
     regression: str
     regression_gain: str
     chance: str
+    scores: tuple[Score | None, ...]
+    chance_value: float
 
 
 def together_rows(found: Relations) -> Iterator[TogetherRow]:
@@ -58,6 +60,8 @@ def _row(name: str, one: Combined, at: Combined | Precision) -> TogetherRow:
         regression=UNDEFINED if at.regression is None else number(at.regression.value),
         regression_gain=UNDEFINED if at.regression is None else _gain(at.regression),
         chance=number(at.chance),
+        scores=(at.best_head, at.mean, at.regression),
+        chance_value=at.chance,
     )
 
 

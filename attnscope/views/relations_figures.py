@@ -19,6 +19,7 @@ from attnscope.views import relations_summary as summary
 from attnscope.views.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrap_lines
 from attnscope.views.heads_summary import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.relations_together_figure import together_page
 from attnscope.views.style import USUAL, Style
 
 MOST_RELATIONS = 48
@@ -38,7 +39,8 @@ def pages(found: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
     `relations` is the map: how far each head is above the best simple rule for each relation. `examples-NAME` shows
-    what the best head of a relation does on some texts, where the record has any.
+    what the best head of a relation does on some texts, where the record has any, `relations-together` what heads
+    reach together (`relations --combine`).
 
     Raises:
         AttnscopeError: There are no relations.
@@ -47,6 +49,8 @@ def pages(found: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
         raise AttnscopeError("this record is about no relations", "so there is nothing to draw")
     lettering = lettering_for(_texts(found), style.paper)
     yield "relations", map_page(found, lettering)
+    if found.combined:
+        yield "relations-together", together_page(found, lettering)
     names = list(dict.fromkeys(example.relation for example in found.examples))
     for stem, name in zip(distinct(map(_stem, names)), names, strict=True):
         yield stem, examples_page(found, [one for one in found.examples if one.relation == name], lettering)

@@ -6,7 +6,9 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -32,9 +34,40 @@ def loading_options(device_map: DeviceMap) -> dict[str, Any]:
             "spreading a model over devices needs accelerate", 'install the extra: pip install "attnscope[accelerate]"'
         )
     mapped = device_map if isinstance(device_map, str) else dict(device_map)
-    folder = tempfile.mkdtemp(prefix="attnscope-offload-")
+    return {"device_map": mapped, "offload_folder": str(_make_offload_folder())}
+
+
+_OFFLOADED, _LOCK = "attnscope-offload-", ".lock"
+
+
+def _make_offload_folder() -> Path:
+    """A folder for weights that lie on disk, which goes when this process ends.
+
+    One that is killed cannot see to that. But the lock that it holds in its folder goes with it, and the next process
+    that makes one removes those that nobody holds.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_OFFLOADED}*/{_LOCK}"):
+        with suppress(OSError, ImportError), left.open("rb") as held:  # held, somebody else's, or gone already
+            _hold(held)
+            shutil.rmtree(left.parent)
+    folder = Path(tempfile.mkdtemp(prefix=_OFFLOADED))
+    lock = (folder / _LOCK).open("wb")
+    with suppress(OSError, ImportError):  # a file system or a Python without locks
+        _hold(lock)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {"device_map": mapped, "offload_folder": folder}
+    atexit.register(lock.close)  # before the folder is removed
+    return folder
+
+
+def _hold(lock: IO[bytes]) -> None:
+    """Locks a file until it is closed, at the latest when the process ends.
+
+    Raises:
+        OSError: It is held.
+    """
+    import fcntl  # not on Windows
+
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_dispatched(model: nn.Module) -> bool:
