@@ -589,8 +589,8 @@ def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[N
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    weight, slant = "bold" if font == "bold" else "normal", "italic" if font == "italic" else "normal"
-    made = FontProperties(family=family, weight=weight, style=slant)
+    slant: Literal["normal", "italic"] = "italic" if font == "italic" else "normal"
+    made = FontProperties(family=family, weight="bold" if font == "bold" else "normal", style=slant)
     drawn = TextPath((0, 0), text, size=100, prop=made, usetex=False)
     points = np.array(drawn.vertices, np.float64)
     codes = np.array(drawn.codes, np.uint8)
