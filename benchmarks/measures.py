@@ -4,7 +4,8 @@ For texts of about 500 tokens and of about 25, in batches as a study of heads ma
 scaled-dot-product forward, of the same with every measure on, by the torch back end (`torch`) and by the compiled pass
 (`numba`, where it is installed), and of its rivals: batched eager attention with the same
 measures from its dense weights (`dense`), that one text at a time (`one_by_one`), and our own measures one text at a
-time (`torch_one_by_one`). The last line is JSON.
+time (`torch_one_by_one`). Of one thread the processor's time is taken, which others on the machine disturb less. The
+last line is JSON.
 
 usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
 """
@@ -100,6 +101,7 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
 
 
 def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.ndarray]:
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     buffers = Buffers()  # kept from batch to batch, as a study of heads keeps them
 
     def plain(batch: Batch, _: TextFacts) -> None:
@@ -141,10 +143,10 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
             times[name].append([])
         for batch, facts in batches:  # batch by batch in turn: who else uses the machine slows all alike
             for name, forward in rivals.items():
-                started = time.perf_counter()
+                started = clock()
                 with torch.no_grad():
                     forward(batch, facts)
-                times[name][run].append(time.perf_counter() - started)
+                times[name][run].append(clock() - started)
     return {name: np.array(elapsed) for name, elapsed in times.items()}
 
 

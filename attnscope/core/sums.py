@@ -17,7 +17,16 @@ from attnscope.core.attention import AttentionCall, Kind
 from attnscope.core.measures.backends import Backend, pairs_of, pass_of
 from attnscope.core.measures.board import BOARD, N_COLUMNS, read_board
 from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names, unit_queries
-from attnscope.core.measures.dense import NORMS, OUTLYING_TOLD, Received, add_outlying, add_received, finish, key_norms
+from attnscope.core.measures.dense import (
+    NORMS,
+    OUTLYING_TOLD,
+    Received,
+    add_outlying,
+    add_received,
+    clear_unknown,
+    finish,
+    key_norms,
+)
 from attnscope.core.measures.facts import OFF_REST, TextFacts, outlying
 from attnscope.core.measures.norms import output_factor
 from attnscope.core.measures.plan import Plan
@@ -214,8 +223,9 @@ class _Reader:
             self._close_units(slice(0, batch), slice(0, batch))
         elif self._last is not None:
             self._close_units(self._last.texts, plan.units(self._last))
-        evenly = plan.evenly.view(batch, n_units, *plan.evenly.shape[1:]).sum(1) if n_units > 1 else plan.evenly
-        finish(totals, uniform, self._key_norms, self._of_texts, evenly, plan.counted)
+        for part in (totals, uniform):
+            clear_unknown(part, self._key_norms)
+        finish(totals, self._of_texts, plan.counted)
         return join_totals(totals, uniform, self._wanted)
 
     def _close_units(self, texts: slice, units: slice) -> None:

@@ -171,7 +171,9 @@ def measures_of_weights(
             sees = (may_here & outlying[texts, None, None]).any(-1) * is_counted
             counts = torch.stack([sees.expand_as(rows[OFF_REST]), rows[OFF_REST] * sees], -1).sum(2)
             add_outlying(totals, uniform, units, outlying[texts], of_unit, counts)
-    finish(totals, uniform, norms, received, evenly, counted)
+    for of, mass in ((totals, received), (uniform, evenly)):
+        clear_unknown(of, norms)
+        finish(of, mass, counted)
     return join_totals(totals, uniform, measure_names(measures))
 
 
@@ -283,20 +285,24 @@ def add_received(
             uniform.add(name + ending, units, even[i])
 
 
-def finish(totals: Totals, uniform: Totals, norms: Rows, received: Tensor, evenly: Tensor, counted: Tensor) -> None:
+def clear_unknown(part: Totals, norms: Rows) -> None:
+    """Makes measures of norms that are not known undefined.
+
+    Args:
+        part: Of the heads, or of uniform attention.
+        norms: As `key_norms` gives them.
+    """
+    for name in set(NORMS) - norms.keys():
+        part.clear(name)
+
+
+def finish(part: Totals, received: Tensor, counted: Tensor) -> None:
     """Adds what needs all queries of a text: the most attended key, and sinks.
 
     Args:
-        totals: Of the heads.
-        uniform: Of uniform attention, for each head.
-        norms: As `key_norms` gives them: measures that are not there are undefined.
-        received: The mass that each key received, (text, head, key).
-        evenly: Likewise under uniform attention, (text, mask head, key).
+        part: Of the heads, or of uniform attention.
+        received: The mass that each key received, (text, head or mask head, key).
         counted: How many queries were counted, (text, mask head).
     """
-    n_heads = received.shape[1]
-    for part, mass in ((totals, received), (uniform, evenly)):
-        largest = mass.amax(-1) if mass.shape[2] else mass.sum(-1)
-        for name in set(NORMS) - norms.keys():
-            part.clear(name)
-        part.finish_texts(largest.expand(-1, n_heads), counted)
+    largest = received.amax(-1) if received.shape[2] else received.sum(-1)
+    part.finish_texts(largest.expand(-1, part.sum.shape[2]), counted)

@@ -74,7 +74,7 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
     with torch.autocast("cpu", enabled=False):
         # Keys of zeros behind each text, for the last vectors of tiles to reach into.
         n_padded = max([call.key.shape[2], *(block.keys.start + _padded(block) for block in plan.blocks)])
-        keys, values = _pad_keys((call.key, call.value), n_padded, spare)
+        keys, values = _pad_keys(call, n_padded, spare)
         for block in plan.blocks:
             n_texts, n_rows, n_keys = block.shape
             if not n_keys:
@@ -84,7 +84,7 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
             queries = torch.empty(n_texts, n_heads, n_rows, d_head)
             torch.mul(call.query[block.texts, :, block.queries].float(), call.scale, out=queries)
             by_kv_head = queries.view(n_texts, n_kv_heads, group * n_rows, d_head)
-            of_block = [part[block.texts, :, of_keys] for part in (keys, values)]
+            of_block = keys[block.texts, ..., of_keys], values[block.texts, :, of_keys]
             added = _added(call, plan, block)
             fused = _Fused(plan, block, n_heads, sinks)
             for texts, kv_heads in _parts(n_texts, n_kv_heads, group * n_rows * n_padded):
@@ -92,7 +92,7 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
                 rows_of, columns, some_values = (part[texts, kv_heads] for part in (by_kv_head, *of_block))
                 shape = (texts.stop - texts.start, heads.stop - heads.start, n_rows, n_padded)
                 scores = flat[: math.prod(shape)].view(-1, group * n_rows, n_padded)
-                torch.bmm(rows_of.flatten(0, 1), columns.flatten(0, 1).mT, out=scores)
+                torch.bmm(rows_of.flatten(0, 1), columns.flatten(0, 1), out=scores)
                 scores = scores.view(shape)
                 if call.softcap is not None:
                     scores.div_(call.softcap).tanh_().mul_(call.softcap)
@@ -133,17 +133,26 @@ def _added(call: AttentionCall, plan: Plan, block: Block) -> list[Tensor]:
     return parts
 
 
-def _pad_keys(parts: tuple[Tensor, Tensor], n: int, spare: Tensor) -> Iterator[Tensor]:
-    """Keys or values in float32, (batch, n_kv_heads, n, width), with zeros behind; in spare memory where they fit."""
-    for part in parts:
-        shape = (*part.shape[:2], n, part.shape[3])
+def _pad_keys(call: AttentionCall, n: int, spare: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys, (batch, n_kv_heads, width, n), and values, (batch, n_kv_heads, n, width), in float32, with zeros behind.
+
+    Both as products want them; in spare memory where they fit.
+    """
+    batch, n_kv_heads, n_keys, d_head = call.key.shape
+    shapes = (batch, n_kv_heads, d_head, n), (batch, n_kv_heads, n, call.value.shape[3])
+    found = []
+    for shape in shapes:
         room = -(-math.prod(shape) // LANES) * LANES  # the next one begins at a line of the cache, too
         if room > len(spare):
             spare = torch.empty(room)
-        padded, spare = spare[: math.prod(shape)].view(shape), spare[room:]
-        padded[:, :, : part.shape[2]] = part
-        padded[:, :, part.shape[2] :] = 0
-        yield padded
+        found.append(spare[: math.prod(shape)].view(shape))
+        spare = spare[room:]
+    keys, values = found
+    keys[..., :n_keys] = call.key.mT
+    keys[..., n_keys:] = 0
+    values[:, :, :n_keys] = call.value
+    values[:, :, n_keys:] = 0
+    return keys, values
 
 
 def _padded(block: Block) -> int:

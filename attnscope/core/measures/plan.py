@@ -9,7 +9,7 @@ from torch import Tensor
 from attnscope.core.attention import AttentionCall
 from attnscope.core.measures.board import N_QUERY_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import REACH
-from attnscope.core.measures.dense import BEYOND_UNIFORM, add_uniform, uniform_likeness
+from attnscope.core.measures.dense import BEYOND_UNIFORM, add_uniform, finish, uniform_likeness
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
 from attnscope.core.measures.queries import Ground, ground
 from attnscope.core.measures.totals import Totals
@@ -120,6 +120,8 @@ class Plan:
             # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
             totals.take_counts(uniform)
             uniform.widen(n_heads)
+            evenly = self.evenly.view(len(self.counted), self.n_units, *self.evenly.shape[1:])
+            finish(uniform, evenly.sum(1), self.counted)
             self._begun[n_heads] = totals, uniform
         totals, uniform = self._begun[n_heads]
         return totals.copy(), uniform.copy()

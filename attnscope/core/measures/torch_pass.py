@@ -8,6 +8,7 @@ What a tile gives:
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,12 @@ Reader = Callable[[Block, Read], None]
 
 def wanted_parts(names: tuple[str, ...], plan: Plan) -> set[str]:
     """Which columns of BOARD the measures need."""
-    wanted: set[str] = {"hits"} if plan.offsets and plan.own_text else set()
+    return set(_parts(names, plan.own_text, plan.offsets))
+
+
+@cache
+def _parts(names: tuple[str, ...], own_text: bool, offsets: bool) -> frozenset[str]:
+    wanted: set[str] = {"hits"} if offsets and own_text else set()
     for name in {name.removesuffix("_active") for name in names}:
         match MEASURES[name].family:
             case Row(statistic):
@@ -60,7 +66,7 @@ def wanted_parts(names: tuple[str, ...], plan: Plan) -> set[str]:
                 wanted.add(fact)
             case Places():
                 wanted.add("places")
-    return wanted if plan.own_text else wanted - {"places", "rms_distance", *PAIR_FACTS}
+    return frozenset(wanted if own_text else wanted - {"places", "rms_distance", *PAIR_FACTS})
 
 
 def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:

@@ -78,7 +78,7 @@ class HeadSums(NamedTuple):
 
 
 _AT_ONCE = 1000
-"""So many small tensors wait before they are converted together."""
+"""So many small tensors wait on a device before they are fetched together."""
 
 
 class Totals:
@@ -124,7 +124,10 @@ class Totals:
         self._later("offset_count", slice(None), units, counts.permute(2, 0, 1))
 
     def _later(self, kind: str, place: int | slice | list[int], units: slice, numbers: Tensor) -> None:
-        # A tile has some fifty small tensors: converted one by one they would take as long as the tile itself.
+        if numbers.device.type == "cpu":
+            getattr(self, kind)[place, units] += numbers.detach().numpy()
+            return
+        # A tile has some fifty small tensors: fetched one by one they would take as long as the tile itself.
         self._waiting.append((kind, place, units, numbers))
         if len(self._waiting) >= _AT_ONCE:
             self.settle()
