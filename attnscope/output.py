@@ -209,7 +209,10 @@ def plan(
 def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: str | None) -> None:
     """Refuses a page as a folder where there is no page, or something else is there."""
     if out is None or not {*formats} & {*kind.pages}:
-        raise UsageError("--folder is a way to write the page, and none is written", "name a place with --out, html")
+        raise UsageError(
+            "--folder is a way to write the page, and none is written",
+            "name a place with --out, and html among --format",
+        )
     page = out / (kind if stem is None else kind.named(stem)).file("html")
     require_replaceable_folder(page.with_suffix(""), "index.html")
 

@@ -176,3 +176,7 @@ def test_a_record_shows_itself_in_a_notebook_and_in_a_line(name: str, made: Path
         return
     html = record._repr_html_()
     assert html.startswith("<pre") and "<script" not in html and html.count("\n") > 3
+
+
+def test_an_atlas_is_not_a_atlas() -> None:
+    assert [KINDS[f"attnscope.{name}"].one for name in ("atlas", "trace")] == ["an atlas", "a trace"]

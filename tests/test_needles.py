@@ -71,6 +71,11 @@ def test_answers_are_where_the_probe_says_and_nowhere_else() -> None:
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(again, made, strict=False))
 
 
+def test_depths_are_refused_in_the_unit_of_the_command() -> None:
+    with pytest.raises(UsageError, match="depths of 0%, 101%"):
+        NeedleOptions(depths=(0, 1.01))
+
+
 def test_depths_are_ranges_of_a_tenth() -> None:
     assert [depth_range(depth, 1000) for depth in (0, 0.25, 0.5, 1)] == [(0, 100), (200, 300), (450, 550), (900, 1000)]
     assert depth_range(1, 100) == (68, 100) and depth_range(0.5, 20) == (0, 20)

@@ -78,7 +78,7 @@ def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Relations | Abla
         record = load(path)
         if not isinstance(record, Relations | Ablation | Circuits):
             raise AttnscopeError(
-                f"{path} is a {record.record_kind().what}, of which an atlas says nothing",
+                f"{path} is {record.record_kind().one}, of which an atlas says nothing",
                 "give what relations, ablate or circuits wrote",
             )
         found.append((path, record))

@@ -63,6 +63,11 @@ class Kind:
     files: tuple[tuple[str, str], ...] = ()
 
     @property
+    def one(self) -> str:
+        """What one of them is called, with its article."""
+        return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
+
+    @property
     def hint(self) -> str:
         """What to do about a file that is none."""
         return f"give the {self.file(self.lossless[0])} that `{self.command}` wrote"
@@ -99,7 +104,7 @@ class Kind:
         for name in given:
             if name not in (*self.options, *(SIZES if self.draw else ())):
                 option = "no-title" if name == "title" else name.replace("_", "-")
-                raise UsageError(f"a {self.what} has no --{option}", "leave it out")
+                raise UsageError(f"{self.one} has no --{option}", "leave it out")
 
     def view(self, which: str) -> Any:
         """What shows or draws it: the function that a field such as `show` names."""

@@ -93,7 +93,7 @@ class Record:
         if ending not in kind.data:
             known = " or ".join(", ".join(f".{name}" for name in kind.data).rsplit(", ", 1))
             given = f".{ending}" if ending else "no ending"
-            raise AttnscopeError(f"a {kind.what} is saved as {known}, not {given!r}")
+            raise AttnscopeError(f"{kind.one} is saved as {known}, not {given!r}")
         if ending == "json":
             # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
             return self.to_json(ascii_only=self.ASCII).encode("utf-8", "backslashreplace")
@@ -173,7 +173,7 @@ class Record:
         for name in wanted:
             if name not in kind.figures:
                 known = ", ".join(kind.figures)
-                raise UsageError(f"a {kind.what} is not drawn as {name!r}", f"choose from {known}" if known else "")
+                raise UsageError(f"{kind.one} is not drawn as {name!r}", f"choose from {known}" if known else "")
         style: dict[str, Any] = {"scale": scale, "cmap": cmap}
         style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
         asked = {"query": query, "measures": measures}
@@ -234,7 +234,7 @@ class Record:
         """
         kind = self.record_kind()
         if not kind.page:
-            raise AttnscopeError(f"a {kind.what} has no page")
+            raise AttnscopeError(f"{kind.one} has no page")
         return kind.view("page")(self, findings=findings)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class NeedleOptions:
         if not self.lengths or min(self.lengths) < 1:
             raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            raise UsageError(f"depths of {list(self.depths)}", "they are from 0 to 1")
+            told = ", ".join(f"{100 * depth:g}%" for depth in self.depths)
+            raise UsageError(f"depths of {told or 'nothing'}", "they are from 0 to 100 per cent; in Python from 0 to 1")
         if len(set(self.lengths)) < len(self.lengths) or len(set(map(_percent, self.depths))) < len(self.depths):
             raise UsageError("a length or a depth is given twice", "give each once")
         if self.n < len(self.depths):

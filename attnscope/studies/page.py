@@ -275,7 +275,7 @@ def _load_maps(path: Path) -> Heatmap:
     kind = KINDS.get(schema_of(path).partition("/")[0])
     if kind is not None and kind.page and not kind.query:
         raise AttnscopeError(
-            f"{path} holds no attention on a text that a page could show: it is a {kind.what}",
+            f"{path} holds no attention on a text that a page could show: it is {kind.one}",
             f"`attnscope show {path} -f html -o FOLDER` makes the page of it"
             + (f", --heads-record {path} shows it beside texts" if kind.command in ("atlas", "heads") else ""),
         )
