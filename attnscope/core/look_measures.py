@@ -1,6 +1,7 @@
 """What heads do between words and pictures: how much of a word's attention goes to the picture, and how it lies there.
 
-Queries are words after the picture; keys are all tokens, of which some stand for patches. Every measure is a sum and a
+Queries are words after the picture; keys are all tokens, of which some stand for patches, or, where words look across,
+what they see of it. Every measure is a sum and a
 count for each picture and head, as in `core.measures`; a value is sum / count over all pictures. The weights of one
 layer are held at a time, of these queries alone. This module knows no models.
 """
@@ -56,13 +57,15 @@ class LookFacts:
     """What measures must know of a prompt.
 
     Attributes:
-        n_tokens: Tokens of the prompt and of what was written.
+        n_tokens: Tokens of the prompt and of what was written; or keys, where words look across to the picture.
         first: The first token after all patches.
-        asks: Which tokens from there on are the words that are asked about, (token - first,), bool.
+        asks: Which queries from there on are the words that are asked about, (query - first,), bool.
         cells: Places of the tokens of the finest picture, (row, column).
         patches: Places of the tokens of all pictures, (patch,).
         box: How much of each patch of the finest picture lies in the box of what the words name, (row, column), 0 to 1;
             None = there is none.
+        seen: Where words look across: which keys they see at all, (key,), bool; None = they see all tokens up to
+            themselves.
     """
 
     n_tokens: int
@@ -71,6 +74,12 @@ class LookFacts:
     cells: NDArray[np.integer]
     patches: NDArray[np.integer]
     box: Floats | None = None
+    seen: NDArray[np.bool_] | None = None
+
+    @property
+    def n_queries(self) -> int:
+        """All that attend."""
+        return self.first + len(self.asks)
 
 
 class LookSums:
@@ -81,13 +90,15 @@ class LookSums:
 
     Attributes:
         sums: Kind -> layer -> the measures of its heads, as LOOK_MEASURES, in the order in which layers came.
-        uniform: The same of one head that attends alike to all tokens up to the query.
+        uniform: The same of one head that attends alike to all tokens up to the query, or to all keys that it sees.
     """
 
     def __init__(self, facts: LookFacts) -> None:
         self.sums: dict[Kind, dict[int, HeadSums]] = {}
         self._facts = facts
-        seen = np.arange(facts.n_tokens)[None] <= np.arange(facts.first, facts.n_tokens)[:, None]
+        seen = np.arange(facts.n_tokens)[None] <= np.arange(facts.first, facts.n_queries)[:, None]
+        if facts.seen is not None:
+            seen = np.broadcast_to(facts.seen, seen.shape)
         self.uniform = look_sums((seen / seen.sum(1, keepdims=True))[None], facts)
 
     def __call__(self, call: AttentionCall) -> Tensor:
@@ -99,10 +110,10 @@ class LookSums:
         Raises:
             ValueError: It is of several prompts, or of another length than the facts.
         """
-        n = self._facts.n_tokens
-        if call.query.shape[0] != 1 or call.query.shape[2] != n or call.key.shape[2] != n:
+        n, n_queries = self._facts.n_tokens, self._facts.n_queries
+        if call.query.shape[0] != 1 or call.query.shape[2] != n_queries or call.key.shape[2] != n:
             raise ValueError(f"layer {call.layer} has {tuple(call.query.shape)} queries, the facts are of {n} tokens")
-        part = Part(slice(self._facts.first, n), slice(0, n))
+        part = Part(slice(self._facts.first, n_queries), slice(0, n))
         output = part(call)
         weights = part.maps[call.kind][call.layer][0]
         self.sums.setdefault(call.kind, {})[call.layer] = look_sums(weights.to(torch.float64).numpy(), self._facts)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.distance import Measure, row_divergences
-from attnscope.models.model import Model
+from attnscope.models.model import Model, viewer_of
 from attnscope.records.comparison import PicturePair
 from attnscope.records.pictures import Picture
 from attnscope.records.tokens import Tokens
@@ -34,7 +34,8 @@ def compare_pictures(
 ) -> PicturePair:
     """Ranks all heads by how much what words give to a picture changes: with the photo, or with the question.
 
-    Words are those of the question, without marks that the chat template adds; those also where `query` names them.
+    Of models whose words, or learned queries, look across to the picture, it is that attention. Words are those of
+    the question, without marks that the chat template adds; those also where `query` names them.
     They are aligned as `compare_texts` aligns tokens. Each word's row is compared over the
     cells of one grid over [0, 1] x [0, 1] of what the model saw, and over all that is elsewhere as one key. The grid
     has the fewer rows and the fewer columns of the two; what a patch gets is spread evenly over its area. Of several
@@ -54,12 +55,18 @@ def compare_pictures(
         AttnscopeError: A photo cannot be read; the model reads no pictures among words; the query names no word.
     """
     require_measures((measure,))
-    require_one_kind(model)
+    model = viewer_of(model)
     photos = [read_photo(image) for image in images]
     given = [View((photos[0],), texts[0]), View((photos[-1],), texts[-1])]
     readings = [read(model, one) for one in given]
+    if not readings[0].across:
+        require_one_kind(model)
     everything = Choice().within(model.info)
-    first, second = (run_model(model, outline(model.info, reading, everything), reading) for reading in readings)
+    outlines = [outline(model.info, reading, everything) for reading in readings]
+    first, second = (
+        run_model(model, replace(one, maps=one.maps[:1]), reading)
+        for one, reading in zip(outlines, readings, strict=True)
+    )
     maps = first.maps[0], second.maps[0]
     heads = tuple((layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head))
     tokens = maps[0].queries, maps[1].queries

@@ -14,7 +14,7 @@ import numpy as np
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
-from attnscope.models.model import Model, eyes_of
+from attnscope.models.model import Model, eyes_of, viewer_of
 from attnscope.records.findings import LOOKS, PICTURES, RECORDINGS, Estimate, Findings, Head
 from attnscope.records.storage import finite
 from attnscope.senses.photos import read_photo
@@ -119,8 +119,15 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
 
     references = _references(images)
     given = [(f"{one.image}: {one.phrase}", one) for one in references] or _list_inputs(images, "picture")
+    model = viewer_of(model)
     # What is wrong with the model or the question is wrong with every picture.
-    read(model, View((read_photo(_BLANK),), text))
+    sides = read(model, View((read_photo(_BLANK),), text)).across
+    kind = next(iter(sides), "decoder")
+    if references and sides and not sides[kind].queries.text:
+        raise AttnscopeError(
+            f"no word of {model.info.name} looks at the picture: learned queries do, and words at these",
+            "give photos without boxes",
+        )
 
     def measure(number: int) -> _Measured:
         name, image = given[number]
@@ -133,7 +140,8 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
             reading = read(model, View((photo,), asked, 0 if of else generate))
         except AttnscopeError as error:
             raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
-        first, tokens = reading.after_pictures, reading.tokens
+        first, (tokens, keys) = reading.after_pictures, reading.sides(kind)
+        hidden = reading.across[kind].hidden if reading.across else None
         asks = ~tokens.special[first:]
         written = asks & (np.arange(first, len(tokens)) >= tokens.n_given)
         asks = written if written.any() else asks
@@ -146,9 +154,10 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
         cells = [picture.cells for picture in reading.pictures if picture.cells is not None]
         patches = np.concatenate([of.ravel() for of in cells])
         box = None if of is None else cover(finest, of.box)
-        facts = LookFacts(len(tokens), first, asks, finest.cells, patches[patches >= 0], box)
+        seen = (np.ones(len(keys), np.bool_) if hidden is None else ~hidden) if reading.across else None
+        facts = LookFacts(len(keys), first, asks, finest.cells, patches[patches >= 0], box, seen)
         probe = LookSums(facts)
-        run_probe(model, reading, probe)
+        run_probe(model, reading, only(kind, probe) if reading.across else probe)
         by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
         require_finite(by_kind, model.info, photo.source)
         pixels = np.asarray(photo.image)
@@ -156,7 +165,7 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
         return _Measured(probe, int(asks.sum()), reading.notes, head, pixels.tobytes())
 
     sense = _Sense(
-        LOOKS, "picture", "decoder", LOOK_MEASURES, lambda measures: 1 - measures["looks"].value,
+        LOOKS, "picture", kind, LOOK_MEASURES, lambda measures: 1 - measures["looks"].value,
         "give photos, such as --image 'photos/*.jpg'",
     )  # fmt: skip
     return _study(model, given, measure, sense, report)
