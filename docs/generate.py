@@ -274,6 +274,8 @@ def kind_of(verdict: dict[str, Any]) -> str:
     """The row of the table that a verdict of tests.hf_tally is counted in."""
     if verdict["verdict"] == "refused" and " does not run on " in verdict["why"]:
         return _DOES_NOT_RUN
+    if verdict["verdict"] == "refused" and " beside a picture " in verdict["why"]:
+        return _BESIDE
     if verdict["verdict"] != "exact":
         return _ROWS[verdict["verdict"]]
     if "text" not in verdict["reads"]:
@@ -282,6 +284,7 @@ def kind_of(verdict: dict[str, Any]) -> str:
 
 
 _DOES_NOT_RUN = "do not run on one text, picture or sound alone, as tiny as they are, and are refused in one line"
+_BESIDE = "read words beside a picture alone: shown with one, see below"
 _ROWS = {
     "refused": "refused, in one line",
     "no attention": "have no attention, and are said to have none",
@@ -334,6 +337,7 @@ def architectures_page() -> str:
         "## Without attention",
         ", ".join(n for n, one in types.items() if one["verdict"] == "no attention"),
     ]
+    parts += ["## With pictures", _with_pictures()]
     for title, chosen in (
         (
             "Exact, but for longer texts",
@@ -352,6 +356,24 @@ def architectures_page() -> str:
                 "\n".join(["| model type | why |", "|---|---|", *told]),
             ]
     return "\n\n".join(parts) + "\n"
+
+
+def _with_pictures() -> str:
+    """Which types are shown on pictures and words, from the tables that place their patches."""
+    from attnscope.models.hf.crossing import CROSSINGS
+    from attnscope.models.hf.patch_places import FAMILIES
+
+    among = ", ".join(sorted({*FAMILIES} - {*CROSSINGS}))
+    told = (
+        "`--image` with a text. Each type but vipllava has a tiny random model among the tests: its weights are those "
+        "of eager attention, and a changed spot of a photo changes the patch where it lies "
+        "([pictures and sound](pictures-and-sound.md))."
+    )
+    rows = [
+        "| what looks | model types |", "|---|---|", f"| words, at patches among the tokens | {among} |",
+        f"| words, or learned queries, across to the patches | {', '.join(sorted(CROSSINGS))} |",
+    ]  # fmt: skip
+    return told + "\n\n" + "\n".join(rows)
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -126,6 +126,34 @@ def test_a_text_is_shown_without_a_picture_where_that_can_be(models: dict[str, A
         attnscope.picture_heatmap(models["blip"], [noise(40, 40), noise(40, 40)], QUESTION)
 
 
+def test_what_does_not_fit_a_photo_and_a_text_is_one_line(models: dict[str, Any]) -> None:
+    for name, mark in (("blip-2", "<image>"), ("mllama", "<|image|>")):
+        with pytest.raises(AttnscopeError, match="stands for a picture"):
+            attnscope.picture_heatmap(models[name], noise(40, 40), f"what {mark} is")
+        with pytest.raises(AttnscopeError, match="there is no photo"):
+            attnscope.picture_heatmap(models[name], [], QUESTION)
+
+
+def test_heads_that_look_are_measured_and_compared(models: dict[str, Any], tmp_path: Path) -> None:
+    photos = [noise(150, 230), noise(90, 60, seed=2)]
+    found = attnscope.picture_heads(models["mllama"], photos, text=QUESTION, generate=0)
+    assert {(head.kind, head.layer) for head in found.heads} == {("cross", 1), ("cross", 3)}
+    made = attnscope.picture_heatmap(models["mllama"], photos[1], QUESTION)
+    alone = attnscope.picture_heads(models["mllama"], photos[1:], text=QUESTION, generate=0)
+    words = made.weights[0, 2][~made.maps[0].queries.special].astype(float)
+    patches = made.pictures[0].cells.ravel()
+    looks = next(head for head in alone.heads if (head.layer, head.head) == (1, 2)).measures["looks"]
+    assert looks.value == pytest.approx(words[:, patches].sum(-1).mean(), abs=1e-5)
+    assert looks.uniform == pytest.approx(len(patches) / (made.weights[0, 0, 0] > 0).sum())
+    pair = attnscope.compare_pictures(models["blip-2"], photos[:1], [QUESTION, "a red cat ."])
+    assert pair.kind == "cross" and pair.words[0] == ("Q0", "Q0")
+    assert not pair.divergences["hellinger"].any()  # its queries do not read the question
+    assert attnscope.compare_pictures(models["trocr"], photos, [QUESTION]).divergences["hellinger"].all()
+    (tmp_path / "boxes.jsonl").write_text('{"image": "a.png", "phrase": "a cat", "box": [1, 1, 9, 9]}\n')
+    with pytest.raises(AttnscopeError, match="learned queries do"):
+        attnscope.picture_heads(models["blip-2"], str(tmp_path / "boxes.jsonl"), text="a cat")
+
+
 def test_queries_are_shown_where_the_language_model_is_an_encoder_decoder(tmp_path: Path) -> None:
     import transformers as t
 

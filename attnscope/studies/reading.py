@@ -94,6 +94,8 @@ class View:
     def __post_init__(self) -> None:
         _require_string(self.text)
         require_text(self.text, "the text")
+        if not self.photos:
+            raise AttnscopeError("there is no photo beside the text", "give at least one: --image photo.jpg")
 
 
 def _require_string(text: object) -> None:

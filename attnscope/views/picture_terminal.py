@@ -9,7 +9,7 @@ from rich.text import Text
 from attnscope.records import Heatmap
 from attnscope.views.heatmap_terminal import side_by_side
 from attnscope.views.picture_figures import over_patches, query_of, row_of
-from attnscope.views.picture_words import share_of, weights_of, words_of
+from attnscope.views.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
 from attnscope.views.plain_text import safe
 
 
@@ -69,6 +69,7 @@ def words_drawing(record: Heatmap, console: Console, query: str | None = None) -
             titled.append((safe(f"{word.name} {share_of(picture, row):.0%}"), shaded))
         parts += [Text(safe(picture.facts)), side_by_side(titled, console, "weights", least_width=16), Text()]
     of_heads = "all heads" if record.picked is None else "the heads that were picked"
-    said = f"the mean of {of_heads}; beside a word: how much of its attention goes to the picture"
-    more = f" (the first {len(words)} of {n_words} words: --query names others)" * (n_words > len(words))
+    asker = asker_of(record)
+    said = f"the mean of {of_heads}; beside a {asker}: how much of its attention goes to the picture"
+    more = f" (the first {len(words)} of {n_words} {ASKERS[asker]}: --query names others)" * (n_words > len(words))
     return Group(*parts, Text(said + more, style="dim"))

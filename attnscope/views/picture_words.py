@@ -27,8 +27,8 @@ MOST_WORDS = 24
 """Words on one figure, and figures of one word each, where none is named."""
 
 _MEANING: Mapping[Scale, str] = {
-    "fixed": "attention weight: the share of the word's attention that a patch gets",
-    "figure": "attention weight: the share of the word's attention that a patch gets (scale: largest of this figure)",
+    "fixed": "attention weight: the share of attention that a patch gets",
+    "figure": "attention weight: the share of attention that a patch gets (scale: largest of this figure)",
     "head": "attention weight ÷ the largest that a patch gets in the same panel",
 }
 
@@ -44,6 +44,16 @@ class Word:
 
     name: str
     places: tuple[int, ...]
+
+
+ASKERS = {"word": "words", "query": "queries"}
+"""What looks at pictures, one and several."""
+
+
+def asker_of(record: Heatmap) -> str:
+    """What looks at the pictures: a "word", or a "query" that the model learned and that stands for no word."""
+    first = record.maps[0]
+    return "query" if first.kind == "cross" and not first.queries.text else "word"
 
 
 def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], int]:
@@ -62,7 +72,8 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], int
         if not found:
             names = ", ".join(dict.fromkeys(_name(tokens, group) for group in groups if not tokens.special[group[0]]))
             raise AttnscopeError(
-                f"no word after the pictures is {query!r}", f"there are {names}; or name places, such as @{first}"
+                f"no {asker_of(record)} after the pictures is {query!r}",
+                f"there are {names}; or name places, such as @{first}",
             )
         groups = [group for group in groups if found & {*group}]
     else:
@@ -154,11 +165,13 @@ def _figures(record: Heatmap, query: str | None) -> Iterator[_Figure]:
     heads = record.chosen(record.maps[0])
     layers = sorted({layer for layer, _ in heads})
     of_heads = "the mean of all heads" if record.picked is None else "the mean of the heads that were picked"
-    left_out = (f"the first {len(words)} of {n_words} words: --query names others",) * (n_words > len(words))
+    asker = asker_of(record)
+    looks = "where learned queries look" if asker == "query" else "where words look"
+    left_out = (f"the first {len(words)} of {n_words} {ASKERS[asker]}: --query names others",) * (n_words > len(words))
     rows = [weights_of(record, word, heads) for word in words]
     for number, picture in enumerate(record.pictures):
         panels = {(0, at): (word.name, row) for at, (word, row) in enumerate(zip(words, rows, strict=True))}
-        yield _figure(record, picture, panels, f"words{_mark(record, number)}", "where words look", of_heads, left_out)
+        yield _figure(record, picture, panels, f"words{_mark(record, number)}", looks, of_heads, left_out)
     for at, word in enumerate(words):
         for number, picture in enumerate(record.pictures):
             if picture.source.endswith(SMALL):
@@ -207,7 +220,8 @@ def _figure(
     first = record.maps[0]
     keys = _patches(picture)
     made = AttentionMap(
-        kind=first.kind, layers=layers, heads=heads, weights=weights, queries=keys.take(np.arange(1)), keys=keys,
+        kind=first.kind, layers=layers, heads=heads, weights=weights,
+        queries=replace(keys.take(np.arange(1)), text=first.queries.text), keys=keys,
         n_layers=layers[-1] + 1, n_heads=heads[-1] + 1, n_kv_heads=heads[-1] + 1,
     )  # fmt: skip
     drawn = Heatmap(record.text, (made,), record.run, picture=whole)
@@ -258,6 +272,7 @@ class _WordsPage(PicturePage):
 
     def _notes(self, lettering: Lettering) -> list[str]:
         told = [note for note in super()._notes(lettering) if "has no place in the picture" not in note]
-        shares = "percentages: how much of the word's attention goes to this picture, all its patches together"
+        asker = asker_of(self.figure_of.record)
+        shares = f"percentages: how much of the {asker}'s attention goes to this picture, all its patches together"
         about = {"overview": [], "single": [self.figure_of.about, shares]}.get(self.sheet.form, [shares])
         return [*about, *self.figure_of.notes, *told]

@@ -56,7 +56,10 @@ ALONE = frozenset({"mllama", "vision-encoder-decoder"})
 def crosses(base: PreTrainedModel) -> bool:
     """Whether a model looks at pictures from beside its text, in a way that is known."""
     found = CROSSINGS.get(base.config.model_type)
-    return found is not None and any(re.fullmatch(found["cross"], name) for name, _ in base.named_modules())
+    if found is None or not any(re.fullmatch(found["cross"], name) for name, _ in base.named_modules()):
+        return False
+    # Of BLIP that answers questions the decoder looks at the question; of BLIP-2 that ranks texts no words are written.
+    return not hasattr(base, "text_encoder") and (found is not _QFORMER or hasattr(base, "language_model"))
 
 
 def survey_crossing(base: PreTrainedModel) -> Survey:
@@ -92,10 +95,22 @@ def survey_crossing(base: PreTrainedModel) -> Survey:
         extras={},
         d_model=int(base.config.get_text_config(decoder=True).hidden_size),
         checked=True,
-        notes=(),
+        notes=_notes_on(base, layers),
         beside=True,
         through=_at_seam(base),
     )
+
+
+def _notes_on(base: PreTrainedModel, layers: Mapping[Kind, tuple[int, ...]]) -> tuple[str, ...]:
+    """What a user must know to read the pictures truly."""
+    if CROSSINGS[base.config.model_type] is not _QFORMER:
+        return ()
+    notes = ["Learned queries (Q0, Q1 …) look at the picture: words attend to these, which have no place in it."]
+    if base.config.model_type == "blip-2":
+        notes.append("The queries do not read the text: whatever is asked, they look at the same places.")
+    if "decoder" not in layers:
+        notes.append("Its language model is an encoder-decoder of its own, which is not shown.")
+    return tuple(notes)
 
 
 def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from attnscope.models.hf.patch_places import Made, tower_of
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.hf.seeing import tokens_before
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
-from attnscope.models.hf.viewing import picture_id, place_pictures, run_processor, write_prompt
+from attnscope.models.hf.viewing import picture_id, place_pictures, require_no_mark, run_processor, write_prompt
 from attnscope.models.hf.writing import HuggingFaceWriter
 from attnscope.models.model import Model, SensoryInput, Side, require_length
 from attnscope.records import Tokens
@@ -57,6 +57,7 @@ class HuggingFaceLooker:
             raise AttnscopeError(told, "hand it over: attnscope.load(model, processor)")
         if len(photos) > 1 and self._kind != "mllama":
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
+        require_no_mark(self._name, self._processor, text)
         notes = [note for photo in photos for note in photo.notes]
         prompt, more = write_prompt(self._network, self._processor, text, len(photos)) if self._chats else (text, [])
         made = self._process([photo.image for photo in photos], prompt)

@@ -104,6 +104,10 @@ class Network:
         Raises:
             AttnscopeError: It reads no texts; they are too long, hold unknown numbers, or lack what the decoder reads.
         """
+        if self.found.beside:
+            raise AttnscopeError(
+                f"{self.info.name} reads words beside a picture alone", "give it one: --image photo.jpg"
+            )
         accepted = inspect.signature(self.base.forward).parameters
         if not reads_text(self.base):
             wordless(self.info.name, self.base).encode("")

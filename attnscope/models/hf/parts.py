@@ -79,10 +79,12 @@ def takes_recordings(base: PreTrainedModel) -> bool:
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     """What stands for the tokenizer of a model that reads no text."""
     if sees_pictures(base):
-        return WordlessTokenizer(name, "sees pictures", "attnscope heatmap --image photo.png")
+        return WordlessTokenizer(name, "sees pictures, and reads no text", "attnscope heatmap --image photo.png")
     if takes_recordings(base):
-        return WordlessTokenizer(name, "hears recordings", "attnscope heatmap --audio speech.wav")
-    return WordlessTokenizer(name, f"reads {base.main_input_name}", "models of text, pictures and sound can be shown")
+        return WordlessTokenizer(name, "hears recordings, and reads no text", "attnscope heatmap --audio speech.wav")
+    return WordlessTokenizer(
+        name, f"reads {base.main_input_name}, and no text", "models of text, pictures and sound can be shown"
+    )
 
 
 def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:

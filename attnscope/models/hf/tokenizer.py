@@ -380,7 +380,7 @@ class WordlessTokenizer(NumbersTokenizer):
 
     Args:
         model: What the model is called.
-        what: What it reads instead, such as "sees pictures".
+        what: What it reads instead, such as "sees pictures, and reads no text".
         option: How it is given that on the command line.
     """
 
@@ -388,7 +388,7 @@ class WordlessTokenizer(NumbersTokenizer):
     note = ""
 
     def __init__(self, model: str, what: str, option: str) -> None:
-        self._message = f"{model} {what}, and reads no text", option
+        self._message = f"{model} {what}", option
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Refuses."""

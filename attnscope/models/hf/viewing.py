@@ -54,6 +54,7 @@ class HuggingFaceViewer:
             raise AttnscopeError(
                 f"{self._name} came without its processor", "hand it over: attnscope.load(model, processor)"
             )
+        require_no_mark(self._name, self._processor, text)
         notes = [note for photo in photos for note in photo.notes]
         prompt, more = write_prompt(self._network, self._processor, text, len(photos))
         made = self._process([photo.image for photo in photos], prompt)
@@ -107,6 +108,20 @@ class HuggingFaceViewer:
 
 
 # What reads pictures among words and what looks at them from beside both need -----------------------------------------
+
+
+def require_no_mark(name: str, processor: Any, text: str) -> None:
+    """Refuses a text that holds what stands for a picture in a prompt: it would stand for one that is not there.
+
+    Raises:
+        AttnscopeError: It does.
+    """
+    marks = {str(getattr(processor, which, None) or "") for which in ("image_token", "boi_token")} - {""}
+    found = next((mark for mark in sorted(marks) if mark in text), None)
+    if found is not None:
+        raise AttnscopeError(
+            f"the text holds {found!r}, which stands for a picture in what {name} reads", "leave it out"
+        )
 
 
 def write_prompt(network: Network, processor: Any, text: str, n: int) -> tuple[str, list[str]]:
