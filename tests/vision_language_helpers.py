@@ -1,6 +1,6 @@
 """Tiny random models that read pictures and write words, one of each family, with their processors, in folders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -239,19 +239,27 @@ def write_blip(folder: Path, **sight: Any) -> None:
     _write(folder, processor, config, t.BlipForConditionalGeneration)
 
 
-def write_queries(folder: Path, kind: str, text: Any = None, **sight: Any) -> None:
+def write_queries(
+    folder: Path,
+    kind: str,
+    text: Any = None,
+    n_queries: int = 5,
+    qformer: Mapping[str, int] | None = None,
+    **sight: Any,
+) -> None:
     """BLIP-2 or InstructBLIP: learned queries look at the patches, and words at the queries."""
     import transformers as t
 
     tokenizer = _tokenizer([])
     images = t.BlipImageProcessorPil(size={"height": 48, "width": 48})
     if kind == "blip-2":
-        processor: Any = t.Blip2Processor(images, tokenizer, num_query_tokens=5)
+        processor: Any = t.Blip2Processor(images, tokenizer, num_query_tokens=n_queries)
     else:
-        processor = t.InstructBlipProcessor(images, tokenizer, _tokenizer([]), num_query_tokens=5)
+        processor = t.InstructBlipProcessor(images, tokenizer, _tokenizer([]), num_query_tokens=n_queries)
     queries = {
         "hidden_size": 24, "encoder_hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4,
         "num_attention_heads": 4, "cross_attention_frequency": 2, "vocab_size": len(tokenizer), "pad_token_id": 0,
+        **(qformer or {}),
     }  # fmt: skip
     n = len(tokenizer)  # the processor adds the mark of pictures
     text = text or t.OPTConfig(
@@ -261,7 +269,7 @@ def write_queries(folder: Path, kind: str, text: Any = None, **sight: Any) -> No
     name = {"blip-2": "Blip2", "instructblip": "InstructBlip"}[kind]
     vision = {**SIGHT, "image_size": 48, "patch_size": 8, **sight}
     config = getattr(t, f"{name}Config")(
-        vision_config=vision, qformer_config=queries, text_config=text, num_query_tokens=5,
+        vision_config=vision, qformer_config=queries, text_config=text, num_query_tokens=n_queries,
         image_token_index=processor.tokenizer.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
     _write(folder, processor, config, getattr(t, f"{name}ForConditionalGeneration"))

@@ -176,11 +176,9 @@ class Heatmap(MapsRecord[AttentionMap]):
         """The same with each photo as one key, that gets what all its patches get: what is left is a map of words.
 
         What stands between its patches (ends of rows, marks of tiles) is one key more. Where words look across to
-        the pictures, their attention to each other is left, if there is any.
+        the pictures, all else that they look at is one key, and maps of other kinds stay as they are.
         """
         attention = self.maps[0]
-        if attention.kind == "cross" and len(self.maps) > 1:
-            return replace(self, maps=self.maps[1:], pictures=())
         photos: dict[str, list[int]] = {}
         for picture in self.pictures:
             assert picture.cells is not None
@@ -193,6 +191,12 @@ class Heatmap(MapsRecord[AttentionMap]):
                 if some:
                     starts[min(some)] = name
                     group[some] = min(some)
+        if attention.kind == "cross":
+            elsewhere = sorted({*range(len(group))} - {place for places in photos.values() for place in places})
+            starts = {min(places): photo for photo, places in photos.items()}
+            if elsewhere:
+                starts[elsewhere[0]] = "elsewhere"
+                group[elsewhere] = elsewhere[0]
         kept, inverse = np.unique(group, return_inverse=True)
         keys = attention.keys.take(kept)
         named = zip(kept.tolist(), keys.labels, strict=True)
@@ -204,8 +208,10 @@ class Heatmap(MapsRecord[AttentionMap]):
             weights = np.add.reduceat(weights[..., order], starting, axis=3, dtype=np.float64)
         first = 0 if attention.part is None else int(inverse[min(attention.part[0], len(inverse) - 1)])
         part = None if attention.part is None else (first, 0, len(kept), len(kept))
+        if attention.part is not None and attention.kind == "cross":
+            part = (attention.part[0], 0, attention.part[2], len(kept))
         made = replace(attention, weights=weights.astype(np.float32), keys=keys, part=part)
-        return replace(self, maps=(made,), pictures=())
+        return replace(self, maps=(made, *self.maps[1:]), pictures=())
 
     def squared(self) -> Heatmap:
         """The same with as many rows as columns, and pictures as one key each: rows that are not kept are empty.
@@ -217,7 +223,7 @@ class Heatmap(MapsRecord[AttentionMap]):
         maps = []
         for attention in record.maps:
             if attention.part is not None and attention.kind == "cross":
-                attention = replace(attention, part=None)  # its rows are no columns
+                attention = _with_empty_rows(attention, record.maps)
             if attention.part is not None:
                 n, (first, left, _, n_keys) = len(attention.keys), attention.part
                 rows = slice(first, first + len(attention.queries))
@@ -313,6 +319,21 @@ class Heatmap(MapsRecord[AttentionMap]):
         if self.sound is not None and any(len(m.keys) != len(self.sound.envelope) for m in self.maps):
             raise ValueError("its keys are not the frames of its sound")
         self.require_shown()
+
+
+def _with_empty_rows(across: AttentionMap, maps: tuple[AttentionMap, ...]) -> AttentionMap:
+    """A part of what words look at across, with empty rows for those before: a word has the same row in all maps.
+
+    As it is where no other map has those words.
+    """
+    assert across.part is not None
+    first, _, n, _ = across.part
+    words = next((m.keys for m in maps if m.kind != "cross" and len(m.keys) == n), None)
+    if words is None:
+        return replace(across, part=None)
+    weights = np.zeros((*across.weights.shape[:2], n, len(across.keys)), np.float32)
+    weights[:, :, first:] = across.weights
+    return replace(across, weights=weights, queries=words, part=None)
 
 
 def divided_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:

@@ -129,12 +129,18 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
     style = style or Style("head")
     for figure in _figures(record, query):
         yield figure.sheet.stem, _WordsPage(figure, style)
-    for stem, page in heatmap_figures.pages(record.with_pictures_as_one(), style):
+    for stem, page in heatmap_figures.pages(_text_of(record), style):
         yield f"text-{stem}", cast("Page", page)
 
 
 def _text_sheets(record: Heatmap) -> list[Sheet]:
-    return [replace(s, stem=f"text-{s.stem}") for s in heatmap_figures.sheets_of(record.with_pictures_as_one())]
+    return [replace(s, stem=f"text-{s.stem}") for s in heatmap_figures.sheets_of(_text_of(record))]
+
+
+def _text_of(record: Heatmap) -> Heatmap:
+    """What words attend to with each photo as one key; where they look across to it, what they give to each other."""
+    flat = record.with_pictures_as_one()
+    return replace(flat, maps=flat.maps[1:]) if flat.maps[0].kind == "cross" and len(flat.maps) > 1 else flat
 
 
 @dataclass(frozen=True, eq=False)

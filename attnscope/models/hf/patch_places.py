@@ -155,6 +155,10 @@ def _llava_next(made: Made) -> list[Pane]:
         at[order[order >= 0]] = np.flatnonzero(order >= 0) + first
         small = at[: side * side].reshape(side, side)
         fine = _join(at[side * side :].reshape(-1, side, side), down, across)
+        if not (fine >= 0).any():  # of a narrow photo it keeps what is small alone
+            panes.append(Pane(number, False, pixels[0], small))
+            first += len(order)
+            continue
         rows, columns = np.flatnonzero((fine >= 0).any(1)), np.flatnonzero((fine >= 0).any(0))
         top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
         whole = _join(pixels[1:n_tiles], down, across)

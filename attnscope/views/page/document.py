@@ -248,8 +248,9 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
         told["photos"] = pack_photos(record, blocks)
     if record.pictures:
         # Which of the rows above its first row is: a word is then the same one in all views.
-        rows = flat.maps[0]
-        first = 0 if rows.part is None or rows.kind == "cross" else rows.part[0]
+        first = 0 if flat.maps[0].part is None else flat.maps[0].part[0]
+        if flat.maps[0].kind == "cross":
+            first = len(squared.maps[0].queries) - len(record.maps[0].queries)
         told["looking"] = {**_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP), "first": first}
     return told
 

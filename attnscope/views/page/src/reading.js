@@ -150,6 +150,33 @@ function withPicturesAsOne(map, pictures, first) {
   return [{ ...map, queries: taken(map.keys, kept, names), keys: null, weights }, to[first]];
 }
 
+/** What words look at across to photos: each photo as one key, all else as another, empty rows for words before. */
+function acrossAsOne(map, pictures, words, first) {
+  const n = map.keys.labels.length;
+  const group = new Array(n).fill("elsewhere");
+  for (const { source, cells } of pictures) for (const cell of cells.flat()) if (cell >= 0) group[cell] = source.replace(/, small$/, "");
+  const names = [...new Set(group)];
+  const to = group.map((name) => names.indexOf(name));
+  const kept = names.map((name) => group.indexOf(name));
+  const weights = (index) => {
+    const whole = new Float32Array(words.labels.length * names.length);
+    map.weights(index).forEach((weight, at) => (whole[(first + Math.floor(at / n)) * names.length + to[at % n]] += weight));
+    return whole;
+  };
+  return { ...map, queries: words, keys: taken(map.keys, kept, new Map(kept.map((key, at) => [key, names[at]]))), weights };
+}
+
+/** A part of a map of words with a row for each column: rows that are not kept are empty. */
+function withEmptyRows(map, first) {
+  const n = map.keys.labels.length;
+  const weights = (index) => {
+    const whole = new Float32Array(n * n);
+    whole.set(map.weights(index), first * n);
+    return whole;
+  };
+  return { ...map, queries: map.keys, keys: null, weights };
+}
+
 /** A picture of a record as the page shows it; `cells` says which key each of its patches is, row by row. */
 async function photoOf(told, cells, held, name) {
   const { shape, data } = need(held, `the array ${name}`);
@@ -170,7 +197,15 @@ async function picturesOf({ told, array }, maps) {
   const photos = await Promise.all(told.pictures.map(async (one, at) => photoOf(one, one.cells.flat(), await array(`picture_${at}`), `picture_${at}`)));
   const patches = new Set(photos.flatMap(({ cells }) => cells));
   const keys = maps[0].keys || maps[0].queries;
-  const [flat, first] = withPicturesAsOne({ ...maps[0], keys }, told.pictures, told.maps[0].part?.[0] || 0);
+  const firsts = told.maps.map(({ part }) => part?.[0] || 0);
+  if (maps[0].kind === "cross") {
+    const others = maps.slice(1).map((map, at) => withEmptyRows(map, firsts[at + 1]));
+    const whole = others.find(({ queries }) => queries.labels.length === maps[0].queries.labels.length + firsts[0]);
+    const first = whole ? firsts[0] : 0;
+    const looking = { ...maps[0], keys: { ...keys, special: keys.special.filter((token) => !patches.has(token)) }, first };
+    return { photos, looking, maps: [acrossAsOne(maps[0], told.pictures, first ? whole.queries : maps[0].queries, first), ...others] };
+  }
+  const [flat, first] = withPicturesAsOne({ ...maps[0], keys }, told.pictures, firsts[0]);
   const looking = { ...maps[0], keys: { ...keys, special: keys.special.filter((token) => !patches.has(token)) }, first };
   return { photos, looking, maps: [flat] };
 }
@@ -178,8 +213,8 @@ async function picturesOf({ told, array }, maps) {
 async function textOfHeatmap(name, content) {
   const { told, array } = content;
   const maps = [];
-  for (const map of need(told.maps, "the description of its maps")) {
-    const prefix = map.kind === "encoder" || told.maps.length === 1 ? "" : `${map.kind}_`;
+  for (const [at, map] of need(told.maps, "the description of its maps").entries()) {
+    const prefix = at === 0 ? "" : `${map.kind}_`;
     const held = need((await array(`${prefix}weights`)) || (await array(`${map.kind}_weights`)), "the array weights");
     const cross = map.kind === "cross" || told.pictures?.length;
     maps.push(mapOfBlock(map.kind, map.layers, map.heads, map.picked || told.picked, tokensOfRecord(map.queries), cross ? tokensOfRecord(map.keys) : null, held));
