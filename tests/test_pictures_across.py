@@ -1,6 +1,7 @@
 """Models whose words, or learned queries, look across to the patches of a photo: weights, places, records, refusals."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from attnscope.views.page.document import page_of_saved
 from attnscope.views.picture_words import sheets_of
 from tests.conftest import Run
 from tests.page_helpers import Opened, open_browser
+from tests.processes import python
 from tests.vision_language_helpers import ACROSS, noise, write_family, write_queries
 
 QUESTION = "what is on the table ?"
@@ -209,3 +211,42 @@ def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
     assert code == 0 and "a.png, 120 × 90" in out and not err
     code, again, _ = run("show", "out", "-o", "again", "--query", "table")
     assert code == 0 and "again/word-00-table.png" in again
+
+
+ADDS = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+import transformers as t
+import attnscope
+from attnscope.host import claim_process
+from tests import vision_language_helpers as helpers
+claim_process()  # as the command line does
+torch.set_num_threads(1)
+text = t.OPTConfig(
+    hidden_size=24, ffn_dim=32, num_hidden_layers=16, num_attention_heads=4, word_embed_proj_dim=24,
+    max_position_embeddings=4096, vocab_size=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)
+small = {"num_hidden_layers": 1, "num_attention_heads": 1}
+for n in (8, 1100):
+    helpers.write_queries(Path(sys.argv[1]) / str(n), "blip-2", text, n, small)
+models = [attnscope.load(Path(sys.argv[1]) / str(n)) for n in (8, 1100)]
+
+def kib(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+photo = helpers.noise(48, 48)
+attnscope.picture_heatmap(models[0], photo, "what is on the table ?")
+Path("/proc/self/clear_refs").write_text("5")  # makes the peak what is resident now
+before = kib("VmRSS")
+record = attnscope.picture_heatmap(models[1], photo, "what is on the table ?")
+print(len(record.maps[-1].keys), record.maps[-1].n_layers * record.maps[-1].n_heads, kib("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
+def test_a_long_prompt_of_queries_adds_a_tenth_of_what_eager_weights_take_at_most(tmp_path: Path) -> None:
+    made = python("-c", ADDS, tmp_path, check=True)
+    n_tokens, n_heads, added_kib = map(int, made.stdout.split())
+    assert n_tokens > 1100 and n_heads == 64
+    assert 1 < added_kib < 0.1 * n_heads * n_tokens**2 * 4 / 1024

@@ -14,6 +14,7 @@ const LOWEST = 1e-4; // the least share that the profile shows
 const SIDES = { pairs: "pairs, query \u2192 key", gets: "keys that receive most", asks: "queries that give most" };
 const MOST_TOKENS = 8;
 const MOST_PARTNERS = 9;
+const LOOKING = "--image photo.jpg 'A question of your own.'"; // of heads that were measured on photos and words
 
 function interval(low, high, said = shortNumber) {
   return Number.isFinite(low) && Number.isFinite(high) ? ` [${said(low)}, ${said(high)}]` : "";
@@ -241,6 +242,7 @@ export class Card {
   tableOf(names) {
     const { columns } = catalogs.shown;
     const { at } = this.head;
+    const hasEven = names.some((name) => columns.get(name).uniforms.some(Number.isFinite));
     const line = (name) => {
       const column = columns.get(name);
       const [value, low, high, even] = [column.values[at], column.lows[at], column.highs[at], column.uniforms[at]];
@@ -259,7 +261,7 @@ export class Card {
     return el(
       "table",
       { class: "measures" },
-      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [catalogs.shown.told.even || "uniform", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
+      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [hasEven ? catalogs.shown.told.even || "uniform" : "", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
       el("tbody", {}, names.map(line)),
     );
   }
@@ -391,7 +393,10 @@ export class Card {
     const query = shown && state.q >= 0 && shown === told.examples[state.ex] ? state.q : (shown?.focus ?? -1);
     const { text, asked } = shown ? commandOfExample(shown, query) : { text: "", asked: "" };
     const model = /^[\w./-]+$/.test(run.model || "") ? run.model : quoted(String(run.model || ""));
-    const command = `attnscope heatmap ${quoted(text || "A text of your own.")} -m ${model} --pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${/^[\w.]+$/.test(asked) ? asked : quoted(asked)}` : ""}`;
+    const { told: record } = catalogs.shown;
+    const others = { pictures: "--image photo.jpg", "pictures among words": LOOKING, recordings: "--audio speech.wav" };
+    const given = text ? quoted(text) : record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || quoted("A text of your own.");
+    const command = `attnscope heatmap ${given} -m ${model} --pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${/^[\w.]+$/.test(asked) ? asked : quoted(asked)}` : ""}`;
     const copy = el(
       "button",
       {

@@ -339,7 +339,7 @@ async function headsOfPictures({ told, array }) {
     on_picture: { what: "share of the words' attention on the first picture", unit: "share", range: [0, 1] },
     on_other_picture: { what: "share of the words' attention on the second picture", unit: "share", range: [0, 1] },
   };
-  return { grid: "layers", rows: "number", run: told.run, options: { measures: facts }, heads };
+  return { grid: "layers", rows: "number", shape: told.shape, run: told.run, options: { measures: facts }, heads };
 }
 
 async function headsOfComparison({ told, array }) {
