@@ -1,6 +1,7 @@
 """Queries and keys of heads in a plane: what it is made of, planted pairs, rotary positions, fair draws of tokens."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,14 @@ from scipy.stats import chi2
 
 import attnscope
 from attnscope.core.projections import output_directions, score_directions
-from attnscope.errors import UsageError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.around import surroundings
 from attnscope.models.model import Batch
 from attnscope.records.planes import STEPS, Points, share_by_place
 from attnscope.studies.atlas import AtlasOptions, atlas
 from attnscope.studies.atlas_planes import N_TOKENS, draw_tokens, kind_of_token
 from attnscope.studies.atlas_tables import ReadText
+from tests.atlas_helpers import small_atlas
 from tests.conftest import write_tiny
 from tests.test_atlas import letters
 
@@ -184,3 +186,14 @@ def test_an_atlas_of_some_heads_says_of_them_what_the_whole_says() -> None:
     assert Counter(one.head for one in some.facts) == {0: 12, 1: 12}
     with pytest.raises(UsageError, match="no head L5H0"):
         whole.only([(5, 0)])
+
+
+def test_planes_are_drawn_for_some_heads_or_a_page_a_layer(tmp_path: Path) -> None:
+    whole = small_atlas(2, 7)
+    drawn = whole.draw(tmp_path / "whole", ["svg"])
+    assert [path.name for path in drawn] == ["planes-L0.svg", "planes-L1.svg"]
+    (path,) = whole.only([(0, 3), (1, 6)]).draw(tmp_path / "some", ["svg"], width="page")
+    said = path.read_text("utf-8")
+    assert all(name in said for name in ("L0H3", "L1H6", "direction 1: 50%", "direction 2: 30%, 70% by place"))
+    with pytest.raises(AttnscopeError, match="does not know queries and keys"):
+        replace(whole, planes=(), plane_tokens=(), points={}).draw(tmp_path / "none")

@@ -33,8 +33,13 @@ _TURNED = {
 }
 
 
-def pages(atlas: Atlas, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+def pages(atlas: Atlas, style: Style = USUAL, measures: str | None = None) -> Iterator[tuple[str, Drawing]]:
     """The figures one after the other: `planes`, or of many heads `planes-L0`, a page a layer.
+
+    Args:
+        atlas: What it is of.
+        style: How it is drawn.
+        measures: Of the terminal's table: no figure of an atlas has measures.
 
     Raises:
         AttnscopeError: It holds none.
@@ -76,19 +81,21 @@ def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
     wide = min((sheet.width - 0.3 * size) / across - gap, 7.2 * size)
     above, pitch = sheet.above, wide + 0.95 * size
     height = above + rows * pitch + foot.height
-    told = f"queries and keys of {len(points[0].tokens)} tokens, in the plane that holds most of the scores"
+    told = f"queries and keys of {len(points[0].tokens)} tokens"
     figure = sheet.open_figure(height, model_of(atlas.run), told)
     for number, (at, of_head) in enumerate(zip(heads, points, strict=True)):
         left = 0.3 * size + gap * 0.6 + (number % across) * (wide + gap)
         top = above + 0.35 * size + number // across * pitch
         box = (left / sheet.width, 1 - (top + wide) / height, wide / sheet.width, wide / height)
         axes = figure.add_axes(box)
-        _draw_head(axes, of_head, full_name(atlas.heads[at], atlas.findings), sheet, named=len(heads) <= _LARGE)
+        _draw_head(axes, of_head, full_name(atlas.heads[at], atlas.findings), wide, sheet, named=len(heads) <= _LARGE)
     foot.write(figure)
     return Drawing(figure, lettering.families)
 
 
-def _draw_head(axes: Any, points: Points, name: str, sheet: Sheet, *, named: bool) -> None:
+def _draw_head(axes: Any, points: Points, name: str, wide: float, sheet: Sheet, *, named: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     size, explained = sheet.size, [100 * share for share in points.plane.explained]
     axes.axhline(0, color=LINE, linewidth=0.7 * size, zorder=0)
     axes.axvline(0, color=LINE, linewidth=0.7 * size, zorder=0)
@@ -97,6 +104,9 @@ def _draw_head(axes: Any, points: Points, name: str, sheet: Sheet, *, named: boo
     axes.scatter(*points.queries[:, :2].T, marker="o", color=COLORS[0], **shown)
     axes.scatter(*points.keys[:, :2].T, marker="s", color=COLORS[1], **shown)
     most = 1.08 * float(max(np.abs(points.queries[:, :2]).max(), np.abs(points.keys[:, :2]).max())) or 1.0
+    ticks = [tick for tick in MaxNLocator(5).tick_values(-most, most) if abs(tick) < 0.97 * most]
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
     axes.set_xlim(-most, most)
     axes.set_ylim(-most, most)
     label: Any = {"fontsize": 9 * size, "family": sheet.families, "parse_math": False}
@@ -104,7 +114,7 @@ def _draw_head(axes: Any, points: Points, name: str, sheet: Sheet, *, named: boo
     by_place = [f", {100 * share:.0f}% by place" if share > 0.5 and named else "" for share in points.plane.by_place]
     axes.set_xlabel(f"direction 1: {explained[0]:.0f}%{by_place[0]}", labelpad=2 * size, **label)
     axes.set_ylabel(f"direction 2: {explained[1]:.0f}%{by_place[1]}", labelpad=0, **label)
-    axes.tick_params(labelsize=8 * size if not sheet.stacked else 9 * size, length=2 * size, colors=FAINT)
+    axes.tick_params(labelsize=9 * size, length=2 * size, colors=FAINT)
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_family(sheet.families)
     for side in axes.spines.values():
@@ -113,7 +123,7 @@ def _draw_head(axes: Any, points: Points, name: str, sheet: Sheet, *, named: boo
         return
     taken: list[tuple[float, float, float]] = []
     for places, color in ((points.queries, COLORS[0]), (points.keys, COLORS[1])):
-        _name_furthest(axes, places[:, :2], points, color, taken, most, sheet)
+        _name_furthest(axes, places[:, :2], points, color, taken, most, wide, sheet)
 
 
 def _name_furthest(
@@ -123,17 +133,19 @@ def _name_furthest(
     color: str,
     taken: list[tuple[float, float, float]],
     most: float,
+    wide: float,
     sheet: Sheet,
 ) -> None:
     """Names the tokens that are furthest out, once each, where no other name stands."""
-    step, seen, count = 0.05 * most, set(), 0
+    letter = 9 * sheet.size / 72 / wide * 2 * most  # its height, in the plot's own unit
+    step, seen, count = 1.3 * letter, set(), 0
     for at in np.argsort(-np.abs(places).max(1), kind="stable"):
         label = cut(printable(points.tokens[at].label), 12)
         x, y = (float(part) for part in places[at])
-        half = 0.5 * 0.036 * most * len(label)
+        half = 0.33 * letter * len(label)
         if label in seen or any(abs(y - v) < step and abs(x - u) < half + w for u, v, w in taken):
             continue
-        if abs(x) + half > most:
+        if abs(x) + half > most or y + 1.6 * letter > most:
             continue
         seen.add(label)
         taken.append((x, y, half))
