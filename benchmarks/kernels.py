@@ -81,7 +81,7 @@ def ratios(n: int, is_causal: bool, runs: int) -> dict[str, float]:
     for name in list(rivals)[1:]:
         pairs = zip(times[name], times["plain"], strict=True)
         found[f"{name}_over_plain"] = round(statistics.median(own / plain for own, plain in pairs), 2)
-        for rival in ("plain", "dense"):
+        for rival in {"plain", "dense"} - {name}:
             found[f"{name}_over_{rival}_of_fastest"] = round(min(times[name]) / min(times[rival]), 2)
     print(f"{n} keys{', causal' if is_causal else ''}: {found}", flush=True)
     return found

@@ -280,8 +280,9 @@ class Plan:
             assert texts.embeddings is not None
             if block.shape[0] == 1:
                 directions, which = self.keep_texts(block, "distinct tokens", make_distinct)
-                by_token = directions[which[block.queries]] @ directions.mT
-                return by_token.index_select(1, which[block.keys])[None]
+                if len(directions) < block.shape[2]:
+                    by_token = directions[which[block.queries]] @ directions.mT
+                    return by_token.index_select(1, which[block.keys])[None]
             directions = texts.embeddings.to(self.dtype)
             return directions[:, block.queries] @ directions[:, block.keys].mT
 
