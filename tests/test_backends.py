@@ -1,6 +1,7 @@
 """The fused pass against the definition and against torch; and which of them measures a run."""
 
 import dataclasses
+import hashlib
 import os
 import subprocess
 import sys
@@ -164,6 +165,13 @@ def test_a_head_that_rests_says_exactly_where_else_it_looks() -> None:
     ours = measured(call, keys, "numba")
     for name in ("distance_tokens_active", "signed_distance_tokens_active", "same_token_active", "window_active"):
         np.testing.assert_allclose(ours.value(name), exact.value(name), rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def test_other_vectors_are_another_kernel() -> None:
+    """What numba keeps on disk goes by the kernel's file alone: an old kernel would run on."""
+    from attnscope.core.measures import numba_kernel, numba_vectors
+
+    assert hashlib.sha256(Path(numba_vectors.__file__).read_bytes()).hexdigest()[:16] == numba_kernel.VECTORS
 
 
 def test_exponentials_and_logarithms_of_vectors() -> None:

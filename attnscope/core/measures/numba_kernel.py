@@ -41,6 +41,9 @@ from attnscope.core.measures.numba_vectors import (
 _f4, _i4, _i8, _f8 = types.float32, types.int32, types.int64, types.float64
 _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i8))
 
+VECTORS = "ace081b03f83788b"
+"""The hash of numba_vectors.py: numba compiles this file again only where it changes."""
+
 _LOW = -87.0
 """Where exponentials end: further below the largest, a score has no weight."""
 

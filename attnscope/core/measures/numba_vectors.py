@@ -4,7 +4,7 @@ Written by hand, as loops that the compiler makes vectors of come with checks an
 short row, and add up in an order of the compiler's. These add lane by lane on every processor: on wide registers in
 one instruction, on narrower ones in two or four.
 
-numba keeps what it compiled as long as the kernel's own file is the same: who changes this one changes that one, too.
+numba keeps what it compiled as long as the kernel's own file is the same: that one names a hash of this one.
 """
 
 import operator
