@@ -187,7 +187,7 @@ def test_the_picture_encoder_of_a_model_that_writes_of_pictures() -> None:
     )
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     model: Any = attnscope.load(made, processor)
-    assert any("its decoder is not shown" in note for note in model.info.notes)
+    assert any("with a text beside --image its decoder is shown" in note for note in model.info.notes)
     record = attnscope.picture_heatmap(model, photo())
     pixels = model.eyes.see(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(made.encoder, pixel_values=pixels), atol=2e-5)

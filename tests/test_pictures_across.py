@@ -16,7 +16,7 @@ from attnscope.senses.photos import read_photo
 from attnscope.views.page.document import page_of_saved
 from attnscope.views.picture_words import sheets_of
 from tests.conftest import Run
-from tests.page_helpers import Opened, open_browser
+from tests.page_helpers import Opened
 from tests.processes import python
 from tests.vision_language_helpers import ACROSS, noise, write_family, write_queries
 
@@ -133,24 +133,23 @@ def test_in_a_page_a_word_has_the_same_row_in_all_maps(models: dict[str, Any]) -
     np.testing.assert_allclose(across.weights[:, :, first:].sum(-1), 1, atol=1e-5)
 
 
-def test_pages_and_the_viewer_show_what_looks_across(models: dict[str, Any], tmp_path: Path) -> None:
-    with open_browser() as browser:
-        for name, head in (("mllama", "1.2"), ("blip-2", "2.1")):
-            record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
-            record.page().save(tmp_path / "page.html")
-            page_of_saved(record).save(tmp_path / "viewer.html")
-            shares = []
-            for file in ("page.html", "viewer.html"):
-                opened = Opened(browser.new_page(), tmp_path / file)
-                opened.show(v="photo", h=head)
-                shares.append(re.findall(r"[\d.]+% of its attention goes here, at most [\d.]+", opened.text("body")))
-                assert opened.complaints == []
-            layer, number = map(int, head.split("."))
-            row = record.of(layer, number)[~record.maps[0].queries.special].mean(0)
-            assert shares[0] == shares[1] and len(shares[0]) == 1
-            assert float(shares[0][0].split("%")[0]) == pytest.approx(
-                100 * np.nansum(record.pictures[0].over(row)), abs=0.1
-            )
+def test_pages_and_the_viewer_show_what_looks_across(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
+    for name, head in (("mllama", "1.2"), ("blip-2", "2.1")):
+        record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
+        record.page().save(tmp_path / "page.html")
+        page_of_saved(record).save(tmp_path / "viewer.html")
+        shares = []
+        for file in ("page.html", "viewer.html"):
+            opened = Opened(browser.new_page(), tmp_path / file)
+            opened.show(v="photo", h=head)
+            shares.append(re.findall(r"[\d.]+% of its attention goes here, at most [\d.]+", opened.text("body")))
+            assert opened.complaints == []
+        layer, number = map(int, head.split("."))
+        row = record.of(layer, number)[~record.maps[0].queries.special].mean(0)
+        assert shares[0] == shares[1] and len(shares[0]) == 1
+        assert float(shares[0][0].split("%")[0]) == pytest.approx(
+            100 * np.nansum(record.pictures[0].over(row)), abs=0.1
+        )
 
 
 def test_a_text_is_shown_without_a_picture_where_that_can_be(models: dict[str, Any]) -> None:

@@ -197,7 +197,7 @@ def test_moonshine_is_given_text(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     shown = wrap(AutoModel.from_config(config), tokenizer)
-    with pytest.raises(AttnscopeError, match="reads no text"):
+    with pytest.raises(AttnscopeError, match="moonshine reads input_values, and no text"):
         attnscope.heatmap(shown, "the cat", target="the cat")
 
 

@@ -69,11 +69,10 @@ def heads(
     load = loading.options()
     if image or audio:
         options.refuse_beside(
-            "--image" if image else "--audio", replace(texts, text=None), running,
-            audio=image and audio, probe=probe, threshold=measuring.thresholds, chunk=measuring.chunk,
-            stride=measuring.stride, frequencies=measuring.frequencies, relations=relations, control=control,
-            causal=causal, writes=writes, shard=shard != "1/1", feature=describing.feature,
-            describe=describing.describe,
+            "--image" if image else "--audio", replace(texts, text=None), running, audio=image and audio, probe=probe,
+            threshold=measuring.thresholds, chunk=measuring.chunk, stride=measuring.stride, control=control,
+            frequencies=measuring.frequencies, relations=relations, causal=causal, writes=writes, shard=shard != "1/1",
+            feature=describing.feature, describe=describing.describe,
         )  # fmt: skip
     output = where.plan("heads", printing, measures=measuring.measures, **listing.shown(), **drawing.options())
     if image or audio:

@@ -43,7 +43,7 @@ class TokenVectors:
         """Computes an attention, and keeps what is asked for.
 
         Returns:
-            What the other probe gives.
+            The output, as the other probe gives it, (batch, n_heads, query, d_value), of the query's dtype.
         """
         query, key, turned = self._bare(call)
         output = self._probe(call)

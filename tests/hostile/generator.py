@@ -175,7 +175,9 @@ class Generator:
         """A model that writes, and what was found of it: its circuits, and an atlas in two parts."""
         torch.manual_seed(0)
         folder = self.inputs / "decoder"
-        attnscope.own_decoder(["the", "cat", "and", "a", "dog", "sat"], n_layers=2, n_heads=2, d_model=8).save(folder)
+        attnscope.own_decoder(
+            ["the", "cat", "and", "a", "dog", "sat", "it", "was"], n_layers=2, n_heads=2, d_model=8
+        ).save(folder)
         model = attnscope.load(folder)
         attnscope.circuits(model).save(self.inputs / "composition.npz")
         for part in (1, 2):

@@ -196,6 +196,8 @@ class Totals:
 
 def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
     """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
+    for part in (heads, uniform):
+        part.settle()
     shared = [heads.sum, heads.count, uniform.sum]
     if names != heads.names:
         keep = [heads.names.index(name) for name in names]

@@ -84,8 +84,6 @@ class Survey:
     reaches: list[int] = field(default_factory=list)
     beside: bool = False
     through: Callable[..., Any] | None = None
-    beside: bool = False
-    through: Callable[..., Any] | None = None
 
 
 def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
