@@ -210,7 +210,7 @@ def _visible(text: str) -> str:
 # Sources --------------------------------------------------------------------------------------------------------
 
 
-def read_text(text: str | None, file: Path | None = None) -> str:
+def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool = False) -> str:
     """Reads one text: given literally, from stdin (`-`), or from a file.
 
     Files and stdin are UTF-8, with or without a byte order mark; line ends become newlines, and those at the very end
@@ -219,6 +219,7 @@ def read_text(text: str | None, file: Path | None = None) -> str:
     Args:
         text: The text itself, or "-" for stdin.
         file: A file to read instead; "-" for stdin.
+        may_be_blank: Whether a text in which nothing can be seen is one.
 
     Raises:
         AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
@@ -250,7 +251,8 @@ def read_text(text: str | None, file: Path | None = None) -> str:
     else:
         raise UsageError("no text is given", "give a text, - for stdin, or --file PATH")
 
-    require_text(result, name)
+    if not (may_be_blank and is_blank(result)):
+        require_text(result, name)
     return result
 
 

@@ -269,5 +269,6 @@ def test_the_command_asks_about_a_photo(run: Run, tmp_path: Path) -> None:
     assert (status, out) == (0, "p.html\n"), err
     html = Path("p.html").read_text("utf-8")
     assert '"photos":' in html and '"looking":' not in html
-    assert run(*asked, "-m", "./vit", "--generate", "3")[0] == 2
+    status, _, err = run(*asked, "-m", "./vit", "--generate", "3")
+    assert status == 1 and "vit reads no pictures among words" in err and "leave out --generate" in err
     assert run(*asked, "what is it ?", "-m", "./qwen", "--pair", "x")[0] == 2

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from traitlets import TraitError
 
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
 from attnscope.views.page.document import page_of_saved
-from attnscope.views.picture_words import sheets_of
+from attnscope.views.picture_words import _figures, sheets_of
 from tests.conftest import Run
 from tests.page_helpers import Opened
 from tests.processes import python
@@ -111,7 +112,7 @@ def test_records_keep_all_kinds(models: dict[str, Any], tmp_path: Path) -> None:
 def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, Any], tmp_path: Path) -> None:
     record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 1)])
     assert [sheet.stem for sheet in sheets_of(record, "Q2")] == [
-        "words", "word-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"
+        "queries", "query-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"
     ]  # fmt: skip
     assert record.page() is not None
     alone = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(3, 1)])
@@ -188,6 +189,96 @@ def test_heads_that_look_are_measured_and_compared(models: dict[str, Any], tmp_p
     (tmp_path / "boxes.jsonl").write_text('{"image": "a.png", "phrase": "a cat", "box": [1, 1, 9, 9]}\n')
     with pytest.raises(AttnscopeError, match="learned queries do"):
         attnscope.picture_heads(models["blip-2"], str(tmp_path / "boxes.jsonl"), text="a cat")
+
+
+def test_every_type_is_measured_and_compared(models: dict[str, Any]) -> None:
+    photos = [noise(150, 230), noise(90, 60, seed=2)]
+    for name, model in models.items():
+        found = attnscope.picture_heads(model, photos, text=QUESTION, generate=2)
+        assert {head.kind for head in found.heads} == {"cross"} and found.corpus["problems"] == [], name
+        pair = attnscope.compare_pictures(model, photos, [QUESTION])
+        assert pair.kind == "cross" and pair.divergences["hellinger"].any(), name
+
+
+def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folders: dict[str, Path]) -> None:
+    Image.fromarray(noise(90, 120)).save("a.png")
+    for name in ("blip", "trocr"):
+        with pytest.warns(UserWarning, match="no text was given"):
+            made = attnscope.picture_heatmap(models[name], noise(90, 120), generate=4)
+        assert made.maps[0].kind == "cross" and made.maps[0].queries.n_given == 1  # the token that it starts with
+        assert made.text and "<" not in made.text and made.text in made.run["notes"][-1]
+        assert 0 < len(made.maps[0].queries) - 1 <= 4
+        with pytest.warns(UserWarning, match="no text was given"):
+            empty = attnscope.picture_heatmap(models[name], noise(90, 120), "", generate=4)
+        np.testing.assert_array_equal(empty.weights, made.weights)
+    one = ("--image", "a.png", "--generate", "4")
+    code, out, err = run("heatmap", *one, "-m", str(folders["trocr"]), "-o", "out", "-f", "npz")
+    assert code == 0 and "out/weights.npz" in out and "no text was given" in err
+    code, _, err = run("page", *one, "-m", str(folders["blip"]), "-o", "page.html")
+    assert code == 0 and "no text was given" in err
+    with pytest.warns(UserWarning, match="no text was given"):
+        assert attnscope.picture_heatmap(models["blip"], noise(90, 120)).maps[0].kind == "cross"
+    assert {head.kind for head in attnscope.picture_heads(models["blip"], [noise(90, 120)]).heads} == {"cross"}
+    for name in ("mllama", "blip-2", "instructblip"):
+        for text in (None, ""):
+            with pytest.raises(AttnscopeError, match="what a text asks for") as told:
+                attnscope.picture_heatmap(models[name], noise(90, 120), text, generate=3)
+            assert "give a text" in str(told.value.hint)
+
+
+def test_learned_queries_are_called_so(models: dict[str, Any]) -> None:
+    record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 2)])
+    assert record.run["notes"][-1] == "L0H2 names a head of each kind of attention: cross, encoder, decoder"
+    with pytest.raises(AttnscopeError, match="'table' is no learned query: these alone look at the picture"):
+        sheets_of(record, "table")
+    titles = [figure.title for figure in _figures(record, None)]
+    assert titles[:2] == ["where learned queries look", "where learned query Q0 looks"]
+
+
+def test_numbers_of_heads_and_layers_say_what_they_are_of(models: dict[str, Any]) -> None:
+    record = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION)
+    assert next(sheet for sheet in sheets_of(record) if sheet.stem == "text-overview").subject == (
+        "2 of 4 layers, 4 heads"
+    )
+    with pytest.raises(AttnscopeError, match="L2H1 is not among the cross heads") as told:
+        record.of(2, 1)
+    assert told.value.hint == 'ask for kind="decoder"'
+    shown = attnscope.widget(record)
+    shown.head = "L1H3"
+    assert (shown.head, shown.layer) == ("L1H3", 1)
+    with pytest.raises(TraitError, match="does not show head L5H1"):
+        shown.head = "L5H1"
+
+
+def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], tmp_path: Path) -> None:
+    record = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION)
+    record.page().save(tmp_path / "page.html")
+    page_of_saved(record).save(tmp_path / "viewer.html")
+    n = len(record.maps[0].queries)
+    assert record.maps[0].part[0] > 0
+    a, b = record.of(1, 0), record.of(1, 1)
+    patches = record.pictures[0].cells.ravel()
+    given = [one[:, patches].astype(float).sum(-1) for one in (a, b)]
+    apart = np.abs(given[0] - given[1]).mean()  # of two keys, the photo and all else
+    with open_browser() as browser:
+        for file in ("page.html", "viewer.html"):
+            opened = Opened(browser.new_page(), tmp_path / file)
+            opened.show(v="grid", m=0)
+            assert f"{n} × 2 tokens" in opened.text("body")
+            opened.show(v="compare", m=0, h="1.0", b="1.1")
+            found = re.search(r"On average ([\d.]+) of a query's", opened.text("body"))
+            assert found and float(found[1]) == pytest.approx(apart, abs=1e-3)
+            opened.show(v="photo", m=1, h="0.1")
+            assert "the decoder heads do not look at the picture" in opened.text("body")
+            assert opened.complaints == []
+
+
+def test_the_photo_view_calls_learned_queries_so(models: dict[str, Any], tmp_path: Path) -> None:
+    attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION).page().save(tmp_path / "page.html")
+    with open_browser() as browser:
+        opened = Opened(browser.new_page(), tmp_path / "page.html")
+        opened.show(v="photo", h="0.1")
+        assert "The learned queries" in opened.text("body") and "words after" not in opened.text("body")
 
 
 def test_queries_are_shown_where_the_language_model_is_an_encoder_decoder(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
     assert (Path("again") / "words.png").read_bytes() == (Path("out") / "words.png").read_bytes()
     for arguments, told in (
         (("--image", "a.png", QUESTION, *model, "--query", "zebra"), "no word after the pictures"),
-        (("--image", "a.png", *model), "give it a text too"),
+        (("--image", "a.png", *model), "give a text"),
         (("--image", "a.png", "--image", "b.png", *model), "several pictures are shown among words"),
         (("--image", "a.png", "the cat", "-m", "minilm"), "reads no pictures among words"),
         (("--image", "a.png", QUESTION, *model, "--pooled", "64"), "has no --pooled"),

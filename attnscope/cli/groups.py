@@ -212,11 +212,11 @@ class OneText:
         """Whether there is one."""
         return self.text is not None or self.file is not None
 
-    def read(self) -> str:
+    def read(self, *, may_be_blank: bool = False) -> str:
         """The text."""
         from attnscope.text import read_text
 
-        return read_text(self.text, self.file)
+        return read_text(self.text, self.file, may_be_blank=may_be_blank)
 
 
 @dataclass(frozen=True)

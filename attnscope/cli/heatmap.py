@@ -99,9 +99,10 @@ def _given(one: groups.OneText, reading: groups.Reading, image: list[Path] | Non
     from attnscope.senses.recordings import read_recording
     from attnscope.studies.reading import Speech, View
 
-    if image and one.given:
+    if image and (one.given or reading.generate):
         options.refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
-        return View(tuple(map(read_photo, image)), one.read(), reading.generate)
+        text = one.read(may_be_blank=True) if one.given else ""
+        return View(tuple(map(read_photo, image)), text, reading.generate)
     if image:
         options.refuse_beside("--image", one, reading, audio=audio)
         if len(image) > 1:

@@ -62,7 +62,7 @@ def page(
     if str(where.out) == "-":
         options.refuse_beside("-o -", json=printing.json)
     if image:
-        asked = bool(texts or several.file)
+        asked = bool(texts or several.file or reading.generate)
         unused = dataclasses.replace(reading, generate=0) if asked else reading
         options.refuse_beside("--image", unused)
     wanted = PageWanted(

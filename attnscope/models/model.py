@@ -357,6 +357,10 @@ class Viewer(Protocol):
     def model(self) -> "Model":
         """The model that is run."""
 
+    @property
+    def describes(self) -> bool:
+        """Whether it writes of a picture without being given words."""
+
     def view(self, photos: "Sequence[Photo]", text: str, n: int = 0) -> SensoryInput:
         """Photos and a question in the model's own form of chat, and at most n tokens of its answer."""
 

@@ -112,7 +112,13 @@ class MapsRecord(Record, Generic[M]):
         Raises:
             AttnscopeError: The record does not hold it.
         """
-        return self.map(kind).of(layer, head)
+        attention = self.map(kind)
+        others = [m.kind for m in self.maps if layer in m.layers and head in m.heads]
+        if others and attention.kind not in others:
+            raise AttnscopeError(
+                f"L{layer}H{head} is not among the {attention.kind} heads of this record", f'ask for kind="{others[0]}"'
+            )
+        return attention.of(layer, head)
 
     def facts(self) -> dict[str, Any]:
         """What stands in its description beside text, run, picked heads and maps, as plain JSON values."""

@@ -103,7 +103,8 @@ def picture_heatmap(
         model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …; with a text one that reads
             both: LLaVA, Qwen2-VL, SmolVLM …
         image: A path, an image of Pillow, or an array (height, width, 3) of uint8; with a text also several of them.
-        text: A question about it; it is put into the model's own form of chat, after the pictures.
+        text: A question about it; it is put into the model's own form of chat, after the pictures. Models that caption
+            pictures need none: with `generate` they write from their own first token.
         generate: How many tokens of its answer the model writes.
         layers: As of `heatmap`; so are heads and pick.
         heads: See there.
@@ -121,11 +122,11 @@ def picture_heatmap(
     Warns:
         UserWarning: Something was done to the photo that is not plain: it was turned, or is the first of several.
     """
-    if text is None:
+    if text is None and not generate:
         given: Given = read_photo(image)
     else:
         images = image if isinstance(image, list | tuple) else [image]
-        given = View(tuple(read_photo(one) for one in images), text, generate)
+        given = View(tuple(read_photo(one) for one in images), "" if text is None else text, generate)
     record = _record_of(model, given, choice_from(layers, heads, pick))
     return apply_changes(record, hide_special=hide_special)
 
@@ -208,10 +209,12 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         )
     maps, notes = [], list(reading.notes)
     if reading.across:
-        return Heatmap(
-            reading.text, _across(info, reading, chosen), run_of(info, notes), picked=chosen.picked,
-            pictures=reading.pictures,
-        )  # fmt: skip
+        across = _across(info, reading, chosen)
+        for layer, head in chosen.picked or ():
+            kinds = [m.kind for m in across if layer in m.layers and head in m.heads]
+            if len(kinds) > 1:
+                notes.append(f"L{layer}H{head} names a head of each kind of attention: {', '.join(kinds)}")
+        return Heatmap(reading.text, across, run_of(info, notes), picked=chosen.picked, pictures=reading.pictures)
     if reading.pictures and (cut is None or cut.rows is None):
         # Of the patches nothing is asked, and a map of them all would take gigabytes.
         cut = Cut((reading.after_pictures, None), cut.cols if cut else None)

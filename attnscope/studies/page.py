@@ -53,7 +53,7 @@ class PageWanted:
         chat: Whether texts are put into the model's chat template.
         generate: How many tokens a decoder is to write after each text.
         images: Photos: a model that reads pictures among words is given all of them before each text; without a text a
-            vision model sees each by itself.
+            vision model sees each by itself, and one that captions pictures writes of each.
         records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
         heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
             page then shows beside the texts.
@@ -103,9 +103,9 @@ class PageWanted:
         """
         photos = tuple(map(read_photo, self.images))
         if not (self.texts or self.files):
-            yield from ((photo, None) for photo in photos)
+            yield from ((View((photo,), "", self.generate) if self.generate else photo, None) for photo in photos)
         for text in self.texts:
-            yield self._prompt(read_text(text), photos), None
+            yield self._prompt(read_text(text, may_be_blank=bool(photos)), photos), None
         if self.files:
             corpus = Corpus(self.files, split=self.split, field=self.field)  # type: ignore[arg-type]  # checked above
             for one in corpus:

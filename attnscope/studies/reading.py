@@ -16,13 +16,16 @@ from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound
 from attnscope.senses.photos import Photo
 from attnscope.senses.recordings import Recording
-from attnscope.text import require_text
+from attnscope.text import is_blank, require_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_WRITTEN = 64
 """Tokens that a model writes at most where no transcript is given."""
+
+ANSWER = 20
+"""Tokens that a model writes at most about a picture where nothing else is said."""
 
 
 class PromptOptions(TypedDict, total=False):
@@ -83,7 +86,8 @@ class View:
 
     Attributes:
         photos: The photos, in order.
-        text: The question; it goes into the model's own form of chat, after the photos.
+        text: The question; it goes into the model's own form of chat, after the photos. Without one a model that
+            describes pictures writes by itself.
         generate: How many tokens of its answer the model is to write.
     """
 
@@ -93,7 +97,8 @@ class View:
 
     def __post_init__(self) -> None:
         _require_string(self.text)
-        require_text(self.text, "the text")
+        if not is_blank(self.text):
+            require_text(self.text, "the text")
         if not self.photos:
             raise AttnscopeError("there is no photo beside the text", "give at least one: --image photo.jpg")
 
@@ -221,9 +226,7 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
 
 def _see(model: Model, photo: Photo) -> Reading:
     if model.eyes is None and model.viewer is not None:
-        raise AttnscopeError(
-            f"{model.info.name} reads pictures among words, and none without", "give it a text too, such as a question"
-        )
+        return _view(model, View((photo,), ""))
     if model.eyes is None:
         raise AttnscopeError(
             f"{model.info.name} sees no pictures", "leave out --image, or name a vision transformer, such as DINOv2"
@@ -233,13 +236,27 @@ def _see(model: Model, photo: Photo) -> Reading:
 
 
 def _view(model: Model, given: View) -> Reading:
+    has_text = not is_blank(given.text)
     if model.viewer is None:
         raise AttnscopeError(
             f"{model.info.name} reads no pictures among words",
-            "leave out the text, or --image, or name a model such as SmolVLM, LLaVA or Qwen2-VL",
+            f"leave out {'the text' if has_text else '--generate'}, or --image, or name a model such as SmolVLM, LLaVA "
+            "or Qwen2-VL",
         )
-    seen = model.viewer.view(given.photos, given.text, given.generate)
-    return Reading(given.text, seen.tokens, None, seen.notes, seen.inputs, pictures=seen.pictures, across=seen.across)
+    if not has_text and not model.viewer.describes:
+        raise AttnscopeError(
+            f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"
+        )
+    n = given.generate or (0 if has_text else ANSWER)
+    seen = model.viewer.view(given.photos, given.text.strip() and given.text, n)
+    text, notes = given.text, seen.notes
+    if not has_text:
+        written = seen.tokens.offsets[~seen.tokens.special]
+        text = " ".join(seen.tokens.text[written[0, 0] : written[-1, 1]].split()) if len(written) else ""
+        if not text:
+            raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
+        notes += (f"no text was given: the words are what the model itself writes, “{text}”",)
+    return Reading(text, seen.tokens, None, notes, seen.inputs, pictures=seen.pictures, across=seen.across)
 
 
 def _hear(model: Model, speech: Speech) -> Reading:

@@ -32,7 +32,7 @@ from attnscope.studies.grounding import (
 from attnscope.studies.heatmap import run_probe
 from attnscope.studies.overflow import broken_rows, require_finite
 from attnscope.studies.provenance import run_of
-from attnscope.studies.reading import Reading, Speech, View, read
+from attnscope.studies.reading import ANSWER, Reading, Speech, View, read
 from attnscope.studies.relation_sums import only
 from attnscope.studies.texts import Progress, Report
 
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from attnscope.core.picture_sums import PictureSums
     from attnscope.core.running import RunningSums
     from attnscope.core.sound_measures import SoundSums
-
-ANSWER = 20
-"""Tokens that a model writes at most about each picture."""
 
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
@@ -74,7 +71,7 @@ def picture_heads(
             With a text also JSON lines (.jsonl) with `image`, `phrase` and `box`: which heads look from the phrase,
             which stands for {phrase} in the text, into the box.
         report: Called after each picture.
-        text: A question.
+        text: A question; models that caption pictures need none.
         generate: How many tokens of its answer the model writes at most; the words of the answer are measured, and
             those of the question where there are none.
 
@@ -87,6 +84,8 @@ def picture_heads(
     """
     from attnscope.core.picture_measures import PICTURE_MEASURES
 
+    if text is None and model.eyes is None and model.viewer is not None and model.viewer.describes:
+        text = ""
     if text is not None:
         return _looking_heads(model, images, text, generate, report)
     model = eyes_of(model)

@@ -46,7 +46,7 @@ def maps_page(found: PicturePair, style: Style) -> Page:
     notes = [
         f"words: {words}, their mean",
         f"heads: those that change most, by {distance_name(found.measure)}",
-        "percentages: how much of the words' attention goes to the picture, and how much more",
+        "percentages: how much of the words' attention goes to the picture; points: the second minus the first",
         "darkest: the row's largest weight on a cell, its “max”; red: more in the second, blue: less",
         *PICTURE_NOTES,
     ]
@@ -80,7 +80,7 @@ def maps_page(found: PicturePair, style: Style) -> Page:
                 f"{before.sum():.0%} · max {before.max():.2g}",
             ),
             (found.pictures[1], after, most, style.cmap, f"{after.sum():.0%} · max {after.max():.2g}"),
-            (ground, (moved / far + 1) / 2, 1.0, _DIFFERENCE, f"{round(100 * moved.sum()):+d}% · ±{far:.2g}"),
+            (ground, (moved / far + 1) / 2, 1.0, _DIFFERENCE, f"{round(100 * moved.sum()):+d} points · ±{far:.2g}"),
         )
         for number, (picture, values, limit, cmap, told) in enumerate(panels):
             x = left + number * (wide + _GAP_PX)

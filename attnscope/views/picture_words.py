@@ -67,12 +67,16 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], int
     tokens = record.maps[0].queries
     groups = [tuple(group) for group in tokens.word_groups()]
     if query is not None:
+        asker = asker_of(record)
         first = 0 if record.maps[0].part is None else record.maps[0].part[0]
         found = set(tokens.find(_shifted(query, first)))
         if not found:
             names = ", ".join(dict.fromkeys(_name(tokens, group) for group in groups if not tokens.special[group[0]]))
+            told = f"no word after the pictures is {query!r}"
+            if asker == "query":
+                told = f"{query!r} is no learned query: these alone look at the picture, and words see it through them"
             raise AttnscopeError(
-                f"no {asker_of(record)} after the pictures is {query!r}",
+                told,
                 f"there are {names}; or name places, such as @{first}",
             )
         groups = [group for group in groups if found & {*group}]
@@ -129,12 +133,20 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
     style = style or Style("head")
     for figure in _figures(record, query):
         yield figure.sheet.stem, _WordsPage(figure, style)
-    for stem, page in heatmap_figures.pages(_text_of(record), style):
-        yield f"text-{stem}", cast("Page", page)
+    text = _text_of(record)
+    for stem, page in heatmap_figures.Painter(style).pages(text, _named_as_text(text)):
+        yield stem, cast("Page", page)
 
 
 def _text_sheets(record: Heatmap) -> list[Sheet]:
-    return [replace(s, stem=f"text-{s.stem}") for s in heatmap_figures.sheets_of(_text_of(record))]
+    return _named_as_text(_text_of(record))
+
+
+def _named_as_text(text: Heatmap) -> list[Sheet]:
+    return [
+        replace(sheet, stem=f"text-{sheet.stem}", n_layers=text.maps[sheet.map].n_layers)
+        for sheet in heatmap_figures.sheets_of(text)
+    ]
 
 
 def _text_of(record: Heatmap) -> Heatmap:
@@ -177,13 +189,13 @@ def _figures(record: Heatmap, query: str | None) -> Iterator[_Figure]:
     rows = [weights_of(record, word, heads) for word in words]
     for number, picture in enumerate(record.pictures):
         panels = {(0, at): (word.name, row) for at, (word, row) in enumerate(zip(words, rows, strict=True))}
-        yield _figure(record, picture, panels, f"words{_mark(record, number)}", looks, of_heads, left_out)
+        yield _figure(record, picture, panels, f"{ASKERS[asker]}{_mark(record, number)}", looks, of_heads, left_out)
     for at, word in enumerate(words):
         for number, picture in enumerate(record.pictures):
             if picture.source.endswith(SMALL):
                 continue
-            stem = f"word-{at:02d}-{_slug(word.name)}{_mark(record, number)}"
-            title = f"where “{word.name}” looks"
+            stem = f"{asker}-{at:02d}-{_slug(word.name)}{_mark(record, number)}"
+            title = f"where learned query {word.name} looks" if asker == "query" else f"where “{word.name}” looks"
             if record.picked is not None or len(heads) == 1:
                 panels = {pair: (f"L{pair[0]}H{pair[1]}", weights_of(record, word, [pair])) for pair in heads}
                 yield _figure(record, picture, panels, stem, title, "head by head")

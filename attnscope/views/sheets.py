@@ -21,6 +21,7 @@ class Sheet:
         map: Which map of the record it shows.
         query: Place of the query that it is about; -1 = of none, or in a picture of the mean over all.
         title: What the figure says it shows; empty = which heads.
+        n_layers: How many layers the model has, where only some of them attend so; 0 = that goes without saying.
     """
 
     stem: str
@@ -29,6 +30,7 @@ class Sheet:
     map: int = 0
     query: int = -1
     title: str = ""
+    n_layers: int = 0
 
     @property
     def layers(self) -> list[int]:
@@ -45,7 +47,10 @@ class Sheet:
         """Which heads it shows, in words."""
         layers = self.layers
         if self.form == "overview":
-            return f"{amount(len(layers), 'layer')}, {amount(len(self.columns), 'head')}"
+            shown = f"{len(layers)} of " * (len(layers) < self.n_layers)
+            return f"{shown}{amount(self.n_layers if shown else len(layers), 'layer')}, " + amount(
+                len(self.columns), "head"
+            )
         if len(self.heads) == 1:
             return f"layer {layers[0]}, head {self.heads[0][1]}"
         return f"layer {layers[0]}" if len(layers) == 1 else amount(len(self.heads), "head")

@@ -253,7 +253,7 @@ class SoundPage(Page):
         told = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
         notes = [
             "rows: tokens of the text (queries) · columns: frames of the recording (keys), its loudness above",
-            f"only frames with sound are drawn; {told} of a head's attention goes to the silence that fills the window",
+            f"only frames with sound are drawn; {told} of a head's attention goes to the silence after them",
         ]
         if self.sound.words:
             heads = ", ".join(f"L{layer}H{head}" for layer, head in self.sound.followed)

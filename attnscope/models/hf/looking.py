@@ -42,6 +42,8 @@ class HuggingFaceLooker:
         self._kind = str(self._base.config.model_type)
         self._processor, self._writer = processor, HuggingFaceWriter(network)
         self._compared: set[tuple[int, ...]] = set()
+        # Their decoders begin with a token of their own; a chat, or queries before it, want a text.
+        self.describes = self._kind in ("blip", "vision-encoder-decoder")
 
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
         """Photos and words as the model takes them, and at most n tokens that it writes, greedily.

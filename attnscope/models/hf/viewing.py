@@ -40,6 +40,7 @@ class HuggingFaceViewer:
         self._network, self._base, self._name = network, network.base, network.info.name
         self._processor, self._writer = processor, writer
         self._compared = False
+        self.describes = False
 
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
         """Photos and a question in the model's own form of chat, and at most n tokens of its answer, greedily.

@@ -241,7 +241,8 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
             _map(
                 squared, attention, one.full_width.get(attention.kind), blocks,
                 step if record.picture is None else PATCH_STEP,
-            ) for attention in squared.maps
+                before=len(attention.queries) - len(whole.queries) if record.pictures else 0,
+            ) for attention, whole in zip(squared.maps, record.maps, strict=True)
         ],
     }  # fmt: skip
     if record.picture is not None or record.pictures:
@@ -256,7 +257,12 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
 
 
 def _map(
-    record: Heatmap, attention: AttentionMap, full: NDArray[np.float32] | None, blocks: list[str], step: float
+    record: Heatmap,
+    attention: AttentionMap,
+    full: NDArray[np.float32] | None,
+    blocks: list[str],
+    step: float,
+    before: int = 0,
 ) -> dict[str, Any]:
     chosen = record.chosen(attention)
     held = [attention.of(layer, head) for layer, head in chosen]
@@ -267,16 +273,17 @@ def _map(
     for chunk in pack(held, attention.keys, step):
         chunks.append([len(blocks), list(chunk.heads)])
         blocks.append(chunk.data)
-    has_own_keys = attention.kind == "cross" or attention.part is not None
+    has_own_keys = attention.kind == "cross" or attention.part is not None or before > 0
     return {
         "kind": attention.kind,
         "heads": [list(pair) for pair in chosen],
         "full": [attention.layers[at] for at in full_layers],
         # How much of its attention a head gives to one key, over queries: what the grid can be sorted by.
-        "focus": [round(float(weights.max(-1).mean()), 4) for weights in held[: len(chosen)]],
+        "focus": [round(float(weights[before:].max(-1).mean()), 4) for weights in held[: len(chosen)]],
         "queries": _tokens(attention.queries),
         "keys": _tokens(attention.keys) if has_own_keys else None,
         "chunks": chunks,
+        **({"before": before} if before else {}),  # rows that are not kept, and that no view shows
         **({"step": step, "mostPieces": most_pieces(step)} if step == PATCH_STEP else {}),
     }
 

@@ -64,16 +64,16 @@ function* numbers(bytes, at, count) {
   for (let i = 0; i < count; i++) yield bytes[at + i] | (bytes[at + count + i] << 8);
 }
 
-/** The tokens along one side of a map, as they are shown: all of them, without special ones, or word by word. */
+/** The tokens along one side of a map, as they are shown: all of them from `before` on, without special ones, or word by word. */
 class Axis {
-  constructor(tokens, hide, words) {
+  constructor(tokens, hide, words, before = 0) {
     this.tokens = tokens;
     const special = new Set(tokens.special);
     const groups = [];
     const sizes = words && tokens.groups ? tokens.groups : tokens.labels.map(() => 1);
     let at = 0;
     sizes.forEach((size, number) => {
-      if (!(hide && special.has(at))) {
+      if (at >= before && !(hide && special.has(at))) {
         groups.push({
           first: at,
           size,
@@ -114,7 +114,7 @@ export function axisOf(text, map, side, hide, words) {
   const name = [text, map, side, !!hide, !!words].join();
   if (!axes.has(name)) {
     const held = heldOf(text, map);
-    axes.set(name, new Axis((side === "keys" && held.keys) || held.queries, hide, words));
+    axes.set(name, new Axis((side === "keys" && held.keys) || held.queries, hide, words, side === "queries" ? held.before : 0));
   }
   return axes.get(name);
 }

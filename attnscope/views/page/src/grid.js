@@ -151,7 +151,7 @@ export class GridView {
         el(
           "span",
           { class: "faint" },
-          `${map.queries.labels.length} × ${(map.keys || map.queries).labels.length} tokens · rows are queries, columns keys · choose a head to open it`,
+          `${map.queries.labels.length - (map.before || 0)} × ${(map.keys || map.queries).labels.length} tokens · rows are queries, columns keys · choose a head to open it`,
         ),
       );
     }

@@ -5,7 +5,7 @@ import { canvas, el, fill, say, tick } from "./dom.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { strongest, titleOf } from "./matrix.js";
 import { CanvasPen } from "./pen.js";
-import { register, state, update } from "./state.js";
+import { mapOf, register, state, update } from "./state.js";
 import { WordsView, pageOf, shadeToken } from "./words.js";
 
 const DARKEST = 0.6; // how much of a colour is left where the photo is black, as in the figures
@@ -192,9 +192,27 @@ class PhotoView extends WordsView {
     return manifest.texts[state.t].looking ? "looking" : state.m;
   }
 
-  /** The head that is shown; a single head over the full width is not known of pictures among words. */
+  /** What looks at pictures: a word, or a query that the model learned and that stands for no word. */
+  get asker() {
+    const { kind, queries } = heldOf(state.t, this.map);
+    return this.map === "looking" && kind === "cross" && !queries.text ? "query" : "word";
+  }
+
+  /** The head that is shown; of one that has no map over the picture, the mean, which `told` says. */
   get spec() {
-    return has(state.t, this.map, state.h) ? state.h : "mean";
+    return this.isOfMap && has(state.t, this.map, state.h) ? state.h : "mean";
+  }
+
+  /** Whether the heads to choose from are those that look at the picture. */
+  get isOfMap() {
+    return heldOf(state.t, this.map).kind === mapOf().kind;
+  }
+
+  /** Why it is not the chosen head that is shown; empty where it is. */
+  get told() {
+    const { kind } = heldOf(state.t, this.map);
+    if (!this.isOfMap) return `the ${mapOf().kind} heads do not look at the picture: this is the mean of the ${kind} heads`;
+    return this.spec === state.h ? "" : `${nameOf(state.h)} has no map over the picture: this is the mean of all heads`;
   }
 
   focus() {
@@ -227,7 +245,7 @@ class PhotoView extends WordsView {
     this.sides.hidden = this.amongWords;
     this.sides.show(state.side);
     this.build(photos);
-    fill(this.title, titleOf(spec));
+    fill(this.title, this.isOfMap ? titleOf(spec) : el("b", {}, nameOf(spec)), this.told ? el("span", { class: "faint" }, this.told) : null);
     this.shade();
     this.root.dataset.shown = [state.t, state.m, state.h].join();
   }
@@ -263,7 +281,7 @@ class PhotoView extends WordsView {
     // Of a vision model only what is no patch stands in a line: CLS, registers.
     const patches = new Set(photos.flatMap(({ cells }) => cells));
     const wanted = (at) => this.amongWords || !patches.has(rows.groups[at].first);
-    const page = pageOf(rows, "q", this.amongWords ? "The words after the picture" : "Tokens that are no patch", { wanted, opening: false });
+    const page = pageOf(rows, "q", this.amongWords ? (this.asker === "query" ? "The learned queries" : "The words after the picture") : "Tokens that are no patch", { wanted, opening: false });
     this.spans = page.spans;
     fill(this.pages, page.spans.some(Boolean) ? page.root : null);
   }
@@ -303,7 +321,7 @@ class PhotoView extends WordsView {
       if (word !== null) return { side: "q", at: word, name: rows.labels[word] };
       const ordinary = rows.groups.flatMap((_, at) => (rows.special[at] ? [] : [at]));
       const written = ordinary.filter((at) => rows.written[at]);
-      return { side: "q", at: null, name: written.length ? "mean over the words it wrote" : "mean over the words", rows: written.length ? written : ordinary };
+      return { side: "q", at: null, name: written.length ? "mean over the words it wrote" : `mean over the ${this.asker === "query" ? "learned queries" : "words"}`, rows: written.length ? written : ordinary };
     }
     const kept = this.keptPatch();
     const patch = this.overWord !== null ? null : kept || (this.keptWord() === null ? this.overPatch : null);
@@ -395,6 +413,7 @@ class PhotoView extends WordsView {
     const { one } = this.app.palette;
     const high = weights && this.top(this.amongWords ? weights : [this.now.look.high]);
     this.legends[1].root.hidden = !weights || !this.amongWords;
+    fill(this.legends[1].unit, `weight of a ${this.asker} on the patch`);
     if (weights) this.legends[1].show({ low: 0, high, table: one }, endOf(high), largestOfAll(weights));
     const mine = this.amongWords || !source.patch ? source.at : null;
     const first = this.spans.findIndex(Boolean);
@@ -411,7 +430,7 @@ class PhotoView extends WordsView {
     const named = el("q", { class: "token" }, source.name);
     const weight = patch && !(source.patch && patch === source.patch) ? this.now.all[patch.picture][patch.row * manifest.texts[state.t].photos[patch.picture].grid[1] + patch.column] : NaN;
     if (!patch || Number.isNaN(weight)) {
-      const hint = this.amongWords ? "point at a word, or at the picture" : "point at the picture";
+      const hint = this.amongWords ? `point at a ${this.asker}, or at the picture` : "point at the picture";
       const verb = source.side === "q" ? "attends to what is shaded" : "is attended by what is shaded";
       return fill(this.read, source.at === null ? el("span", { class: "faint" }, `${source.name} \u00b7 ${hint}`) : el("span", {}, named, ` ${verb}`));
     }

@@ -147,10 +147,11 @@ function withPicturesAsOne(map, pictures, first) {
     some.forEach((weight, at) => (whole[(to[first] + Math.floor(at / n)) * kept.length + to[at % n]] += weight));
     return whole;
   };
-  return [{ ...map, queries: taken(map.keys, kept, names), keys: null, weights }, to[first]];
+  const tokens = taken(map.keys, kept, names);
+  return [{ ...map, queries: tokens, keys: to[first] ? tokens : null, weights, before: to[first] }, to[first]];
 }
 
-/** What words look at across to photos: each photo as one key, all else as another, empty rows for words before. */
+/** What words look at across to photos: each photo as one key, all else as another, empty rows for words before, which no view shows. */
 function acrossAsOne(map, pictures, words, first) {
   const n = map.keys.labels.length;
   const group = new Array(n).fill("elsewhere");
@@ -163,10 +164,10 @@ function acrossAsOne(map, pictures, words, first) {
     map.weights(index).forEach((weight, at) => (whole[(first + Math.floor(at / n)) * names.length + to[at % n]] += weight));
     return whole;
   };
-  return { ...map, queries: words, keys: taken(map.keys, kept, new Map(kept.map((key, at) => [key, names[at]]))), weights };
+  return { ...map, queries: words, keys: taken(map.keys, kept, new Map(kept.map((key, at) => [key, names[at]]))), weights, before: first };
 }
 
-/** A part of a map of words with a row for each column: rows that are not kept are empty. */
+/** A part of a map of words with a row for each column: rows that are not kept are empty, and no view shows them. */
 function withEmptyRows(map, first) {
   const n = map.keys.labels.length;
   const weights = (index) => {
@@ -174,7 +175,7 @@ function withEmptyRows(map, first) {
     whole.set(map.weights(index), first * n);
     return whole;
   };
-  return { ...map, queries: map.keys, keys: null, weights };
+  return { ...map, queries: map.keys, keys: first ? map.keys : null, weights, before: first };
 }
 
 /** A picture of a record as the page shows it; `cells` says which key each of its patches is, row by row. */

@@ -72,17 +72,19 @@ export class TextView extends WordsView {
     if (name === this.built) return;
     this.built = name;
     const cross = !!mapOf().keys;
+    const isOfPhotos = !!manifest.texts[state.t].photos;
     this.spans = { q: [], k: [] };
     const page = (axis, side, heading) => {
-      const { root, spans } = pageOf(axis, side, heading);
+      const opening = side === "k" || !mapOf().before; // what stands before the first row is none of the queries
+      const { root, spans } = pageOf(axis, side, heading, { opening });
       this.spans[side] = spans;
       return root;
     };
     if (cross)
       fill(
         this.pages,
-        page(rows, "q", "Queries: what the decoder reads"),
-        page(columns, "k", "Keys: what the encoder read"),
+        page(rows, "q", isOfPhotos ? "Queries" : "Queries: what the decoder reads"),
+        page(columns, "k", isOfPhotos ? "Keys" : "Keys: what the encoder read"),
       );
     else {
       fill(this.pages, page(rows, "q"));
