@@ -250,7 +250,7 @@ def test_numbers_of_heads_and_layers_say_what_they_are_of(models: dict[str, Any]
         shown.head = "L5H1"
 
 
-def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], tmp_path: Path) -> None:
+def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
     record = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION)
     record.page().save(tmp_path / "page.html")
     page_of_saved(record).save(tmp_path / "viewer.html")
@@ -260,25 +260,23 @@ def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], tmp_pa
     patches = record.pictures[0].cells.ravel()
     given = [one[:, patches].astype(float).sum(-1) for one in (a, b)]
     apart = np.abs(given[0] - given[1]).mean()  # of two keys, the photo and all else
-    with open_browser() as browser:
-        for file in ("page.html", "viewer.html"):
-            opened = Opened(browser.new_page(), tmp_path / file)
-            opened.show(v="grid", m=0)
-            assert f"{n} × 2 tokens" in opened.text("body")
-            opened.show(v="compare", m=0, h="1.0", b="1.1")
-            found = re.search(r"On average ([\d.]+) of a query's", opened.text("body"))
-            assert found and float(found[1]) == pytest.approx(apart, abs=1e-3)
-            opened.show(v="photo", m=1, h="0.1")
-            assert "the decoder heads do not look at the picture" in opened.text("body")
-            assert opened.complaints == []
+    for file in ("page.html", "viewer.html"):
+        opened = Opened(browser.new_page(), tmp_path / file)
+        opened.show(v="grid", m=0)
+        assert f"{n} × 2 tokens" in opened.text("body")
+        opened.show(v="compare", m=0, h="1.0", b="1.1")
+        found = re.search(r"On average ([\d.]+) of a query's", opened.text("body"))
+        assert found and float(found[1]) == pytest.approx(apart, abs=1e-3)
+        opened.show(v="photo", m=1, h="0.1")
+        assert "the decoder heads do not look at the picture" in opened.text("body")
+        assert opened.complaints == []
 
 
-def test_the_photo_view_calls_learned_queries_so(models: dict[str, Any], tmp_path: Path) -> None:
+def test_the_photo_view_calls_learned_queries_so(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
     attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION).page().save(tmp_path / "page.html")
-    with open_browser() as browser:
-        opened = Opened(browser.new_page(), tmp_path / "page.html")
-        opened.show(v="photo", h="0.1")
-        assert "The learned queries" in opened.text("body") and "words after" not in opened.text("body")
+    opened = Opened(browser.new_page(), tmp_path / "page.html")
+    opened.show(v="photo", h="0.1")
+    assert "The learned queries" in opened.text("body") and "words after" not in opened.text("body")
 
 
 def test_queries_are_shown_where_the_language_model_is_an_encoder_decoder(tmp_path: Path) -> None:
