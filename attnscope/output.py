@@ -125,6 +125,8 @@ class Output:
         how: dict[str, Any] = {n: self.options.get(n) for n in _SHOWN_WITH if n in kind.options}
         if kind.glance:
             how["drawn"] = self.drawn
+        if {*kind.pages} & {*kind.usual}:
+            how["has_page"] = any(path.suffix == ".html" for path in paths)
         kind.view("show")(record, open_console(), **how)
         print_paths(paths)
 
@@ -185,6 +187,10 @@ def plan(
         # Of what is one page a file may be named, and others go beside it.
         wanted = formats if formats is None or ending in formats.split(",") else f"{formats},{ending}"
         stem, out, formats = out.stem, out.parent, wanted or ending
+    if formats is not None and not found.glance and TEXT in map(str.strip, formats.lower().split(",")):
+        raise UsageError(
+            f"there is no format {TEXT!r}: {found.command} prints its tables to the terminal anyway", "leave it out"
+        )
     if formats is not None and out is None and not has_folder:
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
     terminal = (TEXT,) if found.glance else ()

@@ -21,6 +21,7 @@ from attnscope.models.model import Model
 from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
 from attnscope.studies import atlas as study
 from attnscope.studies.atlas import AtlasOptions, atlas
+from attnscope.studies.atlas_parts import merge_atlases
 from attnscope.studies.atlas_rows import WINDOW, window
 from attnscope.studies.atlas_scores import ScoredText, Scores
 from attnscope.studies.descriptions import DescribeOptions, _expected
@@ -195,6 +196,15 @@ def test_one_process_and_workers_write_the_same_bytes(
     alone = atlas(model, corpus, FEW).save(tmp_path / "alone.npz")
     shared = atlas(model, corpus, FEW, workers=Workers("own", 2)).save(tmp_path / "shared.npz")
     assert alone.read_bytes() == shared.read_bytes()
+
+
+def test_a_model_of_other_weights_is_told_from_the_one_that_parts_name(own: Model) -> None:
+    part = atlas(own, SENTENCES[:2], replace(FEW, heads=HeadsOptions(shard=(1, 2))))
+    for named, hint in (("run/step-9", "the parts are of run/step-9"), (own.info.name, "own has changed since")):
+        other = replace(part, run={**part.run, "model": named, "sha256": "0" * 64})
+        with pytest.raises(AttnscopeError, match="own is not the model of the parts: its weights differ") as caught:
+            merge_atlases(own, [other])
+        assert caught.value.hint is not None and caught.value.hint.startswith(hint)
 
 
 def test_shards_merge_to_the_files_of_one_run(

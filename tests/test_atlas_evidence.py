@@ -1,4 +1,4 @@
-"""What records of relations, ablations and circuits add to an atlas of the same model."""
+"""What records of relations, ablations, circuits and needles add to an atlas of the same model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from attnscope.records.circuits import COMPOSITIONS, Circuits, Score
 from attnscope.records.relations import Relation, Relations
 from attnscope.views.page.atlas import page_of_atlas
 from tests.conftest import Run
+from tests.needle_helpers import planted_findings
 from tests.test_atlas_page import OpenedAtlas
 
 RECORDS = Path(__file__).parent / "records"
@@ -106,8 +107,20 @@ def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:
         with_records(PLAIN, [other])
     with pytest.raises(AttnscopeError, match="another model"):
         with_records(replace(PLAIN, run={"model": "own"}), [RECORDS / "relations.npz"])
-    with pytest.raises(AttnscopeError, match=r"heads\.npz is a record of heads, of which an atlas says nothing"):
+    with pytest.raises(AttnscopeError, match=r"heads\.npz is a record of heads, which --with does not take"):
         with_records(PLAIN, [RECORDS / "heads.npz"])
+
+
+def test_scores_on_needles_are_measures_of_heads(tmp_path: Path) -> None:
+    found = planted_findings()
+    heads = tuple(replace(head, kind=PLAIN.heads[0].kind) for head in found.heads)
+    path = replace(found, heads=heads, run={**found.run, "sha256": PLAIN.run["sha256"]}).save(tmp_path / "needles.npz")
+    told = with_records(PLAIN, [path])
+    assert told.options["measures"]["retrieval"]["of"] == "needles"
+    scores = {head.name: head.measures["retrieval"].value for head in told.heads if "retrieval" in head.measures}
+    shown = {head.name for head in PLAIN.heads}
+    assert scores == {head.name: head.measures["retrieval"].value for head in heads if head.name in shown}
+    assert scores["L1H0"] == 1
 
 
 def test_the_commands_take_records(run: Run, tmp_path: Path, files: list[Path]) -> None:

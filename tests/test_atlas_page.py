@@ -293,7 +293,7 @@ def test_queries_and_keys_are_points_that_lead_to_their_examples(opened: OpenedA
     plane = opened.page.locator(".plane")
     assert "30 tokens of" in plane.locator("h2").inner_text()
     assert "90% of direction 1 is common to all queries" in plane.inner_text()
-    assert "By position in the text goes 70% of the keys' spread along direction 2." in plane.inner_text()
+    assert "Position in the text accounts for 70% of the keys' spread along direction 2." in plane.inner_text()
     opened.page.focus(".plane canvas >> nth=1")
     read = plane.locator(".planeread")
     walk(opened, lambda: read.inner_text().startswith("query"))

@@ -57,6 +57,14 @@ def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_query_that_stands_twice_is_said_to_be_pooled(run: Run) -> None:
+    pair = ("compare", "the cat saw the dog", "--with", "the cat saw the cow")
+    _, out, err = run(*pair, "--query", "the")
+    assert "'the' stands at @1, @4: heads are ranked by all together; --query @1 takes one" in err
+    assert "of all 72 heads at “the”: median 0." in out
+    assert run(*pair, "--query", "@4")[2] == run(*pair)[2] == ""
+
+
 def test_the_figure_shows_what_it_attends_to_in_both_texts(run: Run) -> None:
     run("compare", TIRED, "--with", WIDE, "--query", "it", "-o", "out", "-f", "npz")
     found = load("out/compare.npz")
@@ -99,6 +107,7 @@ def test_two_models(run: Run) -> None:
         (["a", "--format", "png"], "there is no folder"),
         (["a", "--pick", "L0H0"], "nothing to compare"),
         (["a", "-o", "out", "--format", "gif"], "there is no format 'gif'"),
+        (["a", "-f", "npz, Text"], "there is no format 'text': compare prints its tables to the terminal anyway"),
         (["a", "--heads-record", "h.npz", "--with-model", "own"], "--heads-record tells the roles"),
     ],
 )

@@ -313,6 +313,14 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
                 np.testing.assert_allclose(group.rows.expected[rows, head, before], expected, atol=2e-3)
 
 
+def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own: Model) -> None:
+    def report(_: object) -> None:
+        raise AssertionError("a text was read")
+
+    with pytest.raises(UsageError, match="there is no head L9H99 to describe"):
+        heads(own, ["a b", "c d"], HeadsOptions(describe=DescribeOptions(heads=((9, 99),))), report)
+
+
 def test_chosen_heads_are_described_as_among_all(own: Model) -> None:
     sentences = (ALICE.parent / "sentences.txt").read_text("utf-8").splitlines()
     whole = describe(own, sentences, options=FEW)

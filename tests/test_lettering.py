@@ -200,6 +200,7 @@ def test_a_file_that_is_no_font_is_refused(tmp_path: Path) -> None:
         ("नमस्ते", "fonts-noto-core"),
         ("🦜", "fonts-symbola"),
         ("你 नम", "fonts-noto-cjk and fonts-noto-core"),
+        ("你 नम 🦜", "fonts-noto-cjk, fonts-noto-core and fonts-symbola"),
     ],
 )
 def test_a_note_names_packages_of_fonts_for_the_script(only_dejavu: None, text: str, packages: str) -> None:

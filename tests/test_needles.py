@@ -71,6 +71,19 @@ def test_answers_are_where_the_probe_says_and_nowhere_else() -> None:
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(again, made, strict=False))
 
 
+def test_lengths_that_would_run_for_days_are_refused() -> None:
+    with pytest.raises(UsageError, match="a text of 99,999,999 tokens"):
+        NeedleOptions(lengths=(48, 99_999_999))
+
+
+def test_few_needles_are_said_to_be_few() -> None:
+    few = retrieval_heads(planted_model(), options=replace(SMALL, n=5))
+    assert any("5 needles are few: with fewer than 10 every role is tentative" in note for note in few.run["notes"])
+    assert not any(
+        "few" in note for note in retrieval_heads(planted_model(), options=replace(SMALL, n=10)).run["notes"]
+    )
+
+
 def test_depths_are_refused_in_the_unit_of_the_command() -> None:
     with pytest.raises(UsageError, match="depths of 0%, 101%"):
         NeedleOptions(depths=(0, 1.01))

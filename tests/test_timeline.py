@@ -17,7 +17,10 @@ from attnscope.models import catalog
 from attnscope.studies import timeline as study
 from attnscope.studies.timeline import EXPLAINED, TimelineOptions, stages_of, step_of
 from attnscope.views import timeline_figures
-from attnscope.views.timeline_summary import are_logarithmic, moving, series_of, since_lines, thinned
+from attnscope.views.layout import Paper
+from attnscope.views.lettering import lettering_for
+from attnscope.views.plots import Sheet
+from attnscope.views.timeline_summary import are_logarithmic, every_nth, moving, series_of, since_lines, thinned
 from tests.conftest import Run
 from tests.processes import python
 from tests.timeline_helpers import TEXTS, small_timeline, train
@@ -387,6 +390,25 @@ def test_heads_that_change_most_are_shown() -> None:
     assert moving(values, 1) == [9]
     assert len(moving(values, 99)) == 10
     assert moving(np.full_like(values, np.nan), 3) == []
+
+
+def test_ticks_are_as_far_apart_from_each_other() -> None:
+    assert every_nth(13, 7) == [0, 2, 4, 6, 8, 10, 12] and every_nth(7, 7) == [*range(7)]
+    assert every_nth(14, 7) == [0, 2, 4, 6, 8, 10, 12] and every_nth(15, 7) == [0, 3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(
+    ("high", "said"),
+    [(1.0, ["0.00", "0.25", "0.50", "0.75", "1.00"]), (0.86, ["0.00", "0.25", "0.50", "0.75", "0.86"]),
+     (0.042, ["0.000", "0.015", "0.030", "0.042"])],
+)  # fmt: skip
+def test_both_ends_of_a_colour_bar_are_labelled(high: float, said: list[str]) -> None:
+    paper = Paper()
+    sheet = Sheet.on(paper, lettering_for([], paper))
+    figure = sheet.open_figure(4, "m", "")
+    axes = figure.add_axes((0.1, 0.1, 0.5, 0.5))
+    sheet.add_bar(figure, axes.imshow([[0.0, high]], vmin=0, vmax=high), axes)
+    assert [text.get_text() for text in figure.axes[-1].get_yticklabels()] == said
 
 
 def test_steps_are_thinned_with_both_ends() -> None:

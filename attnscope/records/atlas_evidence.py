@@ -1,4 +1,4 @@
-"""What other records of the same model say of an atlas's heads: relations, ablation, circuits. NumPy only."""
+"""What other records of the same model say of an atlas's heads: relations, ablation, circuits, needles. NumPy only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnscope.records import load
 from attnscope.records.ablation import Ablation
 from attnscope.records.atlas import Atlas, Composition
 from attnscope.records.circuits import COMPOSITIONS, Circuits
-from attnscope.records.findings import Estimate, Findings
+from attnscope.records.findings import NEEDLES, Estimate, Findings
 from attnscope.records.record import Record
 from attnscope.records.relations import Relations, with_relations
 
@@ -26,17 +26,19 @@ STRONGEST = 3
 Place = tuple[str, int, int]
 Numbers = dict[Place, dict[str, Estimate]]
 Facts = dict[str, dict[str, Any]]
+Evidence = Relations | Ablation | Circuits | Findings
 
 
 def with_records(atlas: Atlas, paths: Iterable[Path]) -> Atlas:
     """An atlas that says of its heads what other records of the same model say.
 
     Relations that a head expresses join its roles. What is a number for each head joins the measures: the accuracy of
-    each relation that any head expresses, what changes without a head, how it composes with others.
+    each relation that any head expresses, what changes without a head, how it composes with others, how much of a
+    needle it copies.
 
     Args:
         atlas: The atlas.
-        paths: Records of relations, ablations and circuits.
+        paths: Records of relations, ablations and circuits, and of heads where these were probed with needles.
 
     Raises:
         AttnscopeError: One is of another model or another kind, or damaged.
@@ -67,29 +69,33 @@ def load_with(path: Path, beside: Iterable[Path]) -> Record:
     return record
 
 
-def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Relations | Ablation | Circuits]]:
+def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Evidence]]:
     """The records that an atlas can be told of, by their files.
 
     Raises:
         AttnscopeError: One is of another kind, or damaged.
     """
-    found: list[tuple[Path, Relations | Ablation | Circuits]] = []
+    found: list[tuple[Path, Evidence]] = []
     for path in paths:
         record = load(path)
-        if not isinstance(record, Relations | Ablation | Circuits):
+        has_needles = isinstance(record, Findings) and record.needles is not None
+        if not has_needles and not isinstance(record, Relations | Ablation | Circuits):
             raise AttnscopeError(
-                f"{path} is {record.record_kind().one}, of which an atlas says nothing",
-                "give what relations, ablate or circuits wrote",
+                f"{path} is {record.record_kind().one}, which --with does not take",
+                "give what relations, ablate, circuits or `heads --probe needle` wrote",
             )
+        assert isinstance(record, Evidence)
         found.append((path, record))
     return found
 
 
-def _with_record(atlas: Atlas, record: Relations | Ablation | Circuits) -> Atlas:
+def _with_record(atlas: Atlas, record: Evidence) -> Atlas:
     if isinstance(record, Circuits):
         return replace(_with_numbers(atlas, *_of_circuits(record)), compositions=_compositions(atlas, record))
     if isinstance(record, Ablation):
         return _with_numbers(atlas, *_of_ablation(record))
+    if isinstance(record, Findings):
+        return _with_numbers(atlas, *_of_needles(record))
     names = {one.name for one in record.relations}
     bare = tuple(replace(head, roles=tuple(r for r in head.roles if r.name not in names)) for head in atlas.heads)
     known = with_relations(Findings(atlas.run, atlas.corpus, atlas.options, bare, {}), record)
@@ -141,6 +147,19 @@ def _of_ablation(record: Ablation) -> tuple[Numbers, Facts]:
             for name, effect in head.effects.items()
             if name in facts
         }
+        for head in record.heads
+    }, facts
+
+
+def _of_needles(record: Findings) -> tuple[Numbers, Facts]:
+    """Of each head how much of the needles it copies, and of decoys."""
+    names = ("retrieval", "decoy")
+    told: Mapping[str, Any] = record.options.get("measures", {})
+    facts = {
+        name: {"what": "", "unit": "share", "range": [0, 1], **told.get(name, {}), "of": NEEDLES} for name in names
+    }
+    return {
+        (head.kind, head.layer, head.head): {name: head.measures[name] for name in names if name in head.measures}
         for head in record.heads
     }, facts
 

@@ -68,7 +68,15 @@ def merge_atlases(
         ("engine", model.info.engine, found.run["engine"]),
     ):
         if mine != known:
-            raise AttnscopeError(f"the model is not that of the parts: its {name} differ", "name it with --model")
+            wanted, given = str(found.run["model"]), model.info.name
+            raise AttnscopeError(
+                f"{given} is not the model of the parts: its {name} {'differ' if name == 'weights' else 'differs'}",
+                f"load it as they were made: {known}"
+                if name != "weights"
+                else f"{wanted} has changed since: give what it was then with --model"
+                if given == wanted
+                else f"the parts are of {wanted}: give that with --model",
+            )
     told = found.options
     cut = HeadsOptions(chunk=told["chunk"], stride=told["stride"])
     options = AtlasOptions(cut, parts[0].rank, told["examples"], told["sample"], told["seed"])

@@ -124,8 +124,11 @@ def compare_texts(
         for side, row in enumerate(rows)
     ]
     divergences = {name: row_divergences(cast("Measure", name), *pooled) for name in MEASURES}
+    queries = () if query is None else pairs_named(query, tokens, aligned)
+    notes = [note for reading in readings for note in reading.notes]
+    notes += [] if query is None else _note_pooled(query, tokens, aligned[list(queries)])
     return MinimalPair(
-        run=run_of(model.info, [note for reading in readings for note in reading.notes]),
+        run=run_of(model.info, notes),
         tokens=tokens,
         kind=first.kind,
         heads=heads,
@@ -136,7 +139,7 @@ def compare_texts(
         divergences=divergences,
         measure=measure,
         query=query,
-        queries=() if query is None else pairs_named(query, tokens, aligned),
+        queries=queries,
         changes=records[0].changes,
     )
 
@@ -184,6 +187,16 @@ def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.i
         )
     labels = tokens[0].numbered()
     raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels}")
+
+
+def _note_pooled(query: str, tokens: tuple[Tokens, Tokens], pairs: NDArray[np.int64]) -> list[str]:
+    """Says where a query stands at several places, whose divergences become one number."""
+    notes = []
+    for name, places in tokens[0].repeated(query).items():
+        if len(at := [place for place in places if place in pairs[:, 0]]) > 1:
+            said = ", ".join(f"@{place}" for place in at)
+            notes.append(f"{name!r} stands at {said}: heads are ranked by all together; --query @{at[0]} takes one")
+    return notes
 
 
 def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:

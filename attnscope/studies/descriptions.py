@@ -133,7 +133,7 @@ def describe_texts(
     annotations: Mapping[str, AnnotatedText] | None = None,
 ) -> Descriptions:
     """As `describe`, of texts that are listed, with what is known of how frequent tokens are, and of annotated ones."""
-    _require_heads(model, options.heads)
+    require_heads(model, options.heads)
     own = own_features(options.features)
     sample = draw(model, texts, options)
     for unit in sample:
@@ -155,7 +155,7 @@ def describe_texts(
     return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
 
 
-def _require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
+def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
     """Refuses heads that there are not.
 
     Raises:

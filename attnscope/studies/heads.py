@@ -25,7 +25,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.findings import Findings
 from attnscope.studies.backend import LOAD_FROM, choose_backend
-from attnscope.studies.descriptions import DescribeOptions, describe_texts
+from attnscope.studies.descriptions import DescribeOptions, describe_texts, require_heads
 from attnscope.studies.head_blocks import Found, Frequencies, HeadMeasurer
 from attnscope.studies.late import try_step, whole
 from attnscope.studies.memory import halving_note
@@ -148,6 +148,8 @@ def study_heads(
         nothing: What it makes of no text.
     """
     options = options or HeadsOptions()
+    if options.describe is not None:
+        require_heads(model, options.describe.heads)
     texts = texts_of(corpus)
     _require_measurable(model, options)
     special = special_ids(model)

@@ -41,6 +41,9 @@ THRESHOLD = 0.1
 PASS_TOKENS = 8192
 """Tokens of a forward pass: so many texts as fit, at least one."""
 
+MOST_TOKENS = 1 << 20
+"""Of a text: a longer one is a slip of the pen, which would run for days."""
+
 _TEXT_TIMES = 8
 """So many times the longest haystack are read of a corpus, at most."""
 
@@ -73,6 +76,10 @@ class NeedleOptions:
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1:
             raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
+        if max(self.lengths) > MOST_TOKENS:
+            raise UsageError(
+                f"a text of {max(self.lengths):,} tokens", f"needles are hidden in {MOST_TOKENS:,} at most"
+            )
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
             told = ", ".join(f"{100 * depth:g}%" for depth in self.depths)
             raise UsageError(f"depths of {told or 'nothing'}", "they are from 0 to 100 per cent; in Python from 0 to 1")
@@ -298,6 +305,11 @@ class _Study:
             notes.append(
                 f"Texts of {', '.join(f'{length:,}' for length in self._crowded)} tokens are too short to tell depths "
                 f"apart: needles of one depth are spread over {DEPTH_TOKENS} tokens, or all there are."
+            )
+        if done.n < FEWEST_TEXTS:
+            notes.append(
+                f"{amount(done.n, 'needle is', 'needles are')} few: with fewer than {FEWEST_TEXTS} every role is "
+                "tentative, and intervals are wide; --needles 20 or more tell heads apart."
             )
         if copied.value < self.options.threshold:
             notes.append(

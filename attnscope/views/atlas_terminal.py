@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
@@ -25,12 +27,24 @@ _WIDE = 110
 _STANDS_OUT = 0.05
 """Share of attention beyond uniform attention's at an offset, from which on the offset is named."""
 
+_PARTS = {"what it does": 5, "pairs": 3, "keys": 2, "best example": 5}
+"""How a line's room is shared."""
+
+_OFFSET = 8
+"""Cells of an offset and its share, such as "-128 94%"."""
+
 _TOKENS = 3
 _AROUND = 4
 
 
 def show(
-    atlas: Atlas, console: Console, *, measures: str | None = None, where: str | None = None, sort: str | None = None
+    atlas: Atlas,
+    console: Console,
+    *,
+    measures: str | None = None,
+    where: str | None = None,
+    sort: str | None = None,
+    has_page: bool = False,
 ) -> None:
     """Prints what each head does, where it looks, which tokens stand out, and its best example.
 
@@ -40,6 +54,7 @@ def show(
         measures: Also these measures of every head, separated by commas.
         where: Which heads alone are printed: see `records.head_query`.
         sort: In which order they are listed.
+        has_page: Whether a page is written, which has the examples.
 
     Raises:
         AttnscopeError: There is no such measure, condition or order.
@@ -49,23 +64,35 @@ def show(
     if where is not None and not heads:
         console.print(Text("no head fulfils the condition"))
         return
-    console.print(table(atlas, heads if where is not None else heads[:_MOST_SHOWN], console))
+    shown = table(atlas, heads if where is not None else heads[:_MOST_SHOWN], console, whole=where is not None)
+    console.print(shown)
     left = 0 if where is not None else len(heads) - _MOST_SHOWN
     if left > 0:
         console.print(Text(f"and {left} more: choose some with --where, --sort", style="dim"))
-    console.print(Group(*dim_lines([*_notes(atlas, console), corpus_line(findings), *corpus_notes(findings)])))
+    console.print(
+        Group(
+            *dim_lines(
+                [
+                    *_notes(atlas, console, whole=where is not None, has_page=has_page),
+                    corpus_line(findings),
+                    *corpus_notes(findings),
+                ]
+            )
+        )
+    )
     if measures:
         named = [name.strip() for name in measures.split(",")]
         console.print(measure_table(replace(findings, heads=tuple(heads)), named))
 
 
-def table(atlas: Atlas, heads: list[Head], console: Console) -> RenderableType:
+def table(atlas: Atlas, heads: list[Head], console: Console, *, whole: bool) -> Table:
     """A row a head.
 
     Args:
         atlas: What it is of.
         heads: Which of its heads.
         console: Tells the width.
+        whole: Whether all is said that is known, over several lines; else a line a head.
     """
     findings, wide = atlas.findings, console.width >= _WIDE
     best = {facts.head: facts for facts in reversed(atlas.facts) if facts.why == "top"}
@@ -73,15 +100,28 @@ def table(atlas: Atlas, heads: list[Head], console: Console) -> RenderableType:
     shown = plain_table(space=2)
     shown.add_column("head", no_wrap=True)
     shown.add_column("offset", justify="right", no_wrap=True)
-    for title in ("what it does", "pairs", "keys", *(["best example"] * wide)):
-        shown.add_column(title, overflow="fold")
-    for head in heads:
+    names = [full_name(head, findings) for head in heads]
+    titles = _titles(wide, whole)
+    room = console.width - max(map(cell_len, ("head", *names)), default=0) - _OFFSET - 2 * (len(titles) + 2)
+    for title in titles:
+        shown.add_column(title, overflow="fold", no_wrap=not whole)
+    for head, name in zip(heads, names, strict=True):
         at = number[head.kind, head.layer, head.head]
-        cells = [_words(head, findings), _tokens(atlas, at, "pairs", ", "), _tokens(atlas, at, "gets")]
-        if wide:
-            cells.append(_excerpt(best[at]) if at in best else "")
-        shown.add_row(Text(full_name(head, findings), style="bold"), _offset(atlas, at), *map(Text, cells))
+        known = {
+            "what it does": _words(head, findings),
+            "pairs": _tokens(atlas, at, "pairs", ", "),
+            "keys": _tokens(atlas, at, "gets"),
+            "best example": _excerpt(best[at]) if at in best else "",
+        }
+        parts = sum(_PARTS[title] for title in titles)
+        cells = [known[title] if whole else cut(known[title], room * _PARTS[title] // parts) for title in titles]
+        shown.add_row(Text(name, style="bold"), _offset(atlas, at), *map(Text, cells))
     return shown
+
+
+def _titles(wide: bool, whole: bool) -> list[str]:
+    """The columns that there is room for: a line of 80 columns has two of them."""
+    return [title for title in _PARTS if wide or title in ("what it does", "pairs") or (whole and title == "keys")]
 
 
 def _words(head: Head, findings: Findings) -> str:
@@ -123,17 +163,19 @@ def _excerpt(facts: ExampleFacts) -> str:
     return printable("".join(told), 80)
 
 
-def _notes(atlas: Atlas, console: Console) -> list[str]:
+def _notes(atlas: Atlas, console: Console, *, whole: bool, has_page: bool) -> list[str]:
     told = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
         "pairs (query→key) and keys: those that receive most above it.",
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
-    if console.width < _WIDE and atlas.facts:
-        told.append(f"not shown in {console.width} columns: best example")
-    return (
-        [*told, f"{amount(len(atlas.facts), 'example is', 'examples are')} in the page (-o atlas.html)"]
-        if atlas.facts
-        else told
-    )
+    wide = console.width >= _WIDE
+    left = [title for title in _PARTS if title not in _titles(wide, whole) and (atlas.facts or title == "keys")]
+    if left:
+        told.append(f"not shown in {console.width} columns: {', '.join(left)}")
+    if not whole:
+        told.append("… : more is known of the head: --where 'layer == 3 and head == 1' shows all")
+    if atlas.facts and not has_page:
+        told.append(f"not shown: {amount(len(atlas.facts), 'example')}; -o atlas.html writes the page with them")
+    return told

@@ -100,7 +100,7 @@ def _places(found: Circuits) -> list[RenderableType]:
         table.add_column(column, style="bold" if column == "head" else "cyan")
     for head in heads:
         table.add_row(head.name, number(head.previous), number(head.same), number(head.first))
-    title = f"heads that places alone would have look at the previous token (places are {found.places})"
+    title = f"heads that would look at the previous token by places alone (places are {found.places})"
     return [_heading(title), table]
 
 

@@ -146,7 +146,13 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
         row = [distance(at[head])] if found.queries else []
         change = Text.assemble(f"{key} ", (f"{before:.2f} → {after:.2f}", "cyan"))
         ranked.add_row(head_name(found.heads[head]), *row, distance(overall[head]), query, change)
-    said += [ranked, Text()]
+    every = at if found.queries else overall
+    if len(every := every[np.isfinite(every)]) > 1:
+        middle, nearly_all = (distance(float(value)) for value in np.quantile(every, (0.5, 0.9)))
+        beside = f"of all {len(every)} heads {where}: median {middle}, nine in ten at most {nearly_all}"
+        said += [ranked, Text(beside, style="dim"), Text()]
+    else:
+        said += [ranked, Text()]
     if "hide_special" in found.changes:
         said.append(Text(HIDDEN, style="dim"))
     return said

@@ -174,7 +174,8 @@ def note_missing(texts: Iterable[str], font: str | None = None) -> str:
     packages = sorted({next(name for name, holds in _PACKAGES if holds(c)) for c in missing})
     return (
         f"no installed font has {_some(missing)}: figures show their code points; "
-        f"install {' and '.join(packages)} (Debian, Ubuntu), or name a font with --font"
+        f"install {', '.join(packages[:-1])}{' and ' * (len(packages) > 1)}{packages[-1]} (Debian, Ubuntu), "
+        "or name a font with --font"
     )
 
 

@@ -23,7 +23,8 @@ def needles_table(findings: Findings) -> list[RenderableType]:
         Text("\nneedle tokens that the model writes, by depth of the needle", style="bold"), _by_depth(found)
     ]  # fmt: skip
     if found.without:
-        shown += [Text("\nthe same without heads, whose outputs are zero", style="bold"), _without(found)]
+        title = "\nthe same without heads (outputs zero), which half of the needles chose, on the other half"
+        shown += [Text(title, style="bold"), _without(found)]
     return [*shown, Text(), *dim_lines(notes(found))]
 
 
@@ -36,7 +37,10 @@ def notes(found: Needles) -> list[str]:
         but = f"; {moved} of {n} from others, as the layer has too few" if moved else ""
         said.append(f"random heads: from the same layers, drawn anew for each needle{but}")
         if n_needles := max(one.n_needles for one in found.without):
-            said.append(f"heads were taken out on {amount(n_needles, 'needle')}, and chosen on the others")
+            said.append(
+                f"heads were taken out on {amount(n_needles, 'needle')}, and chosen on the others alone: "
+                "so they may be fewer than have the role by all needles"
+            )
     return [*said, "intervals: 95% over needles"]
 
 

@@ -68,7 +68,7 @@ def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
         "blue dots: queries; orange squares: keys; a query looks for keys that lie in its own direction from 0",
         "percentages: shares of the variance of the scores of all sampled queries with all sampled keys; "
         f"were all directions alike: {100 / points[0].plane.d_head:.0f}% each",
-        "by place: how much of the keys' spread goes by their position in the text",
+        "by place: how much of the keys' spread their position in the text accounts for",
         *(_TURNED[turned] for turned in dict.fromkeys(one.plane.turned for one in points) if turned in _TURNED),
         corpus_line(atlas.findings),
     ]

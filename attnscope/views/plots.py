@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,14 +88,21 @@ class Sheet:
             text.set_family(self.families)
 
     def add_bar(self, figure: Any, image: Any, axes: Any) -> None:
-        """What the colours of a map mean, at its right."""
+        """What the colours of a map mean, at its right; both ends are labelled."""
         bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
         bar.outline.set_visible(False)
-        bar.locator = _locator()
-        bar.update_ticks()
+        low, high = image.get_clim()
+        if (extent := high - low) > 0:
+            inner = [tick for tick in _locator().tick_values(low, high) if _END < (tick - low) / extent < 1 - _END]
+            ticks, decimals = [low, *inner, high], max(2, 1 - math.floor(math.log10(extent)))
+            bar.set_ticks(ticks, labels=[f"{tick:.{decimals}f}" for tick in ticks])
         for text in bar.ax.get_yticklabels():
             text.set_fontsize(9 * self.size)
             text.set_family(self.families)
+
+
+_END = 0.12
+"""Share of a colour bar: nearer than this to an end no other number is written."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
     gap = gap if not paper.fixed else gap // 3
     # On narrow paper the map needs the room: of the numbers beside it the head is left.
     table = _TABLE[:2] if paper.is_narrow else _TABLE[:3] if paper.fixed else _TABLE
-    table_px = {1: 60, 2: 134, 3: 234}.get(len(table), 530)
+    table_px = {1: 60, 2: 134, 3: 234}.get(len(table), 650 if any(map(_has_others, shown.relations)) else 530)
     room = paper.width_px - left - table_px - layout.MARGIN_PX - gap * len(shown.groups)
     cell = min(34.0, room / len(shown.columns))
     cell = cell if paper.fixed else max(9, math.floor(cell))
@@ -203,8 +203,13 @@ def _column_names(page: Page, shown: Map, starts: Sequence[float], cell: float) 
 _Column = tuple[str, int, str]
 _TABLE: tuple[_Column, ...] = (
     ("head", 12, "left"), ("accuracy", 122, "right"), ("95% interval", 222, "right"), ("baseline", 296, "right"),
-    ("rule", 310, "left"), ("n", 490, "right"),
+    ("rule", 310, "left"), ("n", 490, "right"), ("", 506, "left"),
 )  # fmt: skip
+
+
+def _has_others(relation: Relation) -> bool:
+    """Whether the head of its row does not express a relation, and others do: these are named."""
+    return summary.verdict(relation) == "others"
 
 
 def _row(
@@ -214,9 +219,17 @@ def _row(
     y = top + _ROW_PX / 2
     row, how = summary.row(relation), summary.verdict(relation)
     ink = FAINT if how in ("no", "none") else INK
-    weight = "normal" if how in ("no", "none") else "bold"
+    weight = "bold" if how in ("yes", "weakly") else "normal"
     page.write(left - 10, y, name, _TEXT_PX, ha="right", color=ink, weight=weight)
-    cells = (row.head, row.accuracy, row.interval, row.baseline, row.rule, row.n)
+    cells = (
+        row.head,
+        row.accuracy,
+        row.interval,
+        row.baseline,
+        row.rule,
+        row.n,
+        row.verdict if how == "others" else "",
+    )
     for (title, x, side), text in zip(table, cells, strict=False):
         if top == _TOP_PX:
             page.write(right + x, _TOP_PX - 12, title, 11.0, ha=side, color=FAINT)

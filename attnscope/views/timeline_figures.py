@@ -18,12 +18,12 @@ from attnscope.views.style import USUAL, Style
 from attnscope.views.timeline_summary import (
     Series,
     are_logarithmic,
+    every_nth,
     moving,
     notes,
     series_of,
     since_lines,
     step_text,
-    thinned,
     title_line,
 )
 
@@ -145,18 +145,18 @@ def _draw_map(figure: Any, axes: Any, timeline: Timeline, series: Series, sheet:
         vmin=limits[0], vmax=limits[1],
     )  # fmt: skip
     axes.set_facecolor("#dcdcdc")
-    places = thinned(len(timeline.steps), 4 if sheet.stacked else 7)
+    places = every_nth(len(timeline.steps), 4 if sheet.stacked else 7)
     axes.set_xticks(places, [step_text(timeline.steps[place]) for place in places])
     names = [printable(name, 24) for name in series.names]
     if len(names) <= _MOST_NAMES:
         axes.set_yticks(range(len(names)), names)
     elif series.what == "pairs":
-        rows = thinned(len(names), 12)
+        rows = every_nth(len(names), 12)
         axes.set_yticks(rows, [names[place] for place in rows])
     else:
         layers = [layer for _, layer, _ in timeline.heads]
         starts = [place for place, layer in enumerate(layers) if place == 0 or layer != layers[place - 1]]
-        starts = [starts[place] for place in thinned(len(starts), 12)]
+        starts = [starts[place] for place in every_nth(len(starts), 12)]
         axes.set_yticks(starts, [names[place] for place in starts])
     axes.tick_params(length=2 * sheet.size)
     for side in ("top", "right", "bottom", "left"):

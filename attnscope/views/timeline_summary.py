@@ -96,6 +96,11 @@ def thinned(n: int, room: int) -> list[int]:
     return sorted({round(place * (n - 1) / (room - 1)) for place in range(room)}) if room > 1 else [n - 1]
 
 
+def every_nth(n: int, room: int) -> list[int]:
+    """At most `room` of n places, from the first on and all as far apart: what ticks of an axis are."""
+    return list(range(0, n, max(1, -(-n // room))))
+
+
 def since_lines(timeline: Timeline) -> list[tuple[str, str]]:
     """Each role, and the heads that have it at the last step with the step since which they do."""
     lines = []

@@ -194,14 +194,14 @@ export class Card {
     this.showEvidence();
   }
 
-  /** What records of relations, ablations and circuits say of the head, where the atlas was given any. */
+  /** What records of relations, ablations, circuits and needles say of the head, where the atlas was given any. */
   showEvidence() {
     const { columns, options, told } = catalogs.shown;
     const { at, measures, roles } = this.head;
     const of = (source) => measures.filter((name) => catalogs.shown.sourceOf(name) === source);
     const known = (names) => names.filter((name) => Number.isFinite(columns.get(name).values[at]));
     const relations = of("relations").filter((name) => roles.some((role) => role.name === options.measures[name].relation));
-    const [without, weights] = [known(of("ablation")), known(of("circuits"))];
+    const [without, weights, needles] = [known(of("ablation")), known(of("circuits")), known(of("needles"))];
     const hasRelations = [...columns.keys()].some((name) => catalogs.shown.sourceOf(name) === "relations");
     fill(
       this.evidence,
@@ -209,6 +209,7 @@ export class Card {
       relations.length ? this.tableOf(relations) : hasRelations ? el("p", { class: "faint" }, "none of those in the record") : null,
       without.length ? [el("h2", {}, "What changes without it"), this.tableOf(without)] : null,
       weights.length ? [el("h2", {}, "By its weights"), this.tableOf(weights)] : null,
+      needles.length ? [el("h2", {}, "On needles in long texts"), this.tableOf(needles)] : null,
       this.partners("Reads what these write", "receiver", "sender", told.compositions),
       this.partners("Is read by", "sender", "receiver", told.compositions),
     );

@@ -95,7 +95,7 @@ export class Plane {
     this.point(this.scatter.head);
     const common = plane.common[a] > 0.5 ? ` ${percent(plane.common[a])} of direction ${a + 1} is common to all queries: they look for the same keys along it.` : "";
     const byPlace = [a, b].filter((axis) => plane.by_place[axis] > 0.5).map((axis) => `${percent(plane.by_place[axis])} of the keys' spread along direction ${axis + 1}`);
-    const places = byPlace.length ? ` By position in the text goes ${byPlace.join(", and ")}.` : "";
+    const places = byPlace.length ? ` Position in the text accounts for ${byPlace.join(", and ")}.` : "";
     const chance = `Were all directions alike, each would have ${percent(1 / plane.d_head)}.`;
     const scores = `A query looks for keys that lie in its own direction from 0, the further out the more. ${chance}${common}${places}${TURNED[plane.turned] || ""}`;
     fill(this.facts, outputs ? "What the head adds to the stream at each token: its principal components." : scores);
