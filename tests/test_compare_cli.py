@@ -61,7 +61,7 @@ def test_a_query_that_stands_twice_is_said_to_be_pooled(run: Run) -> None:
     pair = ("compare", "the cat saw the dog", "--with", "the cat saw the cow")
     _, out, err = run(*pair, "--query", "the")
     assert "'the' stands at @1, @4: heads are ranked by all together; --query @1 takes one" in err
-    assert "of all 72 heads at “the”: median 0." in out
+    assert "72 heads at “the”: median 0." in out
     assert run(*pair, "--query", "@4")[2] == run(*pair)[2] == ""
 
 

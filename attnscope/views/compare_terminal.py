@@ -149,7 +149,7 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
     every = at if found.queries else overall
     if len(every := every[np.isfinite(every)]) > 1:
         middle, nearly_all = (distance(float(value)) for value in np.quantile(every, (0.5, 0.9)))
-        beside = f"of all {len(every)} heads {where}: median {middle}, nine in ten at most {nearly_all}"
+        beside = f"{amount(len(every), 'head')} {where}: median {middle}, nine in ten at most {nearly_all}"
         said += [ranked, Text(beside, style="dim"), Text()]
     else:
         said += [ranked, Text()]
