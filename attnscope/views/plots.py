@@ -93,7 +93,7 @@ class Sheet:
         bar.outline.set_visible(False)
         low, high = image.get_clim()
         if (extent := high - low) > 0:
-            inner = [tick for tick in _locator().tick_values(low, high) if _END < (tick - low) / extent < 1 - _END]
+            inner = [tick for tick in _steps(low, high) if _END < (tick - low) / extent < 1 - _END]
             ticks, decimals = [low, *inner, high], max(2, 1 - math.floor(math.log10(extent)))
             bar.set_ticks(ticks, labels=[f"{tick:.{decimals}f}" for tick in ticks])
         for text in bar.ax.get_yticklabels():
@@ -147,10 +147,12 @@ def finish_axes(axes: Any, sheet: Sheet) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _locator() -> Any:
+def _steps(low: float, high: float) -> list[float]:
+    """Round numbers from one end of a range to the other; where some have the end among them, these."""
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(4)
+    known = [MaxNLocator(n).tick_values(low, high).tolist() for n in (4, 5)]
+    return next((ticks for ticks in known if math.isclose(ticks[-1], high)), known[0])
 
 
 def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> None:

@@ -93,7 +93,7 @@ def explanation(found: Relations) -> str:
     fewest = found.options.get("fewest_links"), found.options.get("fewest_texts")
     few = ""
     if any(one.why_no_verdict for one in found.relations) and None not in fewest:
-        few = f"; too few: fewer than {fewest[0]} links in both halves together, or than {fewest[1]} texts in the other half"
+        few = f"; too few: fewer than {fewest[0]} links in both halves together, or than {fewest[1]} texts in the other"
     rules = "a fixed offset in words, or the same word"
     if any(one.is_mutual for one in found.relations):
         rules += "; of undirected links the pairs of an offset"
