@@ -151,7 +151,7 @@ def _steps(low: float, high: float) -> list[float]:
     """Round numbers from one end of a range to the other; where some have the end among them, these."""
     from matplotlib.ticker import MaxNLocator
 
-    known = [MaxNLocator(n).tick_values(low, high).tolist() for n in (4, 5)]
+    known = [list(MaxNLocator(n).tick_values(low, high)) for n in (4, 5)]
     return next((ticks for ticks in known if math.isclose(ticks[-1], high)), known[0])
 
 
