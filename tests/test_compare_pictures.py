@@ -124,7 +124,8 @@ def test_the_figure_has_both_maps_and_the_difference(found: PicturePair) -> None
     assert [name in written for name in ("a picture in memory", "difference", "L0H0")][:2] == [True, True]
     before, after = found.maps(found.ranked()[0])
     assert f"{before.sum():.0%} · max {before.max():.2g}" in written
-    assert any(text.endswith(f"±{np.abs(after - before).max():.2g}") for text in written)
+    points = f"{round(100 * (after - before).sum()):+d} points".replace("-", "−")
+    assert f"{points} · ±{np.abs(after - before).max():.2g}" in written
     assert len(page.axes.images) >= 12 or len(page.axes.get_images()) >= 12
 
 
