@@ -27,7 +27,7 @@ def heads(
     probe: Annotated[
         str | None,
         "repeat: random tokens that come twice, the standard test for induction; needle: words hidden in a long text, "
-        "that of --file or random tokens, for heads of retrieval.",
+        "that of --file or random tokens, for retrieval heads.",
     ] = None,
     needles: groups.Needles,
     model: groups.Model = "minilm",

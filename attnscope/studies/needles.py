@@ -343,7 +343,7 @@ class _Study:
     # Without them ---------------------------------------------------------------------------------------------------
 
     def without_heads(self, found: Findings, report: Report | None) -> Findings:
-        """The same findings, with what is still written without the heads of retrieval, and without others.
+        """The same findings, with what is still written without the retrieval heads, and without others.
 
         The heads are chosen on one half of the needles and taken out on the other: on needles on which they were chosen
         for having copied, what is lost without them would be too much.
