@@ -361,7 +361,7 @@ def script(*parts: str) -> str:
 def style(*parts: str) -> str:
     """The page's style sheet."""
     source = files("attnscope.views.page") / "src"
-    sheet = "".join((source / f"{name}.css").read_text(encoding="utf-8") for name in ("style", *parts))
+    sheet = "".join((source / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "views", *parts))
     return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", _INDENT.sub("", sheet))
 
 
