@@ -11,7 +11,7 @@ import numpy as np
 
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, ModelInfo
-from attnscope.records import AttentionMap, Heatmap, spans
+from attnscope.records import AttentionMap, Heatmap, Tokens, spans
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.choice import Choice, Chosen, Cut, Span, choice_from, span_from
@@ -241,20 +241,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
                 )
             places = np.arange(len(queries))
             queries, keys = queries.take(places[rows]), keys.take(places[cols])
-        maps.append(
-            AttentionMap(
-                kind=kind,
-                layers=layers,
-                heads=heads,
-                weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
-                queries=queries,
-                keys=keys,
-                n_layers=info.n_layers[number],
-                n_heads=info.n_heads[number],
-                n_kv_heads=info.n_kv_heads[number],
-                part=part,
-            )
-        )
+        maps.append(_empty_map(info, number, layers, heads, (queries, keys), part))
     if heard is not None and not maps:
         raise AttnscopeError(
             f"{info.name} has no cross-attention in the layers and heads that are chosen",
@@ -264,6 +251,29 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         reading.text, tuple(maps), run_of(info, notes), picked=chosen.picked, picture=reading.picture,
         sound=reading.sound, pictures=reading.pictures,
     )  # fmt: skip
+
+
+def _empty_map(
+    info: ModelInfo,
+    number: int,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    sides: tuple[Tokens, Tokens],
+    part: tuple[int, int, int, int] | None,
+) -> AttentionMap:
+    """A map of the model's kind of attention of that number, without weights so far."""
+    return AttentionMap(
+        kind=info.kinds[number],
+        layers=layers,
+        heads=heads,
+        weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
+        queries=sides[0],
+        keys=sides[1],
+        n_layers=info.n_layers[number],
+        n_heads=info.n_heads[number],
+        n_kv_heads=info.n_kv_heads[number],
+        part=part,
+    )
 
 
 def _across(info: ModelInfo, reading: Reading, chosen: Chosen) -> tuple[AttentionMap, ...]:
@@ -285,20 +295,9 @@ def _across(info: ModelInfo, reading: Reading, chosen: Chosen) -> tuple[Attentio
                     "choose among these",
                 )
             continue
-        maps.append(
-            AttentionMap(
-                kind=kind,
-                layers=layers,
-                heads=heads,
-                weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
-                queries=side.queries.take(np.arange(side.first, len(side.queries))),
-                keys=side.keys,
-                n_layers=info.n_layers[at],
-                n_heads=info.n_heads[at],
-                n_kv_heads=info.n_kv_heads[at],
-                part=(side.first, 0, len(side.queries), len(side.keys)) if side.first else None,
-            )  # fmt: skip
-        )
+        part = (side.first, 0, len(side.queries), len(side.keys)) if side.first else None
+        queries = side.queries.take(np.arange(side.first, len(side.queries)))
+        maps.append(_empty_map(info, at, layers, heads, (queries, side.keys), part))
     return tuple(maps)
 
 
