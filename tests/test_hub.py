@@ -4,9 +4,12 @@ import io
 import json
 import os
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,6 +18,8 @@ from huggingface_hub import constants
 
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
+from attnscope.hub import require_hub
+from tests.conftest import Run
 
 ADDRESS = "hf://datasets/org/name/data"
 LINES = [f"The cat sat on mat number {number}." for number in range(600)]
@@ -45,6 +50,9 @@ class _Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._answer(b"")
 
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
@@ -90,6 +98,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "ENDPOINT", here)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", here + "/{repo_id}/resolve/{revision}/{filename}")
         monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts
+        monkeypatch.setattr("attnscope.hub._asked", {})
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         yield server
         server.shutdown()
@@ -154,3 +163,68 @@ def test_what_cannot_be_read_is_one_line_and_a_hint(
         list(Corpus([address]))
     assert "\n" not in refused.value.message and str(refused.value.hint).startswith(hint)
     assert not caplog.records
+
+
+# A Hub that cannot be reached ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["refuses", "hangs"])
+def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[float], str]]:
+    """A port behind which nobody answers: what the Hub's client slept between attempts, and what is to be said."""
+    slept: list[float] = []
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if request.param == "hangs":
+            server.listen()  # the system connects whoever comes, and nobody ever accepts
+            monkeypatch.setattr("attnscope.hub.PATIENCE_S", 0.2)
+            monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 0.2)
+        else:
+            monkeypatch.setattr("attnscope.hub.PATIENCE_S", 60)  # it is not the clock that ends it
+            monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 60)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr("attnscope.hub._asked", {})
+        sleep = time.sleep
+        monkeypatch.setattr("time.sleep", lambda seconds: slept.append(seconds) if seconds >= 0.5 else sleep(seconds))
+        yield slept, "Connection refused" if request.param == "refuses" else "timed out|no answer within 0.2 s"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["heads", "--file", f"{ADDRESS}/a.txt", "-m", "own"],
+        ["heads", "--file", f"{ADDRESS}/*.txt", "-m", "own"],
+        ["heatmap", "a text", "-m", "org/name"],
+        ["cost", "org/name"],
+    ],
+    ids=["file", "pattern", "model", "config"],
+)
+def test_a_hub_that_cannot_be_reached_is_one_line_and_not_tried_again(
+    command: list[str], dead_hub: tuple[list[float], str], run: Run
+) -> None:
+    slept, said = dead_hub
+    status, out, err = run(*command)
+    assert (status, out) in ((1, ""), (2, ""))
+    why, hint = err.splitlines()
+    assert why.startswith("error: ") and re.search(said, why) and hint.startswith("hint: ")
+    assert not slept
+
+
+def test_a_hub_is_asked_once_and_one_that_comes_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, answers = SimpleNamespace(now=100.0), [ConnectionError("away"), None]
+
+    def answer(_: float, __: Callable[[], Any]) -> None:
+        if error := answers.pop(0):
+            raise error
+
+    monkeypatch.setattr("attnscope.hub._asked", {})
+    monkeypatch.setattr("attnscope.hub.run_within", answer)
+    monkeypatch.setattr("attnscope.hub.time", SimpleNamespace(monotonic=lambda: clock.now))
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="away"):
+            require_hub()
+    assert len(answers) == 1
+    clock.now += 60
+    for _ in range(3):
+        require_hub()
+    assert not answers

@@ -1,5 +1,6 @@
 """Corpora that are elsewhere, and such as come line by line: addresses of fsspec, stdin, and how far a command is."""
 
+import contextlib
 import gzip
 import importlib
 import io
@@ -22,6 +23,7 @@ from attnscope.corpus.remote import files_at, is_address, open_address
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.studies.texts import Progress
 from tests.conftest import Run
+from tests.processes import LIMIT_S, started
 
 LINES = [f"The cat sat on mat number {number}." for number in range(6)]
 
@@ -67,6 +69,7 @@ class FakeHub(MemoryFileSystem):
 def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """A file system in the place of the Hub's."""
     monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "hf", FakeHub)
+    monkeypatch.setattr("attnscope.corpus.remote.require_hub", lambda: None)
     FakeHub.store.clear()
     FakeHub.n_read, FakeHub.failure = 0, None
     return FakeHub(skip_instance_cache=True)
@@ -210,30 +213,30 @@ def test_heads_of_an_address(run: Run, memory: MemoryFileSystem, tiny_bert: Path
 # stdin, line by line ---------------------------------------------------------------------------------------------
 
 
-def start(folder: Path, *arguments: object) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
+def start(folder: Path, *arguments: object) -> "contextlib.AbstractContextManager[subprocess.Popen[bytes]]":
+    return started(
         [sys.executable, "-m", "attnscope", *map(str, arguments)], cwd=folder, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
 
 
-def wait_for(true: Any, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
+def wait_for(true: Any) -> None:
+    until = time.monotonic() + LIMIT_S
     while not true():
         assert time.monotonic() < until, "it never came"
         time.sleep(0.05)
 
 
 def test_batch_draws_what_came_before_the_rest_has_come(tiny_bert: Path, tmp_path: Path) -> None:
-    process = start(tmp_path, "batch", "-", "-m", tiny_bert, "-o", "out", "--workers", 1)
-    assert process.stdin is not None
-    process.stdin.write(f"{LINES[0]}\n{LINES[1]}\n".encode())
-    process.stdin.flush()
-    wait_for(lambda: len(list(tmp_path.glob("out/0*/*.png"))) >= 1)
-    assert process.poll() is None and not (tmp_path / "out" / "index.html").exists()
-    process.stdin.write(f"{LINES[2]}\n".encode())
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    with start(tmp_path, "batch", "-", "-m", tiny_bert, "-o", "out", "--workers", 1) as process:
+        assert process.stdin is not None
+        process.stdin.write(f"{LINES[0]}\n{LINES[1]}\n".encode())
+        process.stdin.flush()
+        wait_for(lambda: len(list(tmp_path.glob("out/0*/*.png"))) >= 1)
+        assert process.poll() is None and not (tmp_path / "out" / "index.html").exists()
+        process.stdin.write(f"{LINES[2]}\n".encode())
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, err
     assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 3
 
 

@@ -10,7 +10,7 @@ from attnscope.annotated.texts import AnnotatedText, AnnotationError
 from attnscope.corpus import Corpus, Problem
 from attnscope.corpus.formats import BadLines
 from attnscope.corpus.lines import UnreadableError
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 
 Kind = Literal["auto", "conllu", "jsonl", "python"]
 """How files are annotated; "auto" goes by the name: .conllu, .conll; .jsonl, .ndjson, .json; .py, .pyi."""
@@ -95,7 +95,7 @@ class AnnotatedCorpus:
             self.problems += corpus.problems
         if not found:
             why = f": {self.problems[0]}" if self.problems else ""
-            more = f", and {len(self.problems) - 1} more problems" if len(self.problems) > 1 else ""
+            more = f", and {amount(len(self.problems) - 1, 'more problem')}" if len(self.problems) > 1 else ""
             raise AttnscopeError(f"there is no annotated text{why}{more}", "give CoNLL-U, jsonl with links, or Python")
         self.sha256 = digest.hexdigest()
 

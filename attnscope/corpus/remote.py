@@ -3,7 +3,6 @@
 Knows no format: a file is what can be read from any place of it, a part at a time, and nothing is kept on disk.
 """
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, BinaryIO
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import UsageError, first_line
+from attnscope.hub import no_log_of_attempts, require_hub
 
 MOST_FILES = 100_000
 """A pattern that stands for more files elsewhere is refused."""
@@ -124,6 +124,8 @@ def _find(address: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(address)
+    if "hf://" in address.lower():  # also behind another, as in filecache::hf://
+        require_hub()
     return system, path
 
 
@@ -138,10 +140,9 @@ _MISSING = {
 @contextmanager
 def _told(address: str) -> Iterator[None]:
     """Within it, what a file system raises is an UnreadableError that says why in one line."""
-    attempts = logging.getLogger("huggingface_hub.utils._http")  # it logs each of six attempts, with its address
-    attempts.addFilter(_says_nothing)
     try:
-        yield
+        with no_log_of_attempts():
+            yield
     except UnreadableError:
         raise
     except FileNotFoundError as error:
@@ -152,9 +153,3 @@ def _told(address: str) -> Iterator[None]:
         raise UnreadableError(f"{scheme}:// needs a package that is not installed; {first_line(error)}") from None
     except Exception as error:  # of any library, and of those that it uses
         raise UnreadableError(first_line(error)) from None
-    finally:
-        attempts.removeFilter(_says_nothing)
-
-
-def _says_nothing(_: logging.LogRecord) -> bool:
-    return False

@@ -154,7 +154,7 @@ class Corpus:
                 self.problems.append(Problem(name, None, error.strerror or str(error)))
         if not index:
             why = f"; {self.problems[0]}" if self.problems else ""
-            more = f", and {len(self.problems) - 1} more problems" if len(self.problems) > 1 else ""
+            more = f", and {amount(len(self.problems) - 1, 'more problem')}" if len(self.problems) > 1 else ""
             raise AttnscopeError(
                 f"no text is left: nothing to read in {amount(len(self.sources), 'source')}{why}{more}",
                 self._hint(),

@@ -11,20 +11,15 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
+from attnscope.hub import PATIENCE_S, no_log_of_attempts, require_hub, run_within
 from attnscope.models.hashing import file_sha256
 from attnscope.records.reading import MOST_HEADS
-
-_T = TypeVar("_T")
-
-HUB_PATIENCE_S = 3.5
-"""How long the Hub may take to answer at all before we say that it cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -474,7 +469,9 @@ def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
     if constants.HF_HUB_OFFLINE:
         raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
     try:
-        found = _run_within(2 * HUB_PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
+        with no_log_of_attempts():
+            require_hub()
+            found = run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
     except Exception as error:  # as in _download
         raise _explain(error, repo_id, known_as) from error
     return Path(found).parent
@@ -495,9 +492,7 @@ def _download(
         raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
     try:
         # Asked first and against a clock: a dead network can hold a name look-up or a retry for half a minute.
-        info = _run_within(
-            HUB_PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=HUB_PATIENCE_S)
-        )
+        info = run_within(PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
         names = {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
         if "config.json" not in names:
             raise AttnscopeError(
@@ -526,27 +521,6 @@ def _weights_of(repo_id: str, names: Collection[str], allow_pickle: bool) -> set
             shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
             return {name for name in names if shard.fullmatch(name)}
     raise _no_weights(f"{repo_id} on the Hub", names)
-
-
-def _run_within(seconds: float, work: Callable[[], _T]) -> _T:
-    """Runs `work` in a thread that is left behind when the time is up."""
-    results: list[_T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
 
 
 def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
