@@ -74,10 +74,17 @@ SLOW_LIMIT_S = 3600
 """Seconds after which a test marked slow is given up; others have pyproject.toml's `timeout`."""
 
 
+WITH_OTHERS = {"host", "interrupted", "memory", "notebook", "process", "processes", "remote", "running", "workers"}
+"""Modules whose tests wait for other processes, as those with a browser do. A machine that stalls can fail such a test
+where nothing is wrong: it may try once more, and the summary says so. What is wrong fails twice."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+        if "browser" in getattr(item, "fixturenames", ()) or item.path.stem.removeprefix("test_") in WITH_OTHERS:
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")

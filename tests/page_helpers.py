@@ -17,6 +17,9 @@ from matplotlib import colormaps
 SEEN = 0.0005
 """How far a shown value may be from the weight."""
 
+STANDS = "main [data-shown], main [data-painted], main .numbers table, main.welcome:not([hidden]), .alert"
+"""What a page has as soon as its first view, or the place where files are dropped, can be seen."""
+
 
 def chromium_path() -> str:
     """Where Chromium is; without it tests are skipped, but in CI they fail."""
@@ -59,7 +62,11 @@ class Opened:
         page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: self.requests.append(request.url))
         page.set_default_timeout(20000)
+        if slowdown := os.environ.get("ATTNSCOPE_TEST_SLOWDOWN"):  # how many times slower scripts run
+            throttled = page.context.new_cdp_session(page)
+            throttled.send("Emulation.setCPUThrottlingRate", {"rate": float(slowdown)})
         page.goto(file.as_uri())
+        page.wait_for_selector(STANDS, state="attached")
         self.requests.clear()
 
     def watched(self) -> Iterator[Self]:
