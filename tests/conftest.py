@@ -80,10 +80,12 @@ where nothing is wrong: it may try once more, and the summary says so. What is w
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    hunting = "ATTNSCOPE_TEST_SLOWDOWN" in os.environ  # for such tests: see page_helpers.py
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
-        if "browser" in getattr(item, "fixturenames", ()) or item.path.stem.removeprefix("test_") in WITH_OTHERS:
+        waits = "browser" in getattr(item, "fixturenames", ()) or item.path.stem.removeprefix("test_") in WITH_OTHERS
+        if waits and not hunting:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
