@@ -30,6 +30,7 @@ from attnscope.core.measures.dense import (
 from attnscope.core.measures.facts import OFF_REST, TextFacts, outlying
 from attnscope.core.measures.norms import output_factor
 from attnscope.core.measures.plan import Plan
+from attnscope.core.measures.ranges import spread_over
 from attnscope.core.measures.torch_pass import Read, wanted_parts
 from attnscope.core.measures.totals import SumsOf, internal_names, join_totals
 from attnscope.core.tile_probe import TileProbe
@@ -155,6 +156,8 @@ class _Reader:
         # Of the unit at hand of each text; and of whole texts, where these have several.
         self._received = torch.zeros(batch, n_heads, n_keys, dtype=plan.summed, device=plan.device)
         self._evenly_active = torch.zeros_like(self._received)
+        # What is added to `_evenly_active` as its running sums (`spread_over`).
+        self._steps = self._received.new_zeros(batch, n_heads, n_keys + 1)
         self._of_texts = torch.zeros_like(self._received) if plan.n_units > 1 else self._received
         self._last: Block | None = None
         self._board = self._received.new_zeros(batch * plan.n_units, n_heads, N_COLUMNS)
@@ -193,24 +196,20 @@ class _Reader:
 
     def _spread_evenly(self, block: Block, shares: Tensor) -> None:
         """Adds to each key what queries give to each key that they may attend to, (text, head, query)."""
-        plan, n_keys = self._plan, block.shape[2]
+        plan = self._plan
         if not plan.hides(block):
-            # From the first key on a query's share is there, from the last one on no more.
-            edges = plan.row(block, "edges").to(torch.int64).expand(*shares.shape, 2)
-            steps = self._received.new_zeros(*shares.shape[:2], n_keys + 1)
-            for side, sign in ((0, 1), (1, -1)):
-                steps.scatter_add_(2, edges[..., side], sign * shares.to(steps.dtype))
-            given = steps.cumsum(-1)[..., :n_keys]
+            edges = plan.row(block, "edges").to(torch.int64).expand(*shares.shape, 2) + block.keys.start
+            spread_over(self._steps[block.texts], edges[..., 0], edges[..., 1], shares)
+            return
+        allowed = block.allowed(shares.device)
+        assert allowed is not None
+        may = allowed[(None,) * (4 - allowed.ndim)].to(shares.dtype)
+        if may.shape[2] == 1:  # the same for all queries
+            given = shares.sum(-1, keepdim=True) * may.squeeze(2)
+        elif may.shape[1] == 1:
+            given = shares @ may[:, 0]
         else:
-            allowed = block.allowed(shares.device)
-            assert allowed is not None
-            may = allowed[(None,) * (4 - allowed.ndim)].to(shares.dtype)
-            if may.shape[2] == 1:  # the same for all queries
-                given = shares.sum(-1, keepdim=True) * may.squeeze(2)
-            elif may.shape[1] == 1:
-                given = shares @ may[:, 0]
-            else:
-                given = (shares.unsqueeze(-2) @ may).squeeze(-2)
+            given = (shares.unsqueeze(-2) @ may).squeeze(-2)
         self._evenly_active[block.texts, :, block.keys] += given
 
     def result(self) -> SumsOf:
@@ -231,7 +230,10 @@ class _Reader:
     def _close_units(self, texts: slice, units: slice) -> None:
         """Adds what follows from the mass that keys received from the queries of some units, and begins the next."""
         plan, totals = self._plan, self._totals
-        received = Received(self._received[texts], plan.evenly[units], self._evenly_active[texts])
+        evenly_active = self._evenly_active[texts]
+        if self._asks_spread:
+            evenly_active += self._steps[texts].cumsum(-1)[..., :-1]
+        received = Received(self._received[texts], plan.evenly[units], evenly_active)
         columns = torch.stack([column[texts] for column in plan.columns.values()], -1)
         off_rest = plan.columns[OFF_REST][texts]
         totals.add_several(list(plan.columns), units, (received.mass @ columns).permute(2, 0, 1), "sum")
@@ -242,7 +244,8 @@ class _Reader:
         if plan.n_units > 1:
             self._of_texts[texts] += received.mass
             received.mass.zero_()
-            received.evenly_active.zero_()
+            evenly_active.zero_()
+            self._steps[texts].zero_()
 
     def _add_board(self, whole: slice) -> None:
         plan, totals = self._plan, self._totals

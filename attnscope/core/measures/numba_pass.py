@@ -11,7 +11,6 @@ from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -228,12 +227,6 @@ def _given(plan: Plan, block: Block) -> Given:
     texts = plan.texts_of(block)
     n_texts, n_queries, n_padded = *block.shape[:2], _padded(block)
 
-    def cosine() -> NDArray[np.float32]:
-        cosines = plan.cosines(block) if plan.own_text else None
-        if cosines is None:
-            return np.zeros((1, 1, n_padded), np.float32)
-        return F.pad(cosines, (0, n_padded - cosines.shape[2])).numpy()
-
     def listed() -> tuple[NDArray[np.int64], ...]:
         # Padding that can be seen is like keys on which heads rest: in all sums, but not in those of the others.
         resting = _lists((texts.resting | ~texts.real if shown else texts.resting).numpy())
@@ -243,11 +236,12 @@ def _given(plan: Plan, block: Block) -> Given:
     shown = plan.shows_padding(block)
     of_texts = plan.keep_texts(block, f"lists {shown}", listed)
     rest_from, rest, rare_from, rare, groups, group_from, members, final = of_texts
-    cosines = plan.keep(block, "padded cosines", cosine)
 
     def rows() -> Given:
         edges, worth = (plan.row(block, name).contiguous().numpy() for name in ("edges", "worth"))
         of_queries = groups[:, block.queries] if plan.own_text else np.full((n_texts, n_queries), -1)
+        known = plan.cosines(block, n_padded) if plan.own_text else None
+        cosines = np.zeros((1, 1, n_padded), np.float32) if known is None else known.numpy()
         n_cosines, n_rows, _ = cosines.shape
         steps = n_rows * n_padded * (n_cosines > 1), n_padded * (n_rows > 1)
         shape = (edges.shape[1], worth.shape[1], worth.shape[3], N_COLUMNS, texts.real.shape[1], *steps)

@@ -1,9 +1,11 @@
 """What texts and one mask determine, whatever the weights: worked out once for layers that share a mask. Ours."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import TypeVar, cast
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall
@@ -12,8 +14,9 @@ from attnscope.core.measures.catalogue import REACH
 from attnscope.core.measures.dense import BEYOND_UNIFORM, add_uniform, finish, uniform_likeness
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
 from attnscope.core.measures.queries import Ground, ground
+from attnscope.core.measures.ranges import Ranges, spread_over
 from attnscope.core.measures.totals import Totals
-from attnscope.core.precision import sum_dtype
+from attnscope.core.precision import has_float64, sum_dtype
 from attnscope.core.tiles import Block, blocks
 
 KEPT_NUMBERS = 16_000_000
@@ -50,6 +53,27 @@ class _Rows:
         return self._arrays[name][block.texts, :, block.queries]
 
 
+class _Distinct:
+    """The tokens of one text that are not alike, in the order in which they come.
+
+    Attributes:
+        directions: The embedding of each, (distinct token, width).
+        which: Which of them each token of the text is, (token,), int64.
+        n_seen: How many of them there are up to each token, itself included, (token,), int64.
+    """
+
+    def __init__(self, texts: TextFacts, dtype: torch.dtype) -> None:
+        assert texts.embeddings is not None
+        ids = texts.ids[0]
+        distinct, which = ids.unique(return_inverse=True)  # type: ignore[no-untyped-call]  # torch's own
+        places = torch.arange(len(ids), device=ids.device)
+        first = torch.full_like(distinct, len(ids)).scatter_reduce_(0, which, places, "amin")
+        first, order = first.sort()
+        self.which = order.argsort()[which]
+        self.n_seen = self.which.cummax(0).values + 1
+        self.directions = texts.embeddings[0, first].to(dtype)
+
+
 class Plan:
     """What the texts and one mask determine: tiles, uniform attention, counts, and what is known of each query.
 
@@ -60,7 +84,7 @@ class Plan:
         blocks: The tiles.
         columns: As `key_columns`, (batch, key).
         off_rest: 1 for keys outside the sinks, (batch, key).
-        active_names: The `_active` measures, in the order of `active`.
+        active_names: The `_active` measures, sorted, in the order of `active`.
 
     `pairs`: how many pairs of query and key a block may hold, where the pass keeps no weights of them; None = as many
     as a tile.
@@ -109,9 +133,8 @@ class Plan:
         self._kept: dict[tuple[Block, str], object] = {}
         self._of_texts: dict[tuple[int, str], object] = {}
         self._begun: dict[int, tuple[Totals, Totals]] = {}
-        columns = {start: key_columns(facts, self.dtype) for start, facts in self._texts.items()}
-        for block in self.blocks:
-            self._prepare(block, mask_heads, queries.asking, columns[block.texts.start])
+        for span in self._spans():
+            self._prepare_span(span, mask_heads, queries.asking)
 
     def totals(self, n_heads: int) -> tuple[Totals, Totals]:
         """What a layer's measures begin with: counts that are no matter of the head; and uniform attention, by head."""
@@ -131,45 +154,106 @@ class Plan:
         texts, unit, step = block.texts, block.queries.start // self._unit, self.n_units
         return slice(texts.start * step + unit, (texts.stop - 1) * step + unit + 1, step)
 
-    def _prepare(self, block: Block, mask_heads: int, asking: Tensor, columns: dict[str, Tensor]) -> None:
+    def _spans(self) -> Iterator[list[Block]]:
+        """Blocks of the same texts and units, one after the other."""
+        for _, span in groupby(self.blocks, lambda block: (block.texts.start, self.units(block).start)):
+            yield list(span)
+
+    def _prepare_span(self, span: list[Block], mask_heads: int, asking: Tensor) -> None:
+        edges = [block.edges(self.device) for block in span]
+        if all(edge is not None for edge in edges):
+            self._prepare_ranges(span, cast("list[tuple[Tensor, Tensor]]", edges), mask_heads, asking)
+            return
+        for block, edge in zip(span, edges, strict=True):
+            self._prepare(block, edge, mask_heads, asking)
+
+    def _prepare_ranges(
+        self, span: list[Block], edges: list[tuple[Tensor, Tensor]], mask_heads: int, asking: Tensor
+    ) -> None:
+        """Blocks in which no query's keys have gaps: nothing is as large as queries times keys."""
+        texts, n_keys = span[0].texts, self.evenly.shape[2]
+        whole = Block(texts, slice(span[0].queries.start, span[-1].queries.stop), slice(0, n_keys), None, False, None)
+        n_texts = whole.shape[0]
+        for block, of_block in zip(span, edges, strict=True):
+            self._put_edges(block, of_block, mask_heads)
+        # Edges that all queries of one block share stay one.
+        wide = [block.shape[1] if len(span) > 1 else -1 for block in span]
+        first, last = (
+            torch.cat(
+                [
+                    edge[side].expand(n_texts, mask_heads, n_queries) + block.keys.start
+                    for block, edge, n_queries in zip(span, edges, wide, strict=True)
+                ],
+                2,
+            )
+            for side in (0, 1)
+        )
+        real = asking[texts, whole.queries]
+        where = self.device if has_float64(self.device) else torch.device("cpu")
+        ranges = self.keep_texts(
+            whole, "ranges", lambda: Ranges(self.texts_of(whole).on(where), own_text=self.own_text)
+        )
+        first, last = first.to(where), last.to(where)
+        shown = ranges.sees_padding(first, last)
+        for block in span:
+            self._hides[block], self._shows_padding[block] = False, shown
+        given = ranges.ground(first, last, real.to(where), whole.queries).on(self.device)
+        share = (given.counted / given.n_allowed.clamp(min=1)).to(self.summed)
+        first, last = (edge.to(self.device).expand(share.shape) for edge in (first, last))
+        steps = self.evenly.new_zeros(*share.shape[:2], n_keys + 1)
+        self.evenly[self.units(whole)] += spread_over(steps, first, last, share).cumsum(-1)[..., :n_keys]
+        self._take(whole, given, real)
+
+    def _prepare(self, block: Block, edges: tuple[Tensor, Tensor] | None, mask_heads: int, asking: Tensor) -> None:
         facts = self.texts_of(block)
         real = asking[block.texts, block.queries]
         allowed = block.allowed(self.device)
         n_texts, n_queries, n_keys = block.shape
         if allowed is None:
             allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        self._put_ranges(block, allowed.expand(-1, mask_heads, -1, n_keys), n_texts)
+        self._hides[block] = edges is None
         self._shows_padding[block] = bool((allowed & ~facts.real[:, None, None, block.keys]).any())
         allowed = allowed.expand(n_texts, mask_heads, -1, n_keys)
-        cosines = self.cosines(block) if self.own_text else None
+        if edges is None:  # all keys, where there is one
+            last = allowed.any(-1) * n_keys
+            edges = torch.zeros_like(last), last
+        self._put_edges(block, edges, mask_heads)
+        columns = self.keep_texts(block, "columns", lambda: key_columns(facts, self.dtype))
         given = ground(
             allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype, columns=columns,
-            cosines=cosines,
+            cosines=self.cosines(block) if self.own_text else None,
         )  # fmt: skip
-        units = self.units(block)
-        add_uniform(self.uniform, units, given)
-        self.uniform.settle()
-        counted = given.counted.to(self.dtype)
-        share = counted / given.n_allowed.clamp(min=1)
+        share = given.counted.to(self.dtype) / given.n_allowed.clamp(min=1)
         may = allowed.to(self.dtype)
         shared = allowed.shape[2] == 1
-        self.evenly[units, :, block.keys] += (
+        self.evenly[self.units(block), :, block.keys] += (
             share.sum(-1, keepdim=True) * may[:, :, 0] if shared else (share.unsqueeze(2) @ may).squeeze(2)
         )
+        self._take(block, given, real)
+
+    def _put_edges(self, block: Block, edges: tuple[Tensor, Tensor], mask_heads: int) -> None:
+        shape = block.shape[0], mask_heads, block.shape[1]
+        self._rows.put("edges", block, torch.stack([edge.expand(shape) for edge in edges], -1).to(torch.int32))
+
+    def _take(self, block: Block, given: Ground, real: Tensor) -> None:
+        """Adds up uniform attention, and keeps what is known of each query."""
+        add_uniform(self.uniform, self.units(block), given)
+        self.uniform.settle()
+        counted = given.counted.to(self.dtype)
         self.counted[block.texts] += counted.sum(-1)
         defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
-        self.active_names = [name for name in defined if name.endswith("_active")]
+        self.active_names = sorted(name for name in defined if name.endswith("_active"))
         uniform = given.uniform | uniform_likeness(given)
-        even = [defined[name] * uniform.get(name, defined[name].new_zeros(())) for name in self.active_names]
+        none = torch.zeros_like(counted)
+        even = [defined[name] * uniform.get(name, none).to(self.dtype) for name in self.active_names]
         rows = {
             "real": real.to(self.dtype).unsqueeze(1),
             "active": torch.stack([defined[name] for name in self.active_names] + even, -1),
-            "spread": counted / given.n_active.clamp(min=1),
+            "spread": counted / given.n_active.clamp(min=1).to(self.dtype),
             "worth": self._worth(block, given, counted),
         }
         for name, row in rows.items():
             self._rows.put(name, block, row)
-        self._all_real[block] = bool(real.all())
 
     def _worth(self, block: Block, given: Ground, counted: Tensor) -> Tensor:
         """The columns of QUERY, (text, mask head, query, column)."""
@@ -188,24 +272,6 @@ class Plan:
             off_rest = self.off_rest[block.texts, block.keys][:, self.band_index(block)].unsqueeze(1)
             worth[..., QUERY["places off rest"]] = given.band * off_rest
         return worth
-
-    def _put_ranges(self, block: Block, allowed: Tensor, n_texts: int) -> None:
-        """Keeps from which to which key each query may attend; where one skips keys on the way, all there are."""
-        n_keys = block.shape[2]
-        count = allowed.sum(-1)
-        if n_keys:
-            numbers = allowed.to(torch.uint8)
-            first, last = numbers.argmax(-1), n_keys - numbers.flip(-1).argmax(-1)
-            empty = count == 0
-            self._hides[block] = bool(((last - first != count) & ~empty).any())
-            if self._hides[block]:
-                first, last = torch.zeros_like(first), torch.full_like(last, n_keys)
-            edges = torch.stack([first, last], -1).masked_fill_(empty[..., None], 0)
-        else:
-            self._hides[block] = False
-            edges = torch.stack([count, count], -1)
-        edges = edges.to(torch.int32).expand(n_texts, -1, block.shape[1], 2)
-        self._rows.put("edges", block, edges)
 
     def row(self, block: Block, name: str) -> Tensor:
         """What is known of a block's queries, (text, mask head or 1, query, ...).
@@ -229,6 +295,8 @@ class Plan:
 
     def all_real(self, block: Block) -> bool:
         """Whether all of a block's queries are real."""
+        if block not in self._all_real:
+            self._all_real[block] = bool((self.row(block, "real") > 0).all())
         return self._all_real[block]
 
     def texts_of(self, block: Block) -> TextFacts:
@@ -263,30 +331,31 @@ class Plan:
         index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
         return index.clamp_(0, max(block.shape[2] - 1, 0))
 
-    def cosines(self, block: Block) -> Tensor | None:
-        """Cosines of static embeddings, (text, query, key), -1 to 1; None where embeddings are not known."""
-        texts = self.texts_of(block)
+    def cosines(self, block: Block, width: int | None = None) -> Tensor | None:
+        """Cosines of static embeddings, (text, query, key), -1 to 1; None where embeddings are not known.
+
+        Args:
+            block: The block.
+            width: How many keys wide, at least as many as there are: what stands behind these is any cosine.
+        """
+        texts, n_keys = self.texts_of(block), block.shape[2]
         if texts.embeddings is None:
             return None
-
-        def make_distinct() -> tuple[Tensor, Tensor]:
-            """Directions of the text's distinct tokens, and which of them each token is."""
-            assert texts.embeddings is not None
-            distinct, which = texts.ids[0].unique(return_inverse=True)  # type: ignore[no-untyped-call]  # torch's own
-            first = torch.zeros_like(distinct).scatter_(0, which, torch.arange(len(which), device=self.device))
-            return texts.embeddings[0, first].to(self.dtype), which
+        width = n_keys if width is None else width
 
         def make() -> Tensor:
             assert texts.embeddings is not None
-            if block.shape[0] == 1:
-                directions, which = self.keep_texts(block, "distinct tokens", make_distinct)
-                if len(directions) < block.shape[2]:
-                    by_token = directions[which[block.queries]] @ directions.mT
-                    return by_token.index_select(1, which[block.keys])[None]
+            if block.shape[0] == 1 and n_keys:
+                distinct = self.keep_texts(block, "distinct tokens", lambda: _Distinct(texts, self.dtype))
+                n_seen = int(distinct.n_seen[block.keys.stop - 1])
+                if n_seen < n_keys:
+                    by_token = distinct.directions[distinct.which[block.queries]] @ distinct.directions[:n_seen].mT
+                    return by_token.index_select(1, F.pad(distinct.which[block.keys], (0, width - n_keys)))[None]
             directions = texts.embeddings.to(self.dtype)
-            return directions[:, block.queries] @ directions[:, block.keys].mT
+            of_keys = F.pad(directions[:, block.keys], (0, 0, 0, width - n_keys))
+            return directions[:, block.queries] @ of_keys.mT
 
-        return self.keep(block, "cosines", make)
+        return self.keep(block, f"cosines {width}", make)
 
     def offsets_of(self, block: Block) -> Tensor:
         """Key minus query in tokens, (query, key)."""

@@ -3,7 +3,8 @@
 The source of each is in the catalogue; that they are told query by query is ours.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -12,6 +13,7 @@ from torch import Tensor
 from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns, pair_facts
 from attnscope.core.measures.families import Keys, Pairs, Places, Row, Statistic
+from attnscope.core.precision import move
 
 MASS = "mass"
 """The row of what a query gives to all keys together."""
@@ -100,6 +102,13 @@ class Ground:
     n_rarest: Tensor | None
     band: Tensor
 
+    def on(self, device: torch.device) -> "Ground":
+        """The same on a device."""
+        if self.counted.device == device:
+            return self
+        moved = {name: _move(getattr(self, name), device) for name in (field.name for field in fields(self))}
+        return Ground(**moved)
+
 
 def ground(
     allowed: Bool[Tensor, "#batch mask_head #query #key"],
@@ -129,12 +138,40 @@ def ground(
     """
     may, n_queries = allowed.to(dtype), asking.shape[1]
     allowed = allowed.expand(-1, -1, n_queries, -1)
-    n_allowed = may.sum(-1).expand(-1, -1, n_queries)
-    counted = (n_allowed > 0) & asking[:, None]
-    share = 1 / n_allowed.clamp(min=1)
     even = may / may.sum(-1, keepdim=True).clamp(min=1)
     uniform = linear_rows(even, keys, queries, key_range, own_text=own_text, columns=columns, cosines=cosines)
-    uniform = {name: row.expand(n_allowed.shape) for name, row in uniform.items()}
+    n_rarest = None if keys.rarest is None else (may * keys.rarest[:, None, None, key_range]).sum(-1)
+    sees_end = at_key(allowed, keys.final_special, key_range)
+    band = at_offsets(allowed, queries, key_range)
+    return ground_of(may.sum(-1), uniform, n_rarest, sees_end, band, asking, own_text=own_text)
+
+
+def ground_of(
+    n_allowed: Float[Tensor, "#batch mask_head #query"],
+    uniform: Rows,
+    n_rarest: Float[Tensor, "#batch mask_head #query"] | None,
+    sees_end: Bool[Tensor, "#batch mask_head #query"],
+    band: Bool[Tensor, "#batch mask_head query offset"],
+    asking: Bool[Tensor, "batch query"],
+    *,
+    own_text: bool,
+) -> Ground:
+    """What is counted of queries, from what uniform attention comes to.
+
+    Args:
+        n_allowed: How many keys each may attend to.
+        uniform: As `linear_rows`, of uniform attention; shapes as of n_allowed.
+        n_rarest: How many of the text's rarest tokens each may attend to; None where they are unknown.
+        sees_end: Whether it may attend to the text's final special token.
+        band: Whether it may attend to its key at each offset.
+        asking: Which queries are tokens that count.
+        own_text: Whether queries and keys are of one text.
+    """
+    dtype, shape = n_allowed.dtype, (len(asking), n_allowed.shape[1], asking.shape[1])
+    n_allowed = n_allowed.expand(shape)
+    uniform = {name: row.expand(shape) for name, row in uniform.items()}
+    counted = (n_allowed > 0) & asking[:, None]
+    share = 1 / n_allowed.clamp(min=1)
     some_active = counted & (uniform[OFF_REST] > 0)
     defined = {}
     for name, row in uniform.items():
@@ -144,16 +181,15 @@ def ground(
             isinstance(measure.family, Places) or getattr(measure.family, "is_set", False)
         )
         defined[name] = basis & (row > 0) if is_set else basis
-    n_rarest = (
-        None if keys.rarest is None else (may * keys.rarest[:, None, None, key_range]).sum(-1).expand(n_allowed.shape)
-    )
+    n_active = (uniform[OFF_REST] * n_allowed).round()
     statistics: dict[Statistic, tuple[Tensor, Tensor]] = {
         "entropy": (counted, n_allowed.clamp(min=1).log()),
         "relative_entropy": (counted & (n_allowed >= 2), torch.ones_like(share)),
-        "entropy_off_rest": (some_active, (uniform[OFF_REST] * n_allowed).round().clamp(min=1).log()),
-        "max_weight": (counted & (n_allowed > at_key(allowed, keys.final_special, key_range).to(dtype)), share),
+        "entropy_off_rest": (some_active, n_active.clamp(min=1).log()),
+        "max_weight": (counted & (n_allowed > sees_end.to(dtype)), share),
     }
     if n_rarest is not None:
+        n_rarest = n_rarest.expand(shape)
         statistics["rarest"] = counted & (n_rarest > 0), share
     worth = {statistic: of.to(dtype) for statistic, (of, _) in statistics.items()}
     worth["relative_entropy"] /= n_allowed.clamp(min=2).log()
@@ -164,12 +200,16 @@ def ground(
             defined[name], uniform[name] = statistics[measure.family.statistic]
         elif isinstance(measure.family, Keys) and measure.family.of_layer and not measure.family.is_set:
             defined[name], defined[f"{name}_active"] = counted, some_active
-    band = at_offsets(allowed, queries, key_range) & counted[..., None]
-    if not own_text:
-        band = torch.zeros_like(band)
+    band = band & counted[..., None] if own_text else torch.zeros_like(band).expand(*shape, -1)
     active = uniform[OFF_REST].clamp(min=torch.finfo(dtype).tiny)
     uniform |= {name: row / active for name, row in uniform.items() if name.endswith("_active")}
-    return Ground(counted, n_allowed, (uniform[OFF_REST] * n_allowed).round(), defined, uniform, worth, n_rarest, band)
+    return Ground(counted, n_allowed, n_active, defined, uniform, worth, n_rarest, band)
+
+
+def _move(numbers: Any, device: torch.device) -> Any:
+    if isinstance(numbers, dict):
+        return {name: move(part, device) for name, part in numbers.items()}
+    return None if numbers is None else move(numbers, device)
 
 
 def at_key(
