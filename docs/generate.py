@@ -360,10 +360,10 @@ def architectures_page() -> str:
 
 def _with_pictures() -> str:
     """Which types are shown on pictures and words, from the tables that place their patches."""
-    from attnscope.models.hf.crossing import CROSSINGS
+    from attnscope.models.hf.cross_readers import CROSS_READERS
     from attnscope.models.hf.patch_places import FAMILIES
 
-    among = ", ".join(sorted({*FAMILIES} - {*CROSSINGS}))
+    among = ", ".join(sorted(FAMILIES))
     told = (
         "`--image` with a text. Each type but vipllava has a tiny random model among the tests: its weights are those "
         "of eager attention, and a changed spot of a photo changes the patch where it lies "
@@ -371,7 +371,7 @@ def _with_pictures() -> str:
     )
     rows = [
         "| what looks | model types |", "|---|---|", f"| words, at patches among the tokens | {among} |",
-        f"| words, or learned queries, across to the patches | {', '.join(sorted(CROSSINGS))} |",
+        f"| words, or learned queries, by cross-attention | {', '.join(sorted(CROSS_READERS))} |",
     ]  # fmt: skip
     return told + "\n\n" + "\n".join(rows)
 

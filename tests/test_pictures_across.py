@@ -1,4 +1,4 @@
-"""Models whose words, or learned queries, look across to the patches of a photo: weights, places, records, refusals."""
+"""Cross-attention from words, or learned queries, to the patches of a photo: weights, places, records, refusals."""
 
 import re
 import sys
@@ -65,9 +65,9 @@ def eager_weights(model: Any, inputs: dict[str, Any]) -> dict[tuple[str, int], A
 @pytest.mark.parametrize("name", ACROSS)
 def test_weights_are_those_of_eager_attention(name: str, models: dict[str, Any]) -> None:
     made = attnscope.picture_heatmap(models[name], photos_for(name), QUESTION, generate=4)
-    looker = models[name].viewer.model
+    reader = models[name].viewer.model
     seen = models[name].viewer.view([read_photo(photo) for photo in photos_for(name)], QUESTION, 4)
-    true = eager_weights(looker, dict(seen.inputs))
+    true = eager_weights(reader, dict(seen.inputs))
     assert tuple(m.kind for m in made.maps) == KINDS[name] and len(made.pictures) == len(photos_for(name))
     for attention in made.maps:
         first = 0 if attention.part is None else attention.part[0]
@@ -81,14 +81,14 @@ def test_weights_are_those_of_eager_attention(name: str, models: dict[str, Any])
     n_written = len(words) - words.n_given
     assert n_written > 0
     if logits is not None:  # what was written token by token is what one forward pass over all of it says
-        never = getattr(looker.network.base.config, "image_token_id", None)
+        never = getattr(reader.network.base.config, "image_token_id", None)
         if never is not None:
             logits[..., never] = -torch.inf
         ids = seen.tokens.ids[-n_written:]
         assert logits[0, -n_written - 1 : -1].argmax(-1).tolist() == ids.tolist()
 
 
-def test_what_a_tile_is_filled_up_with_is_looked_at_by_no_word(models: dict[str, Any]) -> None:
+def test_no_word_attends_to_what_a_tile_is_filled_up_with(models: dict[str, Any]) -> None:
     made = attnscope.picture_heatmap(models["mllama"], noise(40, 40), QUESTION)
     filling = np.array([label == "filling" for label in made.maps[0].keys.labels])
     assert filling.sum() == 3 * 26 and not made.weights[..., filling].any()
@@ -134,7 +134,7 @@ def test_in_a_page_a_word_has_the_same_row_in_all_maps(models: dict[str, Any]) -
     np.testing.assert_allclose(across.weights[:, :, first:].sum(-1), 1, atol=1e-5)
 
 
-def test_pages_and_the_viewer_show_what_looks_across(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
+def test_pages_and_the_viewer_show_cross_attention(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
     for name, head in (("mllama", "1.2"), ("blip-2", "2.1")):
         record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
         record.page().save(tmp_path / "page.html")
@@ -287,6 +287,7 @@ def test_queries_are_shown_where_the_language_model_is_an_encoder_decoder(tmp_pa
     model = attnscope.load(tmp_path / "t5")
     made = attnscope.picture_heatmap(model, noise(150, 230), QUESTION)
     assert [m.kind for m in made.maps] == ["cross", "encoder"]
+    assert attnscope.picture_heatmap(model, noise(150, 230, seed=1), QUESTION).maps[0].queries  # of the same shape
     with pytest.raises(AttnscopeError, match="encoder-decoder of its own"):
         attnscope.picture_heatmap(model, noise(150, 230), QUESTION, generate=3)
 

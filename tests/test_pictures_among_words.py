@@ -64,11 +64,11 @@ def test_weights_are_those_of_eager_attention(name: str, folders: dict[str, Path
 
 
 def _embeddings(model: Any, photos: list[NDArray[np.uint8]]) -> tuple[Any, NDArray[np.float32]]:
-    """What is seen, and what the language model is given at each token; or what is looked across to."""
+    """What is seen, and what the language model is given at each token; or what cross-attention goes to."""
     seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION)
     base = model.viewer.model.network.base
-    if seen.across:
-        return seen, _looked_at(model.viewer.model.network, seen.inputs)
+    if seen.axes:
+        return seen, _cross_keys(model.viewer.model.network, seen.inputs)
     inner = getattr(base, "language_model", None) or base.text_model
     kept: list[Any] = []
     hook = inner.register_forward_pre_hook(lambda *given: kept.append(given[2]["inputs_embeds"]), with_kwargs=True)
@@ -80,8 +80,8 @@ def _embeddings(model: Any, photos: list[NDArray[np.uint8]]) -> tuple[Any, NDArr
     return seen, kept[0][0].numpy()
 
 
-def _looked_at(network: Any, inputs: Any) -> NDArray[np.float32]:
-    """The keys of the first attention that goes across, (key, d)."""
+def _cross_keys(network: Any, inputs: Any) -> NDArray[np.float32]:
+    """The keys of the first cross-attention, (key, d)."""
     kept: list[Any] = []
 
     def keep(call: Any) -> Any:

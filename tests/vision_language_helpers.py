@@ -276,7 +276,7 @@ def write_queries(
 
 
 def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
-    """A vision encoder and a text decoder that looks across to its patches."""
+    """A vision encoder and a text decoder with cross-attention to its patches."""
     import transformers as t
 
     tokenizer = _tokenizer([])
@@ -313,7 +313,7 @@ ACROSS: dict[str, Callable[..., None]] = {
     "gpt2": lambda folder, **sight: write_captioner(folder, "gpt2", **sight),
     "bert": lambda folder, **sight: write_captioner(folder, "bert", **sight),
 }
-"""Families whose words, or learned queries, look across to the patches from beside them."""
+"""Families with cross-attention from words, or learned queries, to the patches."""
 
 FAMILIES: dict[str, Callable[..., None]] = {
     "llava": write_llava,

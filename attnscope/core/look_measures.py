@@ -1,9 +1,9 @@
 """What heads do between words and pictures: how much of a word's attention goes to the picture, and how it lies there.
 
-Queries are words after the picture; keys are all tokens, of which some stand for patches, or, where words look across,
-what they see of it. Every measure is a sum and a
-count for each picture and head, as in `core.measures`; a value is sum / count over all pictures. The weights of one
-layer are held at a time, of these queries alone. This module knows no models.
+Queries are words after the picture; keys are all tokens, of which some stand for patches, or, of cross-attention,
+the patches themselves. Every measure is a sum and a count for each picture and head, as in `core.measures`; a value is
+sum / count over all pictures. The weights of one layer are held at a time, of these queries alone. This module knows no
+models.
 """
 
 import math
@@ -57,14 +57,14 @@ class LookFacts:
     """What measures must know of a prompt.
 
     Attributes:
-        n_tokens: Tokens of the prompt and of what was written; or keys, where words look across to the picture.
+        n_tokens: Tokens of the prompt and of what was written; or keys of cross-attention to the picture.
         first: The first token after all patches.
         asks: Which queries from there on are the words that are asked about, (query - first,), bool.
         cells: Places of the tokens of the finest picture, (row, column).
         patches: Places of the tokens of all pictures, (patch,).
         box: How much of each patch of the finest picture lies in the box of what the words name, (row, column), 0 to 1;
             None = there is none.
-        seen: Where words look across: which keys they see at all, (key,), bool; None = they see all tokens up to
+        seen: Of cross-attention: which keys they see at all, (key,), bool; None = they see all tokens up to
             themselves.
     """
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnscope.core.attention import (
     AttentionCall,
     Kind,
+    Probe,
     are_numbers,
     attend,
     attend_with_weights,
@@ -74,6 +75,11 @@ class OfChosen:
             return None
         self._check_heads(call.kind, call.layer, call.n_heads)
         return call if self.heads is None else select_heads(call, self.heads)
+
+
+def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
+    """A probe that hands each kind of attention to its own; kinds without one are computed as they are."""
+    return lambda call: probes.get(call.kind, attend)(call)
 
 
 class Weights(OfChosen):

@@ -274,8 +274,8 @@ class Maps(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """What attends to what, in one kind of a model's attention.
+class AttentionAxes:
+    """The queries and the keys of one kind of a model's attention.
 
     Attributes:
         queries: What attends.
@@ -303,8 +303,8 @@ class SensoryInput:
         pictures: What it saw among words.
         sound: What it heard; None where it saw.
         notes: What was done to the photo or the recording that its owner may not expect.
-        across: Where words or learned queries look across to the patches: kind of attention -> its queries and keys;
-            the first kind goes to the pictures. Empty where patches are among the tokens.
+        axes: Where words or learned queries attend to the patches by cross-attention: kind of attention -> its queries
+            and keys; the first kind goes to the pictures. Empty where patches are among the tokens.
     """
 
     inputs: "Mapping[str, Tensor]"
@@ -313,7 +313,7 @@ class SensoryInput:
     sound: "Sound | None" = None
     notes: tuple[str, ...] = ()
     pictures: "tuple[Picture, ...]" = ()
-    across: "Mapping[str, Side]" = field(default_factory=dict)
+    axes: "Mapping[str, AttentionAxes]" = field(default_factory=dict)
 
 
 class Writer(Protocol):
@@ -351,7 +351,7 @@ class Eyes(Protocol):
 
 
 class Viewer(Protocol):
-    """What reads pictures among words, or looks at them from beside its text."""
+    """What reads pictures and words."""
 
     @property
     def model(self) -> "Model":
@@ -401,7 +401,7 @@ class Model(Protocol):
 
     @property
     def viewer(self) -> Viewer | None:
-        """What of it reads pictures among words."""
+        """What of it reads pictures and words."""
 
     @property
     def run_inputs(self) -> "Callable[[Mapping[str, Any], Probe], Tensor] | None":

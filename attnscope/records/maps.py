@@ -175,7 +175,7 @@ class Heatmap(MapsRecord[AttentionMap]):
     def with_pictures_as_one(self) -> Heatmap:
         """The same with each photo as one key, that gets what all its patches get: what is left is a map of words.
 
-        What stands between its patches (ends of rows, marks of tiles) is one key more. Where words look across to
+        What stands between its patches (ends of rows, marks of tiles) is one key more. Where words attend across to
         the pictures, all else that they look at is one key, and maps of other kinds stay as they are.
         """
         attention = self.maps[0]

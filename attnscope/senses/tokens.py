@@ -29,7 +29,7 @@ def patch_tokens(grid: tuple[int, int], before: tuple[str, ...], source: str) ->
 
 
 def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tokens:
-    """The keys that words or queries look across to: patches, and what has no place in a picture.
+    """The keys of cross-attention from words or learned queries: patches, and what has no place in a picture.
 
     Args:
         n: How many.

@@ -34,9 +34,9 @@ def compare_pictures(
 ) -> PicturePair:
     """Ranks all heads by how much what words give to a picture changes: with the photo, or with the question.
 
-    Of models whose words, or learned queries, look across to the picture, it is that attention. Words are those of
-    the question, without marks that the chat template adds; those also where `query` names them.
-    They are aligned as `compare_texts` aligns tokens. Each word's row is compared over the
+    Of models whose words, or learned queries, see the picture by cross-attention, it is that attention. Words are
+    those of the question, without marks that the chat template adds; those also where `query` names them. They are
+    aligned as `compare_texts` aligns tokens. Each word's row is compared over the
     cells of one grid over [0, 1] x [0, 1] of what the model saw, and over all that is elsewhere as one key. The grid
     has the fewer rows and the fewer columns of the two; what a patch gets is spread evenly over its area. Of several
     pictures of a photo the one of most patches is compared.
@@ -59,7 +59,7 @@ def compare_pictures(
     photos = [read_photo(image) for image in images]
     given = [View((photos[0],), texts[0]), View((photos[-1],), texts[-1])]
     readings = [read(model, one) for one in given]
-    if not readings[0].across:
+    if not readings[0].axes:
         require_one_kind(model)
     everything = Choice().within(model.info)
     outlines = [outline(model.info, reading, everything) for reading in readings]

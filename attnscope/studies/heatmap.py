@@ -202,19 +202,20 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
     Raises:
         AttnscopeError: A part is asked for that the text does not have, or of several maps.
     """
-    if cut and (len(info.kinds) > 1 or reading.across):
+    if cut and (len(info.kinds) > 1 or reading.axes):
         raise AttnscopeError(
             f"{info.name} has {len(info.kinds)} kinds of attention, whose rows and columns differ",
             "leave out --rows and --cols",
         )
-    maps, notes = [], list(reading.notes)
-    if reading.across:
-        across = _across(info, reading, chosen)
+    maps: list[AttentionMap] = []
+    notes = list(reading.notes)
+    if reading.axes:
+        maps = _maps_by_axes(info, reading, chosen)
         for layer, head in chosen.picked or ():
-            kinds = [m.kind for m in across if layer in m.layers and head in m.heads]
+            kinds = [m.kind for m in maps if layer in m.layers and head in m.heads]
             if len(kinds) > 1:
                 notes.append(f"L{layer}H{head} names a head of each kind of attention: {', '.join(kinds)}")
-        return Heatmap(reading.text, across, run_of(info, notes), picked=chosen.picked, pictures=reading.pictures)
+        return Heatmap(reading.text, tuple(maps), run_of(info, notes), picked=chosen.picked, pictures=reading.pictures)
     if reading.pictures and (cut is None or cut.rows is None):
         # Of the patches nothing is asked, and a map of them all would take gigabytes.
         cut = Cut((reading.after_pictures, None), cut.cols if cut else None)
@@ -226,7 +227,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
         if not layers or not heads or (heard is not None and kind != "cross"):
             continue
-        queries, keys = reading.sides(kind)
+        queries, keys = reading.queries_and_keys(kind)
         part = None
         if heard is not None:
             part = (0, 0, len(queries), len(keys))
@@ -258,7 +259,7 @@ def _empty_map(
     number: int,
     layers: tuple[int, ...],
     heads: tuple[int, ...],
-    sides: tuple[Tokens, Tokens],
+    axes: tuple[Tokens, Tokens],
     part: tuple[int, int, int, int] | None,
 ) -> AttentionMap:
     """A map of the model's kind of attention of that number, without weights so far."""
@@ -267,8 +268,8 @@ def _empty_map(
         layers=layers,
         heads=heads,
         weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
-        queries=sides[0],
-        keys=sides[1],
+        queries=axes[0],
+        keys=axes[1],
         n_layers=info.n_layers[number],
         n_heads=info.n_heads[number],
         n_kv_heads=info.n_kv_heads[number],
@@ -276,29 +277,29 @@ def _empty_map(
     )
 
 
-def _across(info: ModelInfo, reading: Reading, chosen: Chosen) -> tuple[AttentionMap, ...]:
-    """The maps of words or queries that look across to pictures, and of what else attends; those across first.
+def _maps_by_axes(info: ModelInfo, reading: Reading, chosen: Chosen) -> list[AttentionMap]:
+    """The maps of a model with cross-attention to pictures: of that, then of what else attends.
 
     Raises:
-        AttnscopeError: Nothing that is chosen looks across.
+        AttnscopeError: Nothing that is chosen goes to pictures.
     """
     maps: list[AttentionMap] = []
-    for kind, side in reading.across.items():
+    for kind, axes in reading.axes.items():
         at = info.kinds.index(kind)
-        layers = tuple(layer for layer in chosen.layers if layer in side.layers)
+        layers = tuple(layer for layer in chosen.layers if layer in axes.layers)
         heads = tuple(head for head in chosen.heads if head < info.n_heads[at])
         if not layers or not heads:
             if not maps:
                 raise AttnscopeError(
-                    f"{info.name} looks at pictures in layers {spans(side.layers)} alone, each of {info.n_heads[at]} "
+                    f"{info.name} looks at pictures in layers {spans(axes.layers)} alone, each of {info.n_heads[at]} "
                     "heads",
                     "choose among these",
                 )
             continue
-        part = (side.first, 0, len(side.queries), len(side.keys)) if side.first else None
-        queries = side.queries.take(np.arange(side.first, len(side.queries)))
-        maps.append(_empty_map(info, at, layers, heads, (queries, side.keys), part))
-    return tuple(maps)
+        part = (axes.first, 0, len(axes.queries), len(axes.keys)) if axes.first else None
+        queries = axes.queries.take(np.arange(axes.first, len(axes.queries)))
+        maps.append(_empty_map(info, at, layers, heads, (queries, axes.keys), part))
+    return maps
 
 
 def run_model(
@@ -319,39 +320,23 @@ def run_model(
     layers, heads = chosen_of(record)
     if model.look is not None:
         return fill_maps(record, model.look(reading.tokens, layers).weights, model.info)
-    from attnscope.core.probes import Part, Weights
+    from attnscope.core.probes import Part, Weights, probe_by_kind
 
-    if reading.across:
-        return _run_across(model, record, reading)
-    kinds = tuple(cast("Kind", m.kind) for m in record.maps)
+    probe: Probe
+    probes: Mapping[str, Part | Weights]
     part = _slices_of(record.maps[0])
-    if part is not None and model.info.path == "seam":
-        probe: Part | Weights = Part(*part, layers, heads, kinds)
+    if reading.axes:  # each kind has queries and keys of its own
+        slices = {m.kind: _slices_of(m) or (slice(0, len(m.queries)), slice(0, len(m.keys))) for m in record.maps}
+        probes = {m.kind: Part(*slices[m.kind], m.layers, m.heads, (cast("Kind", m.kind),)) for m in record.maps}
+        probe = probe_by_kind(probes)
     else:
-        probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
+        kinds = tuple(cast("Kind", m.kind) for m in record.maps)
+        if part is not None and model.info.path == "seam":
+            one: Part | Weights = Part(*part, layers, heads, kinds)
+        else:
+            one = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
+        probe, probes = one, dict.fromkeys(kinds, one)
     run_probe(model, reading, probe)
-    maps = []
-    for m in record.maps:
-        kept = probe.maps.get(cast("Kind", m.kind), {})
-        maps.append(_fill(m, {layer: found[0].numpy() for layer, found in kept.items()}, probe.heads, model.info))
-    return replace(record, maps=tuple(maps))
-
-
-def _run_across(model: Model, record: Heatmap, reading: Reading) -> Heatmap:
-    """The outlined record where words or queries look across: a part of its own of each kind."""
-    from attnscope.core.attention import AttentionCall, attend
-    from attnscope.core.probes import Part
-
-    probes: dict[str, Part] = {}
-    for m in record.maps:
-        first = 0 if m.part is None else m.part[0]
-        rows, columns = slice(first, first + len(m.queries)), slice(0, len(m.keys))
-        probes[m.kind] = Part(rows, columns, m.layers, m.heads, (cast("Kind", m.kind),))
-
-    def keep_part(call: AttentionCall) -> Any:
-        return probes[call.kind](call) if call.kind in probes else attend(call)
-
-    run_probe(model, reading, keep_part)
     maps = []
     for m in record.maps:
         kept = probes[m.kind].maps.get(cast("Kind", m.kind), {})

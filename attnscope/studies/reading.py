@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.model import Batch, Model, Side, eyes_of, viewer_of
+from attnscope.models.model import AttentionAxes, Batch, Model, eyes_of, viewer_of
 from attnscope.records import Tokens
 from attnscope.records.pictures import Picture
 from attnscope.records.sounds import Sound
@@ -123,8 +123,8 @@ class Reading:
         notes: What of it is not just what was given.
         inputs: Of what is no text: what the model's forward gets.
         picture: What the tokens are patches of.
-        pictures: What some of the tokens are patches of, among words; or what is looked at across.
-        across: Where words or learned queries look across to patches; see `models.model.SensoryInput`.
+        pictures: What some of the tokens are patches of, among words; or what cross-attention goes to.
+        axes: Of models with cross-attention to patches; see `models.model.SensoryInput`.
         sound: What the tokens are frames of.
     """
 
@@ -136,19 +136,19 @@ class Reading:
     picture: Picture | None = None
     sound: Sound | None = None
     pictures: tuple[Picture, ...] = ()
-    across: Mapping[str, Side] = field(default_factory=dict)
+    axes: Mapping[str, AttentionAxes] = field(default_factory=dict)
 
     @property
     def after_pictures(self) -> int:
         """The first token after all that stand for patches: no earlier one is a word that sees them all."""
-        if self.across:
-            return next(iter(self.across.values())).first
+        if self.axes:
+            return next(iter(self.axes.values())).first
         return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
 
-    def sides(self, kind: str) -> tuple[Tokens, Tokens]:
+    def queries_and_keys(self, kind: str) -> tuple[Tokens, Tokens]:
         """The queries and keys of a kind of attention: a decoder beside an encoder reads the target, alone the text."""
-        if kind in self.across:
-            return self.across[kind].queries, self.across[kind].keys
+        if kind in self.axes:
+            return self.axes[kind].queries, self.axes[kind].keys
         if self.target is None or kind == "encoder":
             return self.tokens, self.tokens
         return self.target, self.target if kind == "decoder" else self.tokens
@@ -256,7 +256,7 @@ def _view(model: Model, given: View) -> Reading:
         if not text:
             raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
         notes += (f"no text was given: the words are what the model itself writes, “{text}”",)
-    return Reading(text, seen.tokens, None, notes, seen.inputs, pictures=seen.pictures, across=seen.across)
+    return Reading(text, seen.tokens, None, notes, seen.inputs, pictures=seen.pictures, axes=seen.axes)
 
 
 def _hear(model: Model, speech: Speech) -> Reading:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, PlacedLink
 from attnscope.annotated.texts import Span
 from attnscope.models.model import Model
 from attnscope.records.relations import Example, ExampleLink, Relation
-from attnscope.studies.relation_sums import batch_of_placed, only
+from attnscope.studies.relation_sums import batch_of_placed
 
 MOST_WORDS = 24
 """Words of an example; of longer texts the part around a link is shown, and longer pairs are not."""
@@ -22,6 +23,7 @@ def example(model: Model, kind: str, relation: Relation, text: AnnotatedText, pl
     """What the best head of a relation does on a text; None where no link of it fits on a line."""
     import torch
 
+    from attnscope.core.attention import Kind
     from attnscope.core.probes import Weights
     from attnscope.core.relations import word_weights
 
@@ -32,9 +34,9 @@ def example(model: Model, kind: str, relation: Relation, text: AnnotatedText, pl
     if not mine or relation.best is None:
         return None
     layer, head = relation.best
-    kept = Weights([layer], [head])
+    kept = Weights([layer], [head], [cast(Kind, kind)])
     with torch.no_grad():
-        model.run(batch_of_placed([placed], model.info.device), only(kind, kept))
+        model.run(batch_of_placed([placed], model.info.device), kept)
     (maps,) = kept.maps.values()
     weights, units = maps[layer][0], torch.from_numpy(placed.unit)
     links = []

@@ -43,7 +43,6 @@ from attnscope.studies.relation_evidence import (
     Tally,
     judge,
 )
-from attnscope.studies.relation_sums import only
 from attnscope.studies.texts import Progress, Report
 
 NAME = "word→sound"
@@ -160,6 +159,7 @@ def _measure(model: Model, spoken: Spoken, lots: Lots, tally: Tally) -> int:
     """Adds what the heads reach on one recording; how many words it has."""
     import torch
 
+    from attnscope.core.probes import probe_by_kind
     from attnscope.core.relations import LinkFacts, Links
 
     try:
@@ -187,7 +187,7 @@ def _measure(model: Model, spoken: Spoken, lots: Lots, tally: Tally) -> int:
         tensor([], -1, 2), tensor(range(len(rows)), -1), tensor(targets, -1, 2), tensor([0] * len(rows), -1), 1,
     )  # fmt: skip
     probe = Links(facts)
-    run_probe(model, reading, only("cross", probe))
+    run_probe(model, reading, probe_by_kind({"cross": probe}))
     by_layer = {layer: torch.stack([one.hits[0], one.mass[0]], -1) for layer, one in probe.sums["cross"].items()}
     found: Mapping[int, NDArray[np.float64]] = {layer: one.cpu().double().numpy() for layer, one in by_layer.items()}
     if broken_rows({"cross": {layer: one[None] for layer, one in found.items()}}):

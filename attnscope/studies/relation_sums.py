@@ -21,7 +21,6 @@ from attnscope.studies.texts import batch_of, pad_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention import AttentionCall, Probe
     from attnscope.core.relations import LinkFacts
     from attnscope.core.tile_probe import TileProbe
 
@@ -166,7 +165,7 @@ class LinkMeasurer:
         """Runs the model once; what each layer comes to, by the probe, or read off weights where these are dense."""
         import torch
 
-        from attnscope.core.probes import Weights
+        from attnscope.core.probes import Weights, probe_by_kind
 
         given = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
         with torch.no_grad():
@@ -175,19 +174,9 @@ class LinkMeasurer:
                 self.model.run(given, kept)
                 return {layer: read(layer, weights) for layer, weights in _of(kept.maps, self.kind).items()}
             n_tokens = max(len(piece.placed.chunk) for piece in pieces)
-            self.model.run(given, spare_memory(only(self.kind, probe), n_tokens))
+            self.model.run(given, spare_memory(probe_by_kind({self.kind: probe}), n_tokens))
             found: dict[int, T] = _of(probe.sums, self.kind)
             return found
-
-
-def only(kind: str, probe: Probe) -> Probe:
-    """A probe that sees one kind of attention; all others are computed as they are."""
-    from attnscope.core.attention import attend
-
-    def attend_or_probe(call: AttentionCall) -> Tensor:
-        return probe(call) if call.kind == kind else attend(call)
-
-    return attend_or_probe
 
 
 def _of(by_kind: Mapping[Any, Any], kind: str) -> Any:

@@ -33,7 +33,6 @@ from attnscope.studies.heatmap import run_probe
 from attnscope.studies.overflow import broken_rows, require_finite
 from attnscope.studies.provenance import run_of
 from attnscope.studies.reading import ANSWER, Reading, Speech, View, read
-from attnscope.studies.relation_sums import only
 from attnscope.studies.texts import Progress, Report
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def picture_heads(
     if text is None and model.eyes is None and model.viewer is not None and model.viewer.describes:
         text = ""
     if text is not None:
-        return _looking_heads(model, images, text, generate, report)
+        return _vision_language_heads(model, images, text, generate, report)
     model = eyes_of(model)
     given = _list_inputs(images, "picture")
     # What is wrong with the model is wrong with every picture.
@@ -112,17 +111,18 @@ def picture_heads(
     return _study(model, given, measure, sense, report)
 
 
-def _looking_heads(model: Model, images: Any, text: str, generate: int, report: Report | None) -> Findings:
+def _vision_language_heads(model: Model, images: Any, text: str, generate: int, report: Report | None) -> Findings:
     """What words of an answer do in the pictures that it is about."""
     from attnscope.core.look_measures import LOOK_MEASURES, LookFacts, LookSums
+    from attnscope.core.probes import probe_by_kind
 
     references = _references(images)
     given = [(f"{one.image}: {one.phrase}", one) for one in references] or _list_inputs(images, "picture")
     model = viewer_of(model)
     # What is wrong with the model or the question is wrong with every picture.
-    sides = read(model, View((read_photo(_BLANK),), text)).across
-    kind = next(iter(sides), "decoder")
-    if references and sides and not sides[kind].queries.text:
+    axes = read(model, View((read_photo(_BLANK),), text)).axes
+    kind = next(iter(axes), "decoder")
+    if references and axes and not axes[kind].queries.text:
         raise AttnscopeError(
             f"no word of {model.info.name} looks at the picture: learned queries do, and words at these",
             "give photos without boxes",
@@ -139,8 +139,8 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
             reading = read(model, View((photo,), asked, 0 if of else generate))
         except AttnscopeError as error:
             raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
-        first, (tokens, keys) = reading.after_pictures, reading.sides(kind)
-        hidden = reading.across[kind].hidden if reading.across else None
+        first, (tokens, keys) = reading.after_pictures, reading.queries_and_keys(kind)
+        hidden = reading.axes[kind].hidden if reading.axes else None
         asks = ~tokens.special[first:]
         written = asks & (np.arange(first, len(tokens)) >= tokens.n_given)
         asks = written if written.any() else asks
@@ -153,12 +153,11 @@ def _looking_heads(model: Model, images: Any, text: str, generate: int, report: 
         cells = [picture.cells for picture in reading.pictures if picture.cells is not None]
         patches = np.concatenate([of.ravel() for of in cells])
         box = None if of is None else cover(finest, of.box)
-        seen = (np.ones(len(keys), np.bool_) if hidden is None else ~hidden) if reading.across else None
+        seen = (np.ones(len(keys), np.bool_) if hidden is None else ~hidden) if reading.axes else None
         facts = LookFacts(len(keys), first, asks, finest.cells, patches[patches >= 0], box, seen)
         probe = LookSums(facts)
-        run_probe(model, reading, only(kind, probe) if reading.across else probe)
-        by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
-        require_finite(by_kind, model.info, photo.source)
+        run_probe(model, reading, probe_by_kind({kind: probe}) if reading.axes else probe)
+        _require_finite(probe, model, photo.source)
         pixels = np.asarray(photo.image)
         head = f"picture {pixels.shape}\n{asked}\n{'' if of is None else of.box}\n"
         return _Measured(probe, int(asks.sum()), reading.notes, head, pixels.tobytes())
@@ -201,6 +200,7 @@ def sound_heads(
     Raises:
         AttnscopeError: The model hears nothing, or there is not one recording that can be read.
     """
+    from attnscope.core.probes import probe_by_kind
     from attnscope.core.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums
 
     given = _list_inputs(audio, "recording")
@@ -226,7 +226,7 @@ def sound_heads(
         if not asks.any():
             raise _LeftOutError("there is no token in what is written")
         probe = SoundSums(SoundFacts(asks, len(sound.envelope), sound.seconds_per_frame))
-        run_probe(model, reading, only("cross", probe))
+        run_probe(model, reading, probe_by_kind({"cross": probe}))
         by_layer = {layer: np.stack(sums)[None] for layer, sums in probe.sums["cross"].items()}
         for _, layer in broken_rows({"cross": by_layer}).values():
             raise _LeftOutError(f"attention is not finite (NaN) in layer {layer} in {model.info.dtype}: not studied")
@@ -369,9 +369,13 @@ def _measure_picture(model: Model, reading: Reading) -> PictureSums:
     n_before = len(reading.tokens) - math.prod(picture.grid)
     probe = PictureSums(picture_facts(picture.pixels, picture.grid, reading.tokens.labels[:n_before]))
     run_probe(model, reading, probe)
-    by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
-    require_finite(by_kind, model.info, picture.source)
+    _require_finite(probe, model, picture.source)
     return probe
+
+
+def _require_finite(probe: PictureSums | LookSums, model: Model, source: str) -> None:
+    by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
+    require_finite(by_kind, model.info, source)
 
 
 def _stack(arrays: Sequence[Any]) -> Any:

@@ -150,7 +150,7 @@ def _named_as_text(text: Heatmap) -> list[Sheet]:
 
 
 def _text_of(record: Heatmap) -> Heatmap:
-    """What words attend to with each photo as one key; where they look across to it, what they give to each other."""
+    """What words attend to with each photo as one key; with cross-attention, what they give to each other."""
     flat = record.with_pictures_as_one()
     return replace(flat, maps=flat.maps[1:]) if flat.maps[0].kind == "cross" and len(flat.maps) > 1 else flat
 

@@ -23,7 +23,7 @@ from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
 from attnscope.models.hashing import file_sha256
 from attnscope.models.hf.adapters import NONE, merge, require_peft
-from attnscope.models.hf.crossing import crosses
+from attnscope.models.hf.cross_readers import cross_reader
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
@@ -131,8 +131,10 @@ def _readers(
             f"{folder} holds no tokenizer",
             "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
         )
-    if (reads_pictures(base) or crosses(base)) and holds_processor(folder) and base.config.model_type in FAMILIES:
-        return tokenizer, open_processor(folder, tokenizer.backend, base.config.model_type, options)
+    kind = base.config.model_type
+    joint = cross_reader(base) is not None or (reads_pictures(base) and kind in FAMILIES)
+    if joint and holds_processor(folder):
+        return tokenizer, open_processor(folder, tokenizer.backend, kind, options)
     return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
 
 

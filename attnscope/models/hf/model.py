@@ -17,12 +17,11 @@ from attnscope.core.attention import Kind, Probe
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
-from attnscope.models.hf.crossing import ALONE, crosses, survey_crossing
+from attnscope.models.hf.cross_readers import cross_reader
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.eager import mixes_lengths, run_one_by_one
 from attnscope.models.hf.examples import accepts, examples, max_tokens
 from attnscope.models.hf.hearing import HuggingFaceEars
-from attnscope.models.hf.looking import HuggingFaceLooker
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.outputs import blocks_by_place, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
@@ -40,7 +39,7 @@ from attnscope.models.hf.parts import (
 from attnscope.models.hf.seeing import HuggingFaceEyes
 from attnscope.models.hf.survey import Survey, survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
-from attnscope.models.hf.viewing import HuggingFaceViewer
+from attnscope.models.hf.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.hf.writing import HuggingFaceWriter
 from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, Slice
@@ -79,7 +78,7 @@ class HuggingFaceModel:
         network: The model, and what is known of it.
         processor: What makes what it reads of pictures or sound.
         open_eyes: Makes a model of what sees pictures, where that is another part of the same files.
-        open_viewer: Makes a model of what looks at pictures from beside its text, where that is more than this.
+        open_viewer: Makes a model of what reads pictures and words, where that is more than this.
 
     Attributes:
         info: What is known of it.
@@ -119,15 +118,15 @@ class HuggingFaceModel:
         return HuggingFaceEyes(self, self.network, self._processor) if sees else None
 
     @cached_property
-    def viewer(self) -> HuggingFaceViewer | HuggingFaceLooker | None:
-        """What of it reads pictures among words, or looks at them from beside its text."""
+    def viewer(self) -> VisionLanguageReader | None:
+        """What of it reads pictures and words."""
         if self._open_viewer is not None:
             return self._open_viewer().viewer
-        if self.network.found.beside:
-            return HuggingFaceLooker(self, self.network, self._processor)
-        if self.writer is None or not reads_pictures(self.network.base):
-            return None
-        return HuggingFaceViewer(self, self.network, self._processor, self.writer)
+        base = self.network.base
+        if self.network.found.beside and (reader := cross_reader(base)) is not None:
+            return reader(self, self.network, self._processor)
+        interleaved = self.writer is not None and reads_pictures(base)
+        return InterleavedReader(self, self.network, self._processor) if interleaved else None
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
@@ -252,7 +251,7 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
     parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
     senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
-    is_joint = reads_pictures(base) or (crosses(base) and picture_tower(base) is None)
+    is_joint = reads_pictures(base) or (cross_reader(base) is not None and picture_tower(base) is None)
     senses = tokenizer if is_joint and hasattr(tokenizer, "image_processor") else senses
     reader: HuggingFaceTokenizer | NumbersTokenizer
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
@@ -270,16 +269,17 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         return replace(raw, model=model, tokenizer=tokenizer, notes=(*raw.notes, note))
 
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
-        looking = (lambda: _build(raw, check, found=survey_crossing(base))) if crosses(base) else None
-        if looking is not None and base.config.model_type not in ALONE:
-            return looking()
+        reader = cross_reader(base)
+        whole = None if reader is None else (lambda: _build(raw, check, found=reader.survey(base)))
+        if reader is not None and not reader.stands_alone:
+            return _build(raw, check, found=reader.survey(base))
         if eyes is None:
-            return _build(raw, check, open_viewer=looking)
+            return _build(raw, check, open_viewer=whole)
         if words is None:
             note = "This is its encoder, which sees pictures; its decoder is not shown."
-            if looking is not None:
+            if whole is not None:
                 note = "This is its encoder, which sees pictures; with a text beside --image its decoder is shown."
-            return _build(part(eyes, wordless(name, eyes), note), check, open_viewer=looking)
+            return _build(part(eyes, wordless(name, eyes), note), check, open_viewer=whole)
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
         seeing = part(eyes, wordless(name, eyes), f"{apart} pictures.")
         reading = part(words, raw.tokenizer, f"{apart} text. With --image the other is shown.")

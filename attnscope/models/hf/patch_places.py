@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.seeing import patch_size, tokens_before
+from attnscope.models.hf.seeing import tokens_before
 
 Places = NDArray[np.int64]
 
@@ -30,7 +31,7 @@ class Pane:
         is_small: Whether it is all of the photo made small, beside one with more detail.
         pixels: As the model is given it, (3, height, width).
         places: Of each patch which picture token of the prompt stands for it, counted from the first, (row, column);
-            of models that look across, which key.
+            of models with cross-attention, which key.
     """
 
     photo: int
@@ -47,15 +48,20 @@ class Made:
         base: The transformers model.
         processor: Its processor.
         inputs: What the processor gave.
-        sizes: Height and width of each photo.
-        n_tokens: How many picture tokens the prompt has, or keys that are looked across to.
+        images: The photos.
+        n_tokens: How many picture tokens the prompt has, or keys that cross-attention goes to.
     """
 
     base: Any
     processor: Any
     inputs: Any
-    sizes: Sequence[tuple[int, int]]
+    images: Sequence[Image.Image]
     n_tokens: int
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each photo."""
+        return [(image.height, image.width) for image in self.images]
 
     @property
     def pixels(self) -> Tensor:
@@ -68,16 +74,13 @@ class Unplaced(Exception):  # noqa: N818 - it is told in one line by whoever ask
     """It is not known which token stands for which part of a picture; the message says why."""
 
 
-def panes_of(made: Made) -> list[Pane]:
-    """The pictures that a model is given, each with its tokens.
+def panes_of(made: Made, cut: Callable[[Made], list[Pane]]) -> list[Pane]:
+    """The pictures that a model is given, each with its tokens, as its family cuts them.
 
     Raises:
         Unplaced: The family is not known, or what its processor gives does not fit the prompt.
     """
-    kind = made.base.config.model_type
-    if kind not in FAMILIES:
-        raise Unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
-    panes = FAMILIES[kind](made)
+    panes = cut(made)
     held = np.concatenate([pane.places.ravel() for pane in panes])
     held = held[held >= 0]
     if len(held) and (held.max() >= made.n_tokens or len(np.unique(held)) != len(held)):
@@ -88,7 +91,7 @@ def panes_of(made: Made) -> list[Pane]:
 # Families ---------------------------------------------------------------------------------------------------------
 
 
-def _one_grid(made: Made, high: int, wide: int, before: int = 0) -> list[Pane]:
+def one_grid(made: Made, high: int, wide: int, before: int = 0) -> list[Pane]:
     """One picture a photo, whose tokens are its patches, row by row, after some that stand for no place."""
     if len(made.pixels) != len(made.sizes):
         raise Unplaced(f"its processor makes {len(made.pixels)} pictures of {len(made.sizes)} photos")
@@ -111,14 +114,14 @@ def _one_grid(made: Made, high: int, wide: int, before: int = 0) -> list[Pane]:
 
 def _llava(made: Made) -> list[Pane]:
     config = made.base.config
-    high, wide = _sides(config.vision_config.patch_size)
+    high, wide = _height_width(config.vision_config.patch_size)
     keeps = config.vision_feature_select_strategy == "full"
     before = len(tokens_before(made.base.vision_tower)) if keeps else 0
-    return _one_grid(made, high, wide, before)
+    return one_grid(made, high, wide, before)
 
 
 def _paligemma(made: Made) -> list[Pane]:
-    return _one_grid(made, *_sides(made.base.config.vision_config.patch_size))
+    return one_grid(made, *_height_width(made.base.config.vision_config.patch_size))
 
 
 def _gemma3(made: Made) -> list[Pane]:
@@ -129,7 +132,7 @@ def _gemma3(made: Made) -> list[Pane]:
     if len(made.pixels) != len(made.sizes):
         raise Unplaced("its processor cuts photos into crops (do_pan_and_scan), and does not say where they lie")
     cell = config.vision_config.image_size // side
-    return _one_grid(made, cell, cell)
+    return one_grid(made, cell, cell)
 
 
 def _llava_next(made: Made) -> list[Pane]:
@@ -154,14 +157,14 @@ def _llava_next(made: Made) -> list[Pane]:
         at = np.full(n_tiles * side * side, -1, np.int64)
         at[order[order >= 0]] = np.flatnonzero(order >= 0) + first
         small = at[: side * side].reshape(side, side)
-        fine = _join(at[side * side :].reshape(-1, side, side), down, across)
+        fine = join_tiles(at[side * side :].reshape(-1, side, side), down, across)
         if not (fine >= 0).any():  # of a narrow photo it keeps what is small alone
             panes.append(Pane(number, False, pixels[0], small))
             first += len(order)
             continue
         rows, columns = np.flatnonzero((fine >= 0).any(1)), np.flatnonzero((fine >= 0).any(0))
         top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-        whole = _join(pixels[1:n_tiles], down, across)
+        whole = join_tiles(pixels[1:n_tiles], down, across)
         shown = whole[:, top * patch : bottom * patch, left * patch : right * patch]
         panes += [
             Pane(number, False, shown, fine[top:bottom, left:right]),
@@ -174,7 +177,7 @@ def _llava_next(made: Made) -> list[Pane]:
 def _idefics3(made: Made) -> list[Pane]:
     config, images = made.base.config, made.processor.image_processor
     cell = config.vision_config.patch_size * config.scale_factor
-    given = images([made.inputs["photos"]], return_row_col_info=True, return_tensors="pt")
+    given = images([list(made.images)], return_row_col_info=True, return_tensors="pt")
     rows, columns = given["rows"][0], given["cols"][0]
     return _tiles(made, made.pixels[0], cell, list(zip(rows, columns, strict=True)))
 
@@ -183,7 +186,7 @@ def _internvl(made: Made) -> list[Pane]:
     config, images = made.base.config, made.processor.image_processor
     canvas = importlib.import_module(type(images).__module__).get_optimal_tiled_canvas
     size = (images.size["height"], images.size["width"])
-    high, _ = _sides(config.vision_config.patch_size)
+    high, _ = _height_width(config.vision_config.patch_size)
     shapes = [canvas(photo, size, images.min_patches, images.max_patches)[::-1] for photo in made.sizes]
     shapes = [(0, 0) if down * across == 1 else (down, across) for down, across in shapes]
     return _tiles(made, made.pixels, round(high / config.downsample_ratio), shapes)
@@ -199,7 +202,9 @@ def _tiles(made: Made, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int
             raise Unplaced(f"its processor makes {len(tiles)} tiles, and says that there are more")
         at = np.arange((n + 1) * high * wide).reshape(n + 1, high, wide) + tile * high * wide
         if n:
-            panes.append(Pane(number, False, _join(tiles[tile : tile + n], down, across), _join(at[:n], down, across)))
+            panes.append(
+                Pane(number, False, join_tiles(tiles[tile : tile + n], down, across), join_tiles(at[:n], down, across))
+            )
         panes.append(Pane(number, n > 0, tiles[tile + n], at[n]))
         tile += n + 1
     if tile != len(tiles):
@@ -225,50 +230,18 @@ def _qwen(made: Made) -> list[Pane]:
     return _require_all(panes, first, made)
 
 
-def _mllama(made: Made) -> list[Pane]:
-    """Tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
-    config = made.base.config.vision_config
-    side = config.image_size // config.patch_size
-    each, n_tiles = side * side + 1, made.pixels.shape[2]
-    panes = []
-    for number, which in enumerate(made.inputs["aspect_ratio_ids"][0].tolist()):
-        down, across = config.supported_aspect_ratios[which - 1]
-        tiles = made.pixels[0, number, : down * across]
-        at = np.arange(side * side).reshape(1, side, side) + 1
-        at = at + each * (np.arange(down * across) + number * n_tiles)[:, None, None]
-        cut = tiles[:, :, : side * config.patch_size, : side * config.patch_size]
-        panes.append(Pane(number, False, _join(cut, down, across), _join(at, down, across)))
-    return panes
-
-
-def tower_of(base: Any) -> tuple[Any, int, int]:
-    """What sees pictures beside a text, and height and width of its patches in pixels.
-
-    Raises:
-        AttnscopeError: It does not cut pictures into patches of one size.
-    """
-    tower = base.encoder if base.config.model_type == "vision-encoder-decoder" else base.vision_model
-    return tower, *patch_size(tower, base.config.model_type)
-
-
-def _beside(made: Made) -> list[Pane]:
-    """One picture of patches, after what stands for no place, that words or queries look across to."""
-    tower, high, wide = tower_of(made.base)
-    return _one_grid(made, high, wide, len(tokens_before(tower)))
-
-
 def _require_all(panes: list[Pane], n: int, made: Made) -> list[Pane]:
     if n != made.n_tokens:
         raise Unplaced(f"its processor gives {made.n_tokens} picture tokens where its grid says {n}")
     return panes
 
 
-def _sides(size: Any) -> tuple[int, int]:
+def _height_width(size: Any) -> tuple[int, int]:
     high, wide = size if isinstance(size, list | tuple) else (size, size)
     return int(high), int(wide)
 
 
-def _join(tiles: Any, down: int, across: int) -> Any:
+def join_tiles(tiles: Any, down: int, across: int) -> Any:
     """Tiles (tile, ..., height, width), row by row, as one (..., down * height, across * width)."""
     stack = torch.as_tensor(tiles)
     rows = [torch.cat(list(stack[row * across : (row + 1) * across]), -1) for row in range(down)]
@@ -277,24 +250,19 @@ def _join(tiles: Any, down: int, across: int) -> Any:
 
 
 FAMILIES: dict[str, Callable[[Made], list[Pane]]] = {
-    "blip": _beside,
-    "blip-2": _beside,
     "gemma3": _gemma3,
     "idefics3": _idefics3,
-    "instructblip": _beside,
     "internvl": _internvl,
     "llava": _llava,
     "llava_next": _llava_next,
-    "mllama": _mllama,
     "paligemma": _paligemma,
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
     "qwen3_vl": _qwen,
     "smolvlm": _idefics3,
     "vipllava": _llava,
-    "vision-encoder-decoder": _beside,
 }
-"""By the type of a model's configuration."""
+"""Of models that read pictures among words, by the type of their configuration."""
 
 
 # Where in the photo -----------------------------------------------------------------------------------------------

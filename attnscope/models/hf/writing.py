@@ -3,7 +3,7 @@
 All of it greedily, and without the seam.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,9 +22,11 @@ class HuggingFaceWriter:
 
     Args:
         network: The model. It may lack the head that writing needs: a target can be read without.
+        ends: Numbers of tokens that end a text, besides those that its configuration names.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, ends: Collection[int] = ()) -> None:
+        self._ends = ends
         self._model, self._base = network.model, network.base
         self._network, self._tokenizer = network, network.tokenizer
 
@@ -182,12 +184,10 @@ class HuggingFaceWriter:
 
     def _end_ids(self) -> set[int]:
         """The numbers of the tokens that end a text."""
-        ends: set[int] = set()
+        ends = set(self._ends)
         for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
             found = getattr(config, "eos_token_id", None)
             ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
-        if self._base.config.model_type == "blip":  # as its own `generate` says
-            ends.add(self._base.config.text_config.sep_token_id)
         return ends
 
     def start_id(self) -> int:

@@ -1,6 +1,6 @@
-"""Models whose pictures stand beside their text: cross-attention goes from words, or learned queries, to patches.
+"""Models with cross-attention from words, or learned queries, to the patches of a picture: what their attention is.
 
-Which of their modules is which attention is known by name, type by type: they do not run on text alone, and maps of
+Which of their modules is which attention is known by name, family by family: they do not run on text alone, and maps of
 their towers would be too large to try them on a picture at load. What is said of them is compared with what they
 compute by themselves on the first picture that they are given. Two have attention of their own code, which is not
 looked up by name: as they run, what takes its place computes the same at the seam.
@@ -23,47 +23,18 @@ from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import Place, attention_function, perform, use_attention
 from attnscope.models.hf.survey import Survey
 
-_QFORMER: Mapping[Kind, str] = {
-    "cross": r"qformer\.encoder\.layer\.(\d+)\.crossattention\.attention",
-    "encoder": r"qformer\.encoder\.layer\.(\d+)\.attention\.attention",
-    "decoder": r"language_model\.(?:model\.)?(?:decoder\.)?layers\.(\d+)\.self_attn",
-}
-CROSSINGS: dict[str, Mapping[Kind, str]] = {
-    "blip": {
-        "cross": r"text_decoder\.bert\.encoder\.layer\.(\d+)\.crossattention\.self",
-        "decoder": r"text_decoder\.bert\.encoder\.layer\.(\d+)\.attention\.self",
-    },
-    "blip-2": _QFORMER,
-    "instructblip": _QFORMER,
-    "mllama": {
-        "cross": r"language_model\.layers\.(\d+)\.cross_attn",
-        "decoder": r"language_model\.layers\.(\d+)\.self_attn",
-    },
-    "vision-encoder-decoder": {
-        "cross": r"decoder\.(?:.*\.)?(\d+)\.(?:encoder_attn|crossattention(?:\.self)?)",
-        "decoder": r"decoder\.(?:.*\.)?(\d+)\.(?:self_attn|attn|attention\.self)",
-    },
-}
-"""By the type of a model's configuration: the modules of each kind of attention by name, with the layer's number.
 
-The first kind goes to the picture; the queries of the second are those of the first, with or without more.
-"""
-
-ALONE = frozenset({"mllama", "vision-encoder-decoder"})
-"""Types of which a part is shown without a picture, or without words."""
-
-
-def crosses(base: PreTrainedModel) -> bool:
-    """Whether a model looks at pictures from beside its text, in a way that is known."""
-    found = CROSSINGS.get(base.config.model_type)
-    if found is None or not any(re.fullmatch(found["cross"], name) for name, _ in base.named_modules()):
-        return False
-    # Of BLIP that answers questions the decoder looks at the question; of BLIP-2 that ranks texts no words are written.
-    return not hasattr(base, "text_encoder") and (found is not _QFORMER or hasattr(base, "language_model"))
-
-
-def survey_crossing(base: PreTrainedModel) -> Survey:
+def survey_cross_attention(
+    base: PreTrainedModel,
+    patterns: Mapping[Kind, str],
+    notes_on: Callable[[PreTrainedModel, Sequence[Kind]], tuple[str, ...]],
+) -> Survey:
     """What the attention of such a model is, of its words and of its queries; that of its tower is left out.
+
+    Args:
+        base: The model.
+        patterns: The modules of each kind of attention by name, with the layer's number.
+        notes_on: What a user must know of a model that has these kinds.
 
     Raises:
         AttnscopeError: A module does not say how many heads it has.
@@ -71,7 +42,6 @@ def survey_crossing(base: PreTrainedModel) -> Survey:
     plan: dict[nn.Module, list[Place]] = {}
     layers: dict[Kind, tuple[int, ...]] = {}
     modules: dict[Kind, list[nn.Module]] = {}
-    patterns = CROSSINGS[base.config.model_type]
     for kind, pattern in patterns.items():
         named = {name: module for name, module in base.named_modules() if re.fullmatch(pattern, name)}
         # BERT's `crossattention` holds the `crossattention.self` that attends.
@@ -95,22 +65,10 @@ def survey_crossing(base: PreTrainedModel) -> Survey:
         extras={},
         d_model=int(base.config.get_text_config(decoder=True).hidden_size),
         checked=True,
-        notes=_notes_on(base, layers),
+        notes=notes_on(base, tuple(layers)),
         beside=True,
         through=_at_seam(base),
     )
-
-
-def _notes_on(base: PreTrainedModel, layers: Mapping[Kind, tuple[int, ...]]) -> tuple[str, ...]:
-    """What a user must know to read the pictures truly."""
-    if CROSSINGS[base.config.model_type] is not _QFORMER:
-        return ()
-    notes = ["Learned queries (Q0, Q1 …) look at the picture: words attend to these, which have no place in it."]
-    if base.config.model_type == "blip-2":
-        notes.append("The queries do not read the text: whatever is asked, they look at the same places.")
-    if "decoder" not in layers:
-        notes.append("Its language model is an encoder-decoder of its own, which is not shown.")
-    return tuple(notes)
 
 
 def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
@@ -123,7 +81,7 @@ def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
     raise AttnscopeError(f"{type(module).__name__} of {base.config.model_type} does not say how many heads it has")
 
 
-def compare_crossing(
+def compare_cross_attention(
     base: PreTrainedModel, found: Survey, inputs: Mapping[str, Any], sizes: Mapping[str, tuple[int, int]]
 ) -> None:
     """Compares what passes the seam on an input with what the model computes as it is; and what it is said to have.
@@ -160,7 +118,7 @@ def compare_crossing(
 
 
 def result_of(output: Any) -> Tensor:
-    """What a model computes of words beside a picture: scores of the vocabulary, or hidden states without a head."""
+    """What a model computes of words and a picture: scores of the vocabulary, or hidden states without a head."""
     found = getattr(output, "logits", None)
     found = hidden_states(output) if found is None else found
     assert isinstance(found, Tensor)
