@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, jaxtyped
 from torch import Tensor
 
-from attnscope.core import attention, example, reference
+from attnscope.core import attention, example
 from attnscope.core.tiles import Tile, attend_in_tiles
+from tests.oracle import attention as oracle_of_head
 
 EXACT = {"rtol": 1e-12, "atol": 1e-13}
 """float64 against float64: some hundred roundings."""
@@ -109,7 +110,7 @@ def calls(draw: st.DrawFn) -> attention.AttentionCall:
 
 
 def oracle(call: attention.AttentionCall) -> tuple[Tensor, Tensor]:
-    """What core.reference says of a call, one text and head at a time: output and weights, float64."""
+    """What the oracle says of a call, one text and head at a time: output and weights, float64."""
     batch, n_heads, n_queries, _ = call.query.shape
     scores = (batch, n_heads, n_queries, call.key.shape[2])
     mask = None if call.mask is None else call.mask.expand(scores).numpy()
@@ -120,7 +121,7 @@ def oracle(call: attention.AttentionCall) -> tuple[Tensor, Tensor]:
     for b in range(batch):
         for h in range(n_heads):
             read = h // (n_heads // call.n_kv_heads)
-            outputs[b, h], weights[b, h] = reference.attention(
+            outputs[b, h], weights[b, h] = oracle_of_head(
                 query[b, h],
                 key[b, read],
                 value[b, read],

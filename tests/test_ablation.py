@@ -366,7 +366,7 @@ def test_losses_by_place_are_their_definition(gpt2: HuggingFaceModel) -> None:
             effect = head.effects[f"zero_loss_{name}"]
             np.testing.assert_allclose(effect.value, np.mean(rises), rtol=1e-6, atol=1e-9)
             assert effect.count == len(rises)
-        assert found.by_place(head.effects, "zero_loss").keys() == gone.keys()
+        assert found.by_position(head.effects, "zero_loss").keys() == gone.keys()
     assert not any("first" in name for name in found.names)
     assert "zero_loss_repeated_low" in found.to_csv().splitlines()[0]
     total = sum(found.whole[f"loss_{half}"].value * found.whole[f"loss_{half}"].count for half in ("first", "repeated"))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core import reference
 from attnscope.core.attention import AttentionCall
 from attnscope.core.full_width import WeightsBesideFullWidth, full_width
 from tests.core_helpers import EXACT, WORKED
+from tests.oracle import attention
 
 HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 6, 3, 5, 7, 4
 
@@ -37,7 +37,7 @@ def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
     found = full_width(call)
     assert found is not None
     query, key = side_by_side(call.query[0]), side_by_side(call.key[0], HEADS // n_kv_heads)
-    _, true = reference.attention(query, key, key, mask=mask[0, 0].numpy(), bias=bias.numpy())
+    _, true = attention(query, key, key, mask=mask[0, 0].numpy(), bias=bias.numpy())
     np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
 
@@ -46,7 +46,7 @@ def test_causal_layers_stay_causal() -> None:
     found = full_width(call)
     assert found is not None
     query, key = side_by_side(call.query[0]), side_by_side(call.key[0])
-    _, true = reference.attention(query, key, key, is_causal=True)
+    _, true = attention(query, key, key, is_causal=True)
     np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
 

@@ -159,7 +159,7 @@ def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
     last = model.outputs(batch, strongest, last=8)
     all_of_it = model.outputs(batch, whole)
     for layer, weights in whole.maps["decoder"].items():
-        assert torch.equal(strongest.keys["decoder"][layer], weights[:, :, 11:19].argmax(-1))
+        assert torch.equal(strongest.maps["decoder"][layer], weights[:, :, 11:19].argmax(-1))
     torch.testing.assert_close(last.logits, all_of_it.logits[:, 11:19])
     assert last.hidden.shape == all_of_it.hidden.shape
 

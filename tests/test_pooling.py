@@ -143,9 +143,9 @@ def test_probes_keep_chosen_layers_and_heads_alone() -> None:
         with pytest.raises(RuntimeError, match="twice"):
             probe(call)
     kept = whole.maps["encoder"][0]
-    assert list(part.maps["encoder"]) == list(pooled.found["encoder"]) == [0]
+    assert list(part.maps["encoder"]) == list(pooled.maps["encoder"]) == [0]
     assert torch.allclose(part.maps["encoder"][0], kept[:, :, 2:7, :3], atol=1e-6)
-    found = pooled.found["encoder"][0]
+    found = pooled.maps["encoder"][0]
     assert found.cells.shape == (2, 2, 6, 4)
     assert torch.allclose(found.received.float(), kept.sum(2), atol=1e-5)
 

@@ -1,8 +1,8 @@
 """The single head that a layer's heads could have been (Vaswani et al. 2017): attention by all of their columns."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,13 +22,8 @@ class WeightsBesideFullWidth(Weights):
             batch; of the layers that are kept, where it is defined.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        kinds: Sequence[Kind] | None = None,
-    ) -> None:
-        super().__init__(layers, heads, kinds)
+    def __init__(self, *chosen: Any, **named: Any) -> None:
+        super().__init__(*chosen, **named)
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:

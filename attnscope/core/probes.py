@@ -6,7 +6,7 @@ calls it once for each attention of a forward pass. What is ours and what is oth
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import Any, Generic, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -25,9 +25,22 @@ from attnscope.core.pooling import Grid, PooledAttention, part_of_weights, pool_
 from attnscope.core.precision import sum_dtype
 from attnscope.core.tiles import attend_lean
 
+Kept = TypeVar("Kept")
 
-class OfChosen:
-    """What probes share that keep something of chosen layers and heads; arguments as of `Weights`.
+
+class OfChosen(Generic[Kept]):
+    """What probes share that keep something of chosen layers and heads; the model computes what it would have.
+
+    Layers that are not chosen cost nothing more. One forward pass at a time: clear what it has between two.
+
+    Args:
+        layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is
+            not an error here, for a probe does not know how many layers will come.
+        heads: Which heads, from 0, of each of these layers, in the order in which they are to be kept; None = all.
+        kinds: Which kinds of attention; None = all.
+
+    Attributes:
+        maps: Kind -> layer -> what is kept of the chosen heads, on the CPU, in the order in which they came.
 
     Raises:
         ValueError: A layer or head is negative, heads are empty, or a kind is unknown.
@@ -39,6 +52,7 @@ class OfChosen:
         heads: Sequence[int] | None = None,
         kinds: Sequence[Kind] | None = None,
     ) -> None:
+        self.maps: dict[Kind, dict[int, Kept]] = {}
         for name, numbers in (("layers", layers), ("heads", heads)):
             if numbers is not None and any(number < 0 for number in numbers):
                 raise ValueError(f"{name} count from 0; got {list(numbers)}")
@@ -50,13 +64,37 @@ class OfChosen:
         self.heads = None if heads is None else tuple(heads)
         self.kinds = None if kinds is None else frozenset(kinds)
 
-    def _wants(self, kind: Kind, layer: int, kept: Mapping[Kind, Mapping[int, object]]) -> bool:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and keeps what is wanted of it if its layer is chosen.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values; without gradient
+            but for `Weights`.
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
+            ValueError: A chosen head is beyond the layer's last.
+        """
+        if self._wants(call.kind, call.layer):
+            self._check_heads(call.kind, call.layer, call.n_heads)
+            chosen = call if self.heads is None else select_heads(call, self.heads)
+            self.maps.setdefault(call.kind, {})[call.layer] = self._keep(chosen)
+        return attend_lean(call)
+
+    def _keep(self, chosen: AttentionCall) -> Kept:
+        """What is kept of an attention of the chosen heads alone."""
+        raise NotImplementedError
+
+    def _wants(self, kind: Kind, layer: int) -> bool:
         """Whether to keep this layer; if it is here already, that is an error even before anything is computed."""
         if self.kinds is not None and kind not in self.kinds:
             return False
         if self.layers is not None and layer not in self.layers:
             return False
-        if layer in kept.get(kind, {}):
+        if layer in self.maps.get(kind, {}):
             raise RuntimeError(
                 f"{kind} layer {layer} reached the probe twice in one forward pass; clear what it has between passes"
             )
@@ -69,62 +107,24 @@ class OfChosen:
                 f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
             )
 
-    def _select(self, call: AttentionCall, kept: Mapping[Kind, Mapping[int, object]]) -> AttentionCall | None:
-        """The call with its chosen heads alone; None where its layer is not to be kept."""
-        if not self._wants(call.kind, call.layer, kept):
-            return None
-        self._check_heads(call.kind, call.layer, call.n_heads)
-        return call if self.heads is None else select_heads(call, self.heads)
-
 
 def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
     """A probe that hands each kind of attention to its own; kinds without one are computed as they are."""
     return lambda call: probes.get(call.kind, attend)(call)
 
 
-class Weights(OfChosen):
-    """Keeps the attention weights of chosen layers and heads; the model computes what it would have without it.
-
-    Layers that are not chosen run `attend` and cost nothing more. One forward pass at a time: clear `maps` between two.
-
-    Args:
-        layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is
-            not an error here, for a probe does not know how many layers will come.
-        heads: Which heads, from 0, of each of these layers, in the order in which they are to be kept; None = all.
-        kinds: Which kinds of attention; None = all.
+class Weights(OfChosen[Tensor]):
+    """Keeps the attention weights of chosen layers and heads, with gradients through what is not kept; see OfChosen.
 
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU,
-            detached. Kinds and layers in the order in which they came. Weights as `core.attention.attention_weights`
-            defines them: before dropout, zero where nothing may be attended to.
-
-    Raises:
-        ValueError: A layer or head is negative, heads are empty, or a kind is unknown.
+            detached. Weights as `core.attention.attention_weights` defines them: before dropout, zero where nothing
+            may be attended to.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        kinds: Sequence[Kind] | None = None,
-    ) -> None:
-        super().__init__(layers, heads, kinds)
-        self.maps: dict[Kind, dict[int, Tensor]] = {}
-
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps its weights if its layer is chosen.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values.
-
-        Raises:
-            RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
-            ValueError: A chosen head is beyond the layer's last.
-        """
-        if not self._wants(call.kind, call.layer, self.maps):
+        """Computes an attention, and keeps its weights if its layer is chosen; see OfChosen."""
+        if not self._wants(call.kind, call.layer):
             return attend(call)
         self._check_heads(call.kind, call.layer, call.n_heads)
         if self.heads is None:
@@ -147,7 +147,7 @@ class Weights(OfChosen):
             RuntimeError: The layer of this kind was kept already.
             ValueError: A chosen head is beyond the last, or the weights are not four-dimensional.
         """
-        if not self._wants(kind, layer, self.maps):
+        if not self._wants(kind, layer):
             return
         if weights.ndim != 4:
             raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
@@ -158,116 +158,58 @@ class Weights(OfChosen):
         self.maps.setdefault(kind, {})[layer] = weights.detach().to("cpu", torch.float32)
 
 
-class Part(OfChosen):
+class Part(OfChosen[Tensor]):
     """Keeps the exact weights of some queries on some keys, in memory of that size.
 
     Args:
         queries: Which queries, from first to last + 1.
         keys: Which keys, likewise.
-        layers: As of `Weights`; likewise heads and kinds.
-        heads: See there.
-        kinds: See there.
+        chosen: As of OfChosen.
 
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU.
-
-    Raises:
-        ValueError: As of `Weights`.
     """
 
-    def __init__(
-        self,
-        queries: slice,
-        keys: slice,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        kinds: Sequence[Kind] | None = None,
-    ) -> None:
-        super().__init__(layers, heads, kinds)
+    def __init__(self, queries: slice, keys: slice, *chosen: Any, **named: Any) -> None:
+        super().__init__(*chosen, **named)
         self.queries, self.keys = queries, keys
-        self.maps: dict[Kind, dict[int, Tensor]] = {}
 
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps the part of its weights if its layer is chosen; as `Weights`.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values, without gradient.
-
-        Raises:
-            RuntimeError: The layer of this kind was kept already.
-            ValueError: A chosen head is beyond the layer's last.
-        """
-        if (chosen := self._select(call, self.maps)) is not None:
-            part = part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
-            self.maps.setdefault(call.kind, {})[call.layer] = part
-        return attend_lean(call)
+    def _keep(self, chosen: AttentionCall) -> Tensor:
+        return part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
 
 
-class Strongest(OfChosen):
+class Strongest(OfChosen[Tensor]):
     """Keeps, of some queries, the key that gets the largest weight, in memory of one row of keys a query and head.
 
     Args:
         queries: Which queries, from first to last + 1.
-        layers: As of `Weights`; likewise heads and kinds.
-        heads: See there.
-        kinds: See there.
+        kinds: As of OfChosen.
 
     Attributes:
-        keys: Kind -> layer -> the key of the largest weight, the first one of several, (batch, chosen head, query):
-            int64, on the CPU.
-
-    Raises:
-        ValueError: As of `Weights`.
+        maps: Kind -> layer -> the key of the largest weight, the first one of several, (batch, head, query): int64, on
+            the CPU.
     """
 
-    def __init__(
-        self,
-        queries: slice,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        kinds: Sequence[Kind] | None = None,
-    ) -> None:
-        super().__init__(layers, heads, kinds)
+    def __init__(self, queries: slice, kinds: Sequence[Kind] | None = None) -> None:
+        super().__init__(kinds=kinds)
         self.queries = queries
-        self.keys: dict[Kind, dict[int, Tensor]] = {}
 
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps where its rows are largest if its layer is chosen; as `Weights`.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values, without gradient.
-
-        Raises:
-            RuntimeError: The layer of this kind was kept already.
-            ValueError: A chosen head is beyond the layer's last.
-        """
-        if (chosen := self._select(call, self.keys)) is not None:
-            rows = part_of_weights(chosen, self.queries, slice(0, call.key.shape[2]))
-            self.keys.setdefault(call.kind, {})[call.layer] = rows.argmax(-1).cpu()
-        return attend_lean(call)
+    def _keep(self, chosen: AttentionCall) -> Tensor:
+        return part_of_weights(chosen, self.queries, slice(0, chosen.key.shape[2])).argmax(-1).cpu()
 
 
-class Pooled(OfChosen):
+class Pooled(OfChosen[PooledAttention]):
     """Keeps maps pooled to a grid, marginals and far links of chosen layers and heads: pictures of long texts.
 
     Nothing that it makes grows with queries times keys.
 
     Args:
         grids: How to pool each kind of attention; kinds that are not there are not kept.
-        layers: As of `Weights`; likewise heads.
+        layers: As of OfChosen; likewise heads.
         heads: See there.
 
     Attributes:
-        found: Kind -> layer -> what is kept of the chosen heads, on the CPU; its output is empty.
-
-    Raises:
-        ValueError: As of `Weights`.
+        maps: Kind -> layer -> what is kept of the chosen heads, on the CPU; its output is empty.
     """
 
     def __init__(
@@ -278,30 +220,22 @@ class Pooled(OfChosen):
     ) -> None:
         super().__init__(layers, heads, tuple(grids))
         self.grids = dict(grids)
-        self.found: dict[Kind, dict[int, PooledAttention]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and pools it if its layer is chosen.
+        """Computes an attention, and pools it if its layer is chosen; see OfChosen."""
+        if self.heads is not None or not self._wants(call.kind, call.layer):
+            return super().__call__(call)
+        pooled = pool_attention(call, self.grids[call.kind])  # of all heads: the output comes with it
+        self.maps.setdefault(call.kind, {})[call.layer] = _without_output(pooled)
+        return pooled.output
 
-        Args:
-            call: The attention.
+    def _keep(self, chosen: AttentionCall) -> PooledAttention:
+        return _without_output(pool_attention(chosen, self.grids[chosen.kind]))
 
-        Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values, without gradient.
 
-        Raises:
-            RuntimeError: The layer of this kind was kept already.
-            ValueError: A chosen head is beyond the layer's last.
-        """
-        if not self._wants(call.kind, call.layer, self.found):
-            return attend_lean(call)
-        self._check_heads(call.kind, call.layer, call.n_heads)
-        whole = self.heads is None
-        pooled = pool_attention(call if self.heads is None else select_heads(call, self.heads), self.grids[call.kind])
-        output = pooled.output if whole else attend_lean(call)
-        named = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
-        self.found.setdefault(call.kind, {})[call.layer] = PooledAttention(output=torch.empty(0), **named)
-        return output
+def _without_output(pooled: PooledAttention) -> PooledAttention:
+    named = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
+    return PooledAttention(output=torch.empty(0), **named)
 
 
 Place = tuple[Kind, int]

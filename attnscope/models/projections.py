@@ -14,7 +14,7 @@ class OutputWatch:
     """Finds output projections: of each attention the first linear map that is fed what it gave out, as it is.
 
     Attributes:
-        found: Which it is, by place.
+        found: Which it is, by layer.
         results: What it gave.
     """
 

@@ -132,15 +132,15 @@ class Ablation(Record):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The quantities that any head has, in their order; without those by place."""
+        """The quantities that any head has, in their order; without those by position."""
         return tuple(name for name in self._all_names if not name.endswith(_BY_PLACE))
 
     @property
     def _all_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for head in self.heads for name in head.effects))
 
-    def by_place(self, effects: Effects, name: str) -> dict[str, Effect]:
-        """A loss by place in the text, such as "zero_loss"; empty where the record has none."""
+    def by_position(self, effects: Effects, name: str) -> dict[str, Effect]:
+        """A loss by position in the text, such as "zero_loss"; empty where the record has none."""
         return {place: effects[f"{name}_{place}"] for place in PLACES if f"{name}_{place}" in effects}
 
     @property

@@ -118,8 +118,8 @@ def ablate(
     A head is taken out at the seam: its output is multiplied by 0 before the output projection. Where queries are
     grouped it is the query head, not its group. Each text is run once whole, and then from the layer of the head on.
 
-    Where there is a loss, it is also told by place in the text: of tokens that come for the first time, of those that
-    came before, in the first half of each text and in the second.
+    Where there is a loss, it is also told by position in the text: of tokens that come for the first time, of those
+    that came before, in the first half of each text and in the second.
 
     Memory does not grow with the corpus. An interruption (KeyboardInterrupt) ends the study: what was found up to the
     last whole block of texts is returned, and said to be incomplete. So it is where something fails after that, which
@@ -482,7 +482,7 @@ def _by_cut(found: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[
 
 
 def whole_losses(found: Pass[Found]) -> dict[str, Effect]:
-    """The loss of the whole model, and that by place."""
+    """The loss of the whole model, and that by position."""
     return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), effects_of(found.done.whole), strict=True))
 
 

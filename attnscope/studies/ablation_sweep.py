@@ -48,7 +48,7 @@ QUANTITIES = ("l2", "loss", "kl")
 """What is measured without heads: of a text, and over its predictions."""
 
 ALL_QUANTITIES = (*QUANTITIES, *(f"loss_{place}" for place in PLACES))
-"""The same, and the loss by place."""
+"""The same, and the loss by position."""
 
 Floats = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ class Found(passes.Found):
 
     Attributes:
         sums: Of each cut (or contrast) and quantity of ALL_QUANTITIES.
-        whole: The loss of the whole model, and that by place.
+        whole: The loss of the whole model, and that by position.
         n_predictions: How many predictions.
     """
 

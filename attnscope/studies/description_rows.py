@@ -43,7 +43,7 @@ class Unit:
     annotation: AnnotatedText | None = None
     target: Tokens | None = None
 
-    def asking(self, kind: str) -> Tokens:
+    def query_tokens(self, kind: str) -> Tokens:
         """The queries in a kind of attention, as they are told of.
 
         Across, a row is the decoder's as it writes a token: it is told of by that token, and so are the keys.
@@ -112,7 +112,7 @@ def measure(
     levels = np.array([feature.levels for feature in features])
 
     def block(unit: Unit, kind: str) -> NDArray[np.uint8]:
-        facts = _facts(model, unit.asking(kind), unit.annotation, frequencies, frequent)
+        facts = _facts(model, unit.query_tokens(kind), unit.annotation, frequencies, frequent)
         return blocks_of(features, facts, unit.queries)
 
     for batch in batches([unit.chunk for unit in sample], TOKEN_BUDGET):

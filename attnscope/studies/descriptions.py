@@ -180,10 +180,10 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
         tokens = tokens_of(text, model.tokenizer.encode, special)
         limit = model.info.max_tokens
         for part in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
-            asking = np.flatnonzero(~part.repeated)
-            if len(part) > 1 and len(asking):
+            queries = np.flatnonzero(~part.repeated)
+            if len(part) > 1 and len(queries):
                 of_text = lot_of(text, options.seed)
-                units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, asking)))
+                units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, queries)))
     units.sort(key=lambda one: one[0])
     most_rows = max(200, min(options.queries, MOST_BYTES // 3 // (n_heads * _N_FEATURES * 2)))
     most_entries = max(1, MOST_BYTES // 3 * 2 // (_N_FEATURES * len(model.info.kinds)))
@@ -375,7 +375,7 @@ def _failures(
         # Rows with a single key were left out: those that are here are the last of the text's.
         n_rows = int((scored.texts == number).sum())
         place = int(unit.queries[len(unit.queries) - n_rows + (int(row) - first[number])])
-        labels = unit.asking(group.kind).labels
+        labels = unit.query_tokens(group.kind).labels
         made[number] = Failure(
             unit.text.index, " ".join(labels[max(0, place - 6) : place]), labels[place], place, float(left[row]),
             _expected(group, found, int(scored.index[row]), place, labels),

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Importance(passes.Found):
-    """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by place."""
+    """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by layer."""
 
     sums: Mapping[Place, RunningSums]
 
@@ -86,7 +86,7 @@ def importance(
 
 
 class BlockSlopes:
-    """Derivatives over the texts of a block: (direction, text, head) by place, and what each text counts."""
+    """Derivatives over the texts of a block: (direction, text, head) by layer, and what each text counts."""
 
     def __init__(self, block: Block, n_heads: Mapping[Place, int]) -> None:
         self.n_texts = self.n_tokens = 0
@@ -117,8 +117,8 @@ class SlopeMeasurer:
                 continue
             for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
                 rows = np.array([sums.row_of[int(text)] for text in part.texts])
-                for number, by_place in enumerate(found):
-                    for place, slopes in by_place.items():
+                for number, by_layer in enumerate(found):
+                    for place, slopes in by_layer.items():
                         # A text's loss is the sum over its chunks; a direction is of one chunk's hidden states.
                         np.add.at(sums.slopes[place][number], rows, slopes if self._has_loss else np.abs(slopes))
                 np.add.at(sums.counts, rows, _weights(part, self._has_loss))

@@ -326,7 +326,7 @@ class _Study:
         n = len(needles[0]) - 1
         probe = Strongest(slice(n - self.n_answer, n), kinds=("decoder",))
         written, finite = self._write(needles, probe)
-        keys = {(kind, layer): one.numpy() for kind, by in probe.keys.items() for layer, one in by.items()}
+        keys = {(kind, layer): one.numpy() for kind, by in probe.maps.items() for layer, one in by.items()}
         return _Seen(written, finite, keys)
 
     def _write(self, needles: Sequence[Needle], probe: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

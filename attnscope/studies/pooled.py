@@ -114,7 +114,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
     probe = Pooled(grids, *chosen_of(whole))
     run_probe(model, reading, probe)
     maps = [
-        _fill(m, grids[cast("Kind", m.kind)], probe.found.get(cast("Kind", m.kind), {}), probe.heads, model.info)
+        _fill(m, grids[cast("Kind", m.kind)], probe.maps.get(cast("Kind", m.kind), {}), probe.heads, model.info)
         for m in whole.maps
     ]
     return PooledHeatmap(whole.text, tuple(maps), whole.run, pool, whole.picked)

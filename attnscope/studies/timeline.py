@@ -306,12 +306,12 @@ class Growing:
         last = self._done[-1].findings
         heads = tuple((head.kind, head.layer, head.head) for head in last.heads)
         held = [{(head.kind, head.layer, head.head): head for head in one.findings.heads} for one in self._done]
-        named = {role.name for by_place in held for head in by_place.values() for role in head.roles}
+        named = {role.name for by_head in held for head in by_head.values() for role in head.roles}
         roles = tuple(name for name in RULES if name in named)
         has_role = np.full((len(roles), len(held), len(heads)), NO_ROLE, np.int8)
-        for step, by_place in enumerate(held):
+        for step, by_head in enumerate(held):
             for place, at in enumerate(heads):
-                for role in by_place[at].roles:
+                for role in by_head[at].roles:
                     has_role[roles.index(role.name), step, place] = TENTATIVE if role.tentative else HAS_ROLE
         value, low, high = np.moveaxis(
             np.array([[_parts(one.findings, heads, name) for one in self._done] for name in self._options.measures]),
@@ -406,10 +406,10 @@ def _parts(found: Findings, heads: Sequence[tuple[str, int, int]], name: str) ->
             if at in described:
                 parts[place, :3] = described[at].explained, described[at].low, described[at].high
         return parts
-    by_place = {(head.kind, head.layer, head.head): head.measures for head in found.heads}
+    by_head = {(head.kind, head.layer, head.head): head.measures for head in found.heads}
     for place, at in enumerate(heads):
-        if name in by_place[at]:
-            one = by_place[at][name]
+        if name in by_head[at]:
+            one = by_head[at][name]
             parts[place] = one.value, one.low, one.high, one.uniform
     return parts
 

@@ -461,7 +461,7 @@ def _tokens_of(model: Model, kind: str, reading: Reading) -> tuple[Tokens, Token
     """Which tokens attend, and which are attended to."""
     if kind not in model.info.kinds:
         raise AttnscopeError(f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}")
-    return reading.sides(kind)
+    return reading.queries_and_keys(kind)
 
 
 def _query_of(token: str | int | None, queries: Tokens) -> int | None:

@@ -199,22 +199,22 @@ class WritesMeasurer:
             return Written(n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
         values, counts = (np.concatenate(arrays) for arrays in zip(*sums.parts, strict=True))
         hits, of_hits = (np.concatenate(arrays) for arrays in zip(*sums.pairs, strict=True))
-        by_place = {
+        by_layer = {
             place: tuple(np.concatenate(arrays) for arrays in zip(*units, strict=True))
             for place, units in sums.units.items()
         }
         there = (counts > 0) & np.isfinite(values).all(1)
-        for value, count, even in by_place.values():
+        for value, count, even in by_layer.values():
             there &= np.isfinite(value + even + count).all((1, 2))
         parts = RunningSums((len(PARTS),))
         parts.add(values[there], np.repeat(counts[there, None], len(PARTS), 1))
         tallies = {}
-        for kind in dict.fromkeys(kind for kind, _ in by_place):
-            layers = sorted(layer for of, layer in by_place if of == kind)
-            n_heads = max(by_place[kind, layer][0].shape[2] for layer in layers)
+        for kind in dict.fromkeys(kind for kind, _ in by_layer):
+            layers = sorted(layer for of, layer in by_layer if of == kind)
+            n_heads = max(by_layer[kind, layer][0].shape[2] for layer in layers)
             tallies[str(kind)] = tally = Tally.empty(str(kind), layers, n_heads, _NAMES)
             value, count, even = (
-                np.stack([_pad_heads(by_place[kind, layer][which][there], n_heads) for layer in layers], 1)
+                np.stack([_pad_heads(by_layer[kind, layer][which][there], n_heads) for layer in layers], 1)
                 for which in range(3)
             )
             tally.measures.add(value, count)
@@ -450,8 +450,8 @@ class _Asked:
         paired = self.stands & (self.elsewhere.index >= 0)
         rows += _pair(self.elsewhere.less(on_answer, place), paired[:, None].to(added).expand_as(added))
         rests, chosen = [], []
-        for logit, by_place, other_logit, control in self.candidates:
-            told, whole = by_place[place]
+        for logit, by_layer, other_logit, control in self.candidates:
+            told, whole = by_layer[place]
             at = control.index.clamp(min=0)
             rest = logit[:, None] - whole
             is_raised = rest - (other_logit[:, None] - control.moved[place][1][at]) >= RAISED
@@ -465,8 +465,8 @@ class _Asked:
         if self.repeated is None:
             rows += [(ones * 0,) * 3] * 3
         else:
-            there, by_place = self.repeated
-            rows += _pair(by_place[place][0], there[:, None].to(added).expand_as(added))
+            there, by_layer = self.repeated
+            rows += _pair(by_layer[place][0], there[:, None].to(added).expand_as(added))
         values, counts, even = (torch.stack(arrays, 1) for arrays in zip(*rows, strict=True))
         # Not a product alone: 0 times infinity is none.
         return values.where(counts > 0, values.new_zeros(())), counts, even.where(counts > 0, even.new_zeros(()))

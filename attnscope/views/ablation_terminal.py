@@ -50,7 +50,7 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
                 parts.append(_grid([head for head in found.heads if head.kind == kind], main, console.width))
         parts += [*([Text()] if len(found.heads) > _FEW else []), _ranking(found, main, console.width)]
     several = [one for one in found.sets if not one.interaction]
-    if table := _by_place(found, several, console.width):
+    if table := _by_position(found, several, console.width):
         parts += [Text(), table]
     pairs = [one for one in found.sets if one.interaction]
     if several:
@@ -68,9 +68,9 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
 
 def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
     """Values, shaded; where a layer has more heads than the terminal has room for, tenths of the largest one."""
-    by_place = {(head.layer, head.head): head.effects[name].value for head in heads if name in head.effects}
+    by_head = {(head.layer, head.head): head.effects[name].value for head in heads if name in head.effects}
     layers, numbers = sorted({head.layer for head in heads}), sorted({head.head for head in heads})
-    largest = max((abs(value) for value in by_place.values() if math.isfinite(value)), default=0.0) or 1.0
+    largest = max((abs(value) for value in by_head.values() if math.isfinite(value)), default=0.0) or 1.0
     margin = len(f"L{layers[-1]} ")
     fits = margin + len(numbers) * _CELL <= width
     cell = _CELL if fits else 2
@@ -80,7 +80,7 @@ def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
     for layer in layers:
         text.append(f"L{layer}".rjust(margin - 1) + " ", style="dim")
         for head in numbers:
-            value = by_place.get((layer, head), math.nan)
+            value = by_head.get((layer, head), math.nan)
             share = abs(value) / largest if math.isfinite(value) else 0.0
             shown = number(value) if fits else f"{min(9, int(share * 10))}" if math.isfinite(value) else " "
             text.append(f"{shown:>{cell - 1}}", style=_style(share, value) if math.isfinite(value) else "dim")
@@ -118,18 +118,18 @@ def _ranking(found: Ablation, main: str, width: int) -> Table:
     return table
 
 
-def _by_place(found: Ablation, several: Sequence[SetEffects], width: int) -> Table | None:
+def _by_position(found: Ablation, several: Sequence[SetEffects], width: int) -> Table | None:
     """By how much the loss rises at which places of a text: the whole model first, then heads, and all together."""
     name = next((one for one in ("zero_loss", "mean_loss") if one in found.names), "")
-    ranked = sorted(found.heads, key=lambda head: -_sort_key(_largest_size(found.by_place(head.effects, name))))
-    rows = [(found.named(head), found.by_place(head.effects, name)) for head in ranked[:_MOST_PLACES]]
-    rows += [(f"{len(one.heads)} together", found.by_place(one.effects, name)) for one in several]
+    ranked = sorted(found.heads, key=lambda head: -_sort_key(_largest_size(found.by_position(head.effects, name))))
+    rows = [(found.named(head), found.by_position(head.effects, name)) for head in ranked[:_MOST_PLACES]]
+    rows += [(f"{len(one.heads)} together", found.by_position(one.effects, name)) for one in several]
     rows = [(named, effects) for named, effects in rows if effects]
     if not rows:
         return None
     shown = list(rows[0][1])
     intervals = width >= 34 + 34 * len(shown) and any(math.isfinite(e.low) for _, one in rows for e in one.values())
-    table = _table(f"{short_label(name)} by place")
+    table = _table(f"{short_label(name)} by position")
     table.columns[0].no_wrap = False
     for place in shown:
         _add_columns(table, PLACE_LABELS[place], intervals, wraps=True)

@@ -520,7 +520,7 @@ class Page(Canvas):
         self.keep(placed)
         self._outlined.append((placed, numbers))
 
-    def sides(
+    def name_axes(
         self,
         corner: tuple[float, float],
         shape: tuple[int, int],

@@ -45,7 +45,7 @@ def heads_page(found: Circuits, lettering: Lettering) -> Page:
     panels = [
         ("copying", {(h.layer, h.head): h.copying.value for h in found.heads}, _SIGNED),
         ("matching", {(h.layer, h.head): h.matching.value for h in found.heads}, _SIGNED),
-        ("previous token, by places", {(h.layer, h.head): h.previous for h in found.heads}, _SHARE),
+        ("previous token, by position", {(h.layer, h.head): h.previous for h in found.heads}, _SHARE),
     ]
     panels = [one for one in panels if any(math.isfinite(value) for value in one[1].values())] or panels[:1]
     shape = max(h.layer for h in found.heads) + 1, max(h.head for h in found.heads) + 1
@@ -69,7 +69,7 @@ def heads_page(found: Circuits, lettering: Lettering) -> Page:
         page.write(left, top - 34, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         signed = cmap == _SIGNED
         _map(page, (left, top), values, (cell_w, cell_h), cmap, -1.0 if signed else 0.0)
-        page.sides((left, top), shape, (cell_w, cell_h), size_px=12.0)
+        page.name_axes((left, top), shape, (cell_w, cell_h), size_px=12.0)
         _bar(
             page,
             (left, top + shape[0] * cell_h + 16, min(200, shape[1] * cell_w), 11),
@@ -87,7 +87,7 @@ def heads_page(found: Circuits, lettering: Lettering) -> Page:
 def _of_places(found: Circuits) -> str:
     return (
         "a dot: not beyond the random heads · matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
-        f"token · by places: the share of attention that the previous token gets where all tokens are alike, "
+        f"token · by position: the share of attention that the previous token gets where all tokens are alike, "
         f"{amount(found.n_places, 'place')}; uniform {number(min(found.uniform.get('previous', (math.nan,))))}"
     )
 

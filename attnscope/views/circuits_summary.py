@@ -53,7 +53,7 @@ def most_copying(found: Circuits, most: int, *, least: bool = False) -> list[Cir
 
 
 def most_previous(found: Circuits, most: int) -> list[CircuitHead]:
-    """The heads that would look at the previous token by places alone, most first; of those above uniform."""
+    """The heads that would look at the previous token by position alone, most first; of those above uniform."""
     layers = sorted({head.layer for head in found.heads})
     uniform = dict(zip(layers, found.uniform.get("previous", ()), strict=False))
     known = [h for h in found.heads if math.isfinite(h.previous) and h.previous > uniform.get(h.layer, math.inf)]

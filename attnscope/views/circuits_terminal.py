@@ -100,7 +100,7 @@ def _places(found: Circuits) -> list[RenderableType]:
         table.add_column(column, style="bold" if column == "head" else "cyan")
     for head in heads:
         table.add_row(head.name, number(head.previous), number(head.same), number(head.first))
-    title = f"heads that would look at the previous token by places alone (places are {found.places})"
+    title = f"heads that would look at the previous token by position alone (positions are {found.places})"
     return [_heading(title), table]
 
 
@@ -113,7 +113,7 @@ def _head(found: Circuits, place: int) -> list[RenderableType]:
         said.append(Text.assemble(f"{name} ", (score(one), "cyan"), (f"  {chance}", "dim")))
     said.append(
         Text.assemble(
-            "by places alone: previous ", (number(head.previous), "cyan"), "  same ", (number(head.same), "cyan"),
+            "by position alone: previous ", (number(head.previous), "cyan"), "  same ", (number(head.same), "cyan"),
             "  next ", (number(head.next), "cyan"), "  first ", (number(head.first), "cyan"),
             "  · the same token scores ", (f"{number(head.same_nats)} nats", "cyan"), " above others",
         )

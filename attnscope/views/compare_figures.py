@@ -442,7 +442,7 @@ def grid_page(
         boxes = {p: (x + p[1] * cell_w, y + p[0] * cell_h, cell_w - 2, cell_h - 2) for p in values}
         fills = {p: hex_of(cmap, v / high) if math.isfinite(v) else _UNKNOWN for p, v in values.items()}
         page.fill(list(boxes.values()), list(fills.values()))
-        page.sides((x, y), shape, (cell_w, cell_h), size_px=13.0)
+        page.name_axes((x, y), shape, (cell_w, cell_h), size_px=13.0)
         size = paper.letters(min(15.0, cell_w * 0.24))
         if cell_w >= max(40, 2.7 * paper.least_px):
             page.numbers(

@@ -191,9 +191,9 @@ class _Measures:
 
 
 def _kind_grid(heads: Sequence[Head], marks: Mapping[str, Mark], width: int) -> Text:
-    by_place = {(head.layer, head.head): head for head in heads}
-    layers = range(max(layer for layer, _ in by_place) + 1)
-    n_heads = max(head for _, head in by_place) + 1
+    by_head = {(head.layer, head.head): head for head in heads}
+    layers = range(max(layer for layer, _ in by_head) + 1)
+    n_heads = max(head for _, head in by_head) + 1
     margin = len(f"L{layers[-1]} ")
     cell = max(2, min(4, (width - margin) // n_heads))
     per_block = max(1, (width - margin) // cell)
@@ -206,7 +206,7 @@ def _kind_grid(heads: Sequence[Head], marks: Mapping[str, Mark], width: int) -> 
         for layer in layers:
             text.append(f"L{layer}".rjust(margin - 1) + " ", style="dim")
             for head in block:
-                _add_cell(text, by_place.get((layer, head)), marks, cell)
+                _add_cell(text, by_head.get((layer, head)), marks, cell)
             text.append("\n")
     text.rstrip()
     return text

@@ -477,7 +477,7 @@ def write_token_labels(
     page: Canvas,
     grid: layout.Grid,
     map_px: tuple[float, float],
-    sides: tuple[Tokens, Tokens],
+    tokens_of: tuple[Tokens, Tokens],
     pool: int,
     corner: tuple[float, float],
 ) -> list[Text]:
@@ -487,13 +487,13 @@ def write_token_labels(
         page: Where to.
         grid: How large cells and labels are.
         map_px: Width and height of the map.
-        sides: Queries and keys.
+        tokens_of: Queries and keys.
         pool: How many tokens a cell stands for.
         corner: Upper left corner of the map.
     """
     size, (x, y), written = grid.label_px, corner, []
     rooms = max(grid.label_room_px, 1.0) + 0.5, LABEL_ROOM_EM * size + 0.5
-    for tokens, by_row, room in zip(sides, (True, False), rooms, strict=True):
+    for tokens, by_row, room in zip(tokens_of, (True, False), rooms, strict=True):
         for place in range(0, len(tokens), grid.label_step * pool):
             label = page.lettering.fit(tokens.labels[place], size, room)
             color, middle = label_color(tokens, place), (place // pool + 0.5) * grid.cell_px

@@ -221,7 +221,7 @@ def _panels_page(
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
             corner = (x + panels.left, y + panels.above)
             page.map(corner, findings, kind, name, panels.cell, scale)
-            page.sides(corner, shape, panels.cell, size_px=panels.label_px)
+            page.name_axes(corner, shape, panels.cell, size_px=panels.label_px)
             bar = (x + panels.left, corner[1] + shape[0] * panels.cell[1] + 12, shape[1] * panels.cell[0], 9)
             page.scale(bar, scale, size_px=panels.label_px, most=3)
             page.uniform(bar, scale, size_px=min(panels.label_px, 12.0), room=(x, x + panels.room))
@@ -357,7 +357,7 @@ def name_kinds(
     """Names of layers and, if `heads`, of heads beside them, and of the kinds of attention where there are several."""
     for kind, top in zip(findings.kinds, tops, strict=True):
         layers, across = findings_shape(findings, kind)
-        page.sides((layout.MARGIN_PX + LEFT_PX, top), (layers, across if heads else 0), cell)
+        page.name_axes((layout.MARGIN_PX + LEFT_PX, top), (layers, across if heads else 0), cell)
         if len(findings.kinds) > 1:
             page.write(layout.MARGIN_PX, top - 48, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
 

@@ -56,9 +56,9 @@ def _by_depth(found: Needles) -> Table:
     table.add_column("tokens", justify="right", no_wrap=True)
     for depth in depths:
         table.add_column(f"{100 * depth:g}%", justify="right", no_wrap=True)
-    by_place = {(one.length, one.depth): one.copied.value for one in found.at}
+    at_depth = {(one.length, one.depth): one.copied.value for one in found.at}
     for length in lengths:
-        cells = [number(by_place.get((length, depth), float("nan"))) for depth in depths]
+        cells = [number(at_depth.get((length, depth), float("nan"))) for depth in depths]
         table.add_row(f"{length:,}", *(Text(cell, style="cyan") for cell in cells))
     return table
 

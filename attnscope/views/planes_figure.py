@@ -68,7 +68,7 @@ def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
         "blue dots: queries; orange squares: keys; a query looks for keys that lie in its own direction from 0",
         "percentages: shares of the variance of the scores of all sampled queries with all sampled keys; "
         f"were all directions alike: {100 / points[0].plane.d_head:.0f}% each",
-        "by place: how much of the keys' spread their position in the text accounts for",
+        "by position: how much of the keys' spread their position in the text accounts for",
         *(_TURNED[turned] for turned in dict.fromkeys(one.plane.turned for one in points) if turned in _TURNED),
         corpus_line(atlas.findings),
     ]
@@ -111,7 +111,7 @@ def _draw_head(axes: Any, points: Points, name: str, wide: float, sheet: Sheet, 
     axes.set_ylim(-most, most)
     label: Any = {"fontsize": 9 * size, "family": sheet.families, "parse_math": False}
     axes.set_title(name, fontsize=10.5 * size, family=sheet.families, parse_math=False, loc="left", pad=4 * size)
-    by_place = [f", {100 * share:.0f}% by place" if share > 0.5 and named else "" for share in points.plane.by_place]
+    by_place = [f", {100 * share:.0f}% by position" if share > 0.5 and named else "" for share in points.plane.by_place]
     axes.set_xlabel(f"direction 1: {explained[0]:.0f}%{by_place[0]}", labelpad=2 * size, **label)
     axes.set_ylabel(f"direction 2: {explained[1]:.0f}%{by_place[1]}", labelpad=0, **label)
     axes.tick_params(labelsize=9 * size, length=2 * size, colors=FAINT)

@@ -23,7 +23,7 @@ from attnscope.models.hf.eager import mixes_lengths, run_one_by_one
 from attnscope.models.hf.examples import accepts, examples, max_tokens
 from attnscope.models.hf.hearing import HuggingFaceEars
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.outputs import blocks_by_place, can_resume, skipped_calls
+from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
@@ -187,8 +187,8 @@ class HuggingFaceModel:
         return [self.network.base]
 
     def blocks(self) -> dict[Place, nn.Module]:
-        """The blocks of layers, by (kind, layer); see hf.outputs.blocks_by_place."""
-        return blocks_by_place(self.network.base, self.network.found.plan)
+        """The blocks of layers, by (kind, layer); see hf.outputs.blocks_by_layer."""
+        return blocks_by_layer(self.network.base, self.network.found.plan)
 
     def output_projections(self) -> dict[Place, Tensor]:
         """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf.weights.output_projections."""

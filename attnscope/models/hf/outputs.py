@@ -100,7 +100,7 @@ def run_with_logits(
     return Outputs(hidden, logits)
 
 
-def blocks_by_place(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:
+def blocks_by_layer(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:
     """The block of each attention whose hidden states are its keys'; a block that holds several such is nobody's."""
     found: dict[tuple[Kind, int], nn.Module] = {}
     held: Counter[nn.Module] = Counter()
