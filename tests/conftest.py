@@ -134,6 +134,38 @@ def write_tiny(folder: Path, model_type: str = "bert", *, seed: int = 0, **overr
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Any:
+    """The pinned all-MiniLM-L6-v2, loaded; nobody changes it."""
+    import attnscope
+
+    return attnscope.load("minilm")
+
+
+@pytest.fixture(scope="session")
+def own() -> Any:
+    """The glass box; nobody changes it."""
+    import attnscope
+
+    return attnscope.load("own")
+
+
+@pytest.fixture(scope="session")
+def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Whisper."""
+    from tests.senses_helpers import write_whisper
+
+    return write_whisper(tmp_path_factory.mktemp("speech") / "whisper")
+
+
+@pytest.fixture(scope="session")
+def whisper(whisper_folder: Path) -> Any:
+    """The same, loaded."""
+    import attnscope
+
+    return attnscope.load(whisper_folder)
+
+
+@pytest.fixture(scope="session")
 def _tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "bert")
 

@@ -38,11 +38,6 @@ FEW = AtlasOptions(examples=3, sample=9)
 
 
 @pytest.fixture(scope="module")
-def own() -> Model:
-    return attnscope.load("own")
-
-
-@pytest.fixture(scope="module")
 def of_own(own: Model) -> Atlas:
     return atlas(own, SENTENCES, FEW)
 

@@ -72,8 +72,8 @@ def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:
     output = probe(call)
     assert output.shape == call.value.shape[:1] + (6, 40, 5)
     probe(replace(call, layer=1))
-    assert list(probe.calls["decoder"]) == [0]
-    kept = probe.calls["decoder"][0]
+    assert list(probe.maps["decoder"]) == [0]
+    kept = probe.maps["decoder"][0]
     assert kept.value.shape[-1] == 0
     np.testing.assert_array_equal(attention_weights(kept), attention_weights(call))
     with pytest.raises(RuntimeError, match="twice"):

@@ -31,11 +31,6 @@ KEPT = 4 * unit(torch.float32)
 
 
 @pytest.fixture(scope="module")
-def minilm():
-    return attnscope.load("minilm")
-
-
-@pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory):
     """In float64, so that what differs by rounding is told from what differs."""
     return attnscope.load(str(write_tiny(tmp_path_factory.mktemp("tiny") / "one")), engine="native", dtype="float64")

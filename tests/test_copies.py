@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import attnscope
 from attnscope.corpus import Copies, CorpusText, copies, distinct
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merge_findings
@@ -79,11 +78,6 @@ def test_as_many_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(copies, "SLOTS", 1024)
     assert kept(*texts) == list(range(3000))  # too many to remember, and no text is lost for it
     assert 3000 < len(kept(*texts, *texts)) <= 6000
-
-
-@pytest.fixture(scope="module")
-def own() -> Any:
-    return attnscope.load("own")
 
 
 def test_copies_change_nothing_but_their_count(own: Any) -> None:

@@ -32,16 +32,6 @@ FEW = DescribeOptions(queries=240)
 
 
 @pytest.fixture(scope="module")
-def own() -> Model:
-    return attnscope.load("own")
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Model:
-    return attnscope.load("minilm")
-
-
-@pytest.fixture(scope="module")
 def paragraphs() -> list[str]:
     return [text.text or "" for text in Corpus([ALICE], split="paragraph")]
 

@@ -50,6 +50,15 @@ def test_causal_layers_stay_causal() -> None:
     np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
 
+def test_a_soft_cap_that_all_heads_share_stays() -> None:
+    call = call_of(softcap=3.0)
+    found = full_width(call)
+    assert found is not None
+    query, key = side_by_side(call.query[0]), side_by_side(call.key[0])
+    _, true = attention(query, key, key, softcap=3.0)
+    np.testing.assert_allclose(found.numpy(), true, **EXACT)
+
+
 def test_the_worked_example() -> None:
     def heads(name: str) -> torch.Tensor:
         return torch.tensor(WORKED[name], dtype=torch.float64).reshape(1, 5, 2, 2).transpose(1, 2)
@@ -61,12 +70,11 @@ def test_the_worked_example() -> None:
 @pytest.mark.parametrize(
     "own",
     [
-        {"mask": torch.ones(1, HEADS, QUERIES, KEYS, dtype=torch.bool)},
-        {"bias": torch.zeros(HEADS, QUERIES, KEYS)},
-        {"softcap": 3.0},
+        {"mask": torch.arange(HEADS).view(1, HEADS, 1, 1) != torch.arange(KEYS)},
+        {"bias": torch.arange(HEADS).view(HEADS, 1, 1).expand(HEADS, QUERIES, KEYS).double()},
         {"sinks": torch.zeros(HEADS)},
     ],
-    ids=["mask", "bias", "softcap", "sinks"],
+    ids=["mask", "bias", "sinks"],
 )
 def test_heads_that_differ_otherwise_have_none(own: dict[str, object]) -> None:
     assert full_width(call_of(**own)) is None

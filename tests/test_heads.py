@@ -36,18 +36,8 @@ SENTENCES = [line for line in (SAMPLES / "sentences.txt").read_text("utf-8").spl
 
 
 @pytest.fixture(scope="module")
-def own() -> Any:
-    return attnscope.load("own")
-
-
-@pytest.fixture(scope="module")
 def own_causal() -> Any:
     return attnscope.load("own-causal")
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Any:
-    return attnscope.load("minilm")
 
 
 @pytest.fixture

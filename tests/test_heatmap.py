@@ -27,11 +27,6 @@ WIDE = "The animal didn't cross the street because it was too wide."
 
 
 @pytest.fixture(scope="module")
-def minilm() -> Model:
-    return attnscope.load("minilm")
-
-
-@pytest.fixture(scope="module")
 def exact(minilm: Model) -> Heatmap:
     """What float64 makes of TIRED."""
     del minilm

@@ -9,16 +9,15 @@ import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
-from typer.testing import CliRunner
 
 import attnscope
-from attnscope.cli import app
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load, resolve
 from attnscope.models.hashing import file_sha256
 from attnscope.models.hf import adapters
 from attnscope.models.model import Batch
+from tests.conftest import Run
 from tests.test_hf_files import SIZES, llama, saved
 
 peft = pytest.importorskip("peft", reason="the extra [peft] is not installed")
@@ -150,13 +149,12 @@ def test_prefixes_are_refused_since_they_are_no_text(tuned: Any, tmp_path: Path)
             given()
 
 
-def test_the_command_line_takes_an_adapter_and_the_record_names_it(tuned: Any, tmp_path: Path) -> None:
+def test_the_command_line_takes_an_adapter_and_the_record_names_it(tuned: Any, run: Run, tmp_path: Path) -> None:
     base, lora, _ = tuned
     out = tmp_path / "out"
-    given = ["heatmap", "a b c", "-m", str(base), "--adapter", str(lora), "-f", "json", "-o", str(out)]
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == 0, result.output
+    status, _, err = run("heatmap", "a b c", "-m", base, "--adapter", lora, "-f", "json", "-o", out)
+    assert status == 0, err
     (path,) = out.glob("*.json")
-    run = json.loads(path.read_text())["run"]
-    assert (run["model"], run["adapter"], len(run["adapter_sha256"])) == ("base+lora", "lora", 64)
-    assert run["sha256"] != load(str(base)).info.sha256
+    told = json.loads(path.read_text())["run"]
+    assert (told["model"], told["adapter"], len(told["adapter_sha256"])) == ("base+lora", "lora", 64)
+    assert told["sha256"] != load(str(base)).info.sha256

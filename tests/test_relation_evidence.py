@@ -29,11 +29,6 @@ SAMPLES = Path(__file__).parent.parent / "sample_texts"
 
 
 @pytest.fixture(scope="module")
-def own() -> Any:
-    return attnscope.load("own")
-
-
-@pytest.fixture(scope="module")
 def sharp(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Random models whose heads put nearly all weight on one token: seed -> model."""
     from transformers import BertConfig, BertModel

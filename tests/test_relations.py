@@ -28,16 +28,6 @@ SAMPLES = Path(__file__).parent.parent / "sample_texts"
 LETTERS = "bcdefghijklmnopqrstuvw"
 
 
-@pytest.fixture(scope="session")
-def minilm() -> Any:
-    return attnscope.load("minilm")
-
-
-@pytest.fixture(scope="session")
-def own() -> Any:
-    return attnscope.load("own")
-
-
 def followers(n: int, seed: int = 0) -> list[AnnotatedText]:
     """Texts in which a pair of letters comes again, here and there: from the first letter of the second pair to the
     second one of the first pair, which is what an induction head looks at; and to a word drawn at random."""

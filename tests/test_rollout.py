@@ -25,11 +25,6 @@ __all__ = ["attnscope", "elsewhere", "loaded_once"]
 
 
 @pytest.fixture(scope="module")
-def minilm() -> Model:
-    return load("minilm")
-
-
-@pytest.fixture(scope="module")
 def tired(minilm: Model) -> Rollout:
     return rollout(minilm, TIRED, query="it")
 

@@ -16,20 +16,10 @@ from attnscope.core.attention import AttentionCall, attend, attention_weights
 from attnscope.core.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums, sound_columns, sound_sums
 from attnscope.errors import AttnscopeError
 from tests.conftest import Run
-from tests.senses_helpers import speech, write_whisper
+from tests.senses_helpers import speech
 
 pytestmark = pytest.mark.filterwarnings("ignore:no transcript was given")
 NAMES = list(SOUND_MEASURES)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_whisper(tmp_path_factory.mktemp("speech") / "whisper")
-
-
-@pytest.fixture(scope="module")
-def whisper(folder: Path) -> Any:
-    return attnscope.load(folder)
 
 
 def values_of(weights: Any, facts: SoundFacts) -> dict[str, float]:
@@ -122,19 +112,19 @@ def test_over_recordings(whisper: Any, tmp_path: Path) -> None:
         attnscope.sound_heads(whisper, [(speech(0.3), 16000)] * 2, "the cat")
 
 
-def test_on_the_command_line(folder: Path, run: Run, tmp_path: Path) -> None:
+def test_on_the_command_line(whisper_folder: Path, run: Run, tmp_path: Path) -> None:
     wavfile.write(tmp_path / "speech.wav", 16000, speech(0.61))
-    status, out, err = run("heads", "the cat sat .", "--audio", "speech.wav", "-m", str(folder), "-o", "out")
+    status, out, err = run("heads", "the cat sat .", "--audio", "speech.wav", "-m", str(whisper_folder), "-o", "out")
     assert status == 0, err
     assert "monotonicity" in out and "1 recording" in out
     assert (tmp_path / "out/measures.png").is_file()
     assert "monotonicity" in run("show", "out")[1]
     status, out, err = run(
-        "heads", "a cat", "--audio", "speech.wav", "-m", str(folder), "--json", "--measures", "sound"
+        "heads", "a cat", "--audio", "speech.wav", "-m", str(whisper_folder), "--json", "--measures", "sound"
     )
     assert status == 0, err
     assert json.loads(out)["corpus"]["of"] == "recordings"
-    status, out, err = run("heads", "--audio", "speech.wav", "-m", str(folder))
+    status, out, err = run("heads", "--audio", "speech.wav", "-m", str(whisper_folder))
     assert (status, out) == (1, "")
     assert "no token in what is written" in err
-    assert run("heads", "--audio", "speech.wav", "--file", "a.txt", "-m", str(folder))[0] == 2
+    assert run("heads", "--audio", "speech.wav", "--file", "a.txt", "-m", str(whisper_folder))[0] == 2

@@ -14,21 +14,11 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.recordings import read_recording
 from attnscope.views.sound_figures import max_pool, share_after_sound, sheets_of
-from tests.senses_helpers import speech, write_vision, write_whisper
+from tests.senses_helpers import speech, write_vision
 
 pytestmark = pytest.mark.filterwarnings("ignore:no transcript was given")
 Run = Callable[..., tuple[int, str, str]]
 TEXT = "the cat sat on a mat ."
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_whisper(tmp_path_factory.mktemp("speech") / "whisper")
-
-
-@pytest.fixture(scope="module")
-def whisper(folder: Path) -> Any:
-    return attnscope.load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +33,14 @@ def run(run: Run) -> Run:
     return run
 
 
-def test_cross_attention_is_that_of_eager_attention_in_float64(record: attnscope.Heatmap, folder: Path) -> None:
+def test_cross_attention_is_that_of_eager_attention_in_float64(record: attnscope.Heatmap, whisper_folder: Path) -> None:
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    model = WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64)
-    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    model = WhisperForConditionalGeneration.from_pretrained(
+        whisper_folder, attn_implementation="eager", dtype=torch.float64
+    )
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
     features = extractor(speech(0.61), sampling_rate=16000, return_tensors="pt")["input_features"].double()
     ids = [0, 3, 4, 5, 6, 7, 8, 9]
     with torch.no_grad():
@@ -72,7 +64,7 @@ def test_frames_are_named_by_their_seconds(record: attnscope.Heatmap) -> None:
     np.testing.assert_array_equal(record.sound.envelope, np.array(expected, np.float32))
 
 
-def test_without_a_transcript_the_model_writes(whisper: Any, folder: Path) -> None:
+def test_without_a_transcript_the_model_writes(whisper: Any, whisper_folder: Path) -> None:
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -80,8 +72,8 @@ def test_without_a_transcript_the_model_writes(whisper: Any, folder: Path) -> No
     ids = made.maps[0].queries.ids.tolist()
     assert made.maps[0].queries.n_given == 1 and ids[0] == 0
     assert any("the model itself writes" in note for note in made.run["notes"])
-    model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
-    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    model = WhisperForConditionalGeneration.from_pretrained(whisper_folder).eval()
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
     features = extractor(speech(0.5), sampling_rate=16000, return_tensors="pt")["input_features"]
     written = [0]
     with torch.no_grad():
@@ -176,8 +168,8 @@ def test_absurd_recordings_are_refused_before_they_take_the_memory(
         read_recording(tmp_path / "long.wav")
 
 
-def test_from_the_command_line(run: Run, folder: Path, tmp_path: Path) -> None:
-    name = str(folder)
+def test_from_the_command_line(run: Run, whisper_folder: Path, tmp_path: Path) -> None:
+    name = str(whisper_folder)
     status, out, err = run("heatmap", "--audio", "speech.wav", "-m", name, TEXT, "-f", "png,npz", "-o", "a")
     assert status == 0, err
     assert out.split() == ["a/overview.png", "a/L00.png", "a/L01.png", "a/weights.npz"]

@@ -18,6 +18,7 @@ from attnscope.records.sounds import SpokenWord
 from attnscope.studies.word_times import time_words
 from attnscope.views.sound_spectrogram import SpectrogramPage
 from attnscope.views.style import Style
+from tests.conftest import Run
 from tests.senses_helpers import speech, write_whisper
 
 TEXT = "the cat sat on a mat ."
@@ -146,20 +147,15 @@ def test_what_has_no_times_is_refused(whisper: Any, planted: attnscope.Heatmap) 
         time_words(attnscope.heatmap(attnscope.load("own"), "a b"), [(0, 0)])
 
 
-def test_the_command_times_words(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    from attnscope.cli import app
-
-    monkeypatch.chdir(tmp_path)
+def test_the_command_times_words(folder: Path, run: Run) -> None:
     wavfile.write("speech.wav", 16000, speech(0.61))
-    asked = ["heatmap", "--audio", "speech.wav", "-m", str(folder), TEXT, "--times", "--no-check"]
-    done = CliRunner().invoke(app, [*asked, "--pick", "L1H2", "--json"])
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)["record"]["sound"]
+    asked = ("heatmap", "--audio", "speech.wav", "-m", folder, TEXT, "--times", "--no-check")
+    status, out, err = run(*asked, "--pick", "L1H2", "--json")
+    assert status == 0, err
+    told = json.loads(out)["record"]["sound"]
     assert [word["text"] for word in told["words"]][-1] == "mat ." and told["followed"] == [[1, 2]]
-    shown = CliRunner().invoke(app, [*asked, "--pick", "L1H2", "-f", "text"])
-    assert "start (s)" in shown.stdout and "mat ." in shown.stdout
+    _, out, _ = run(*asked, "--pick", "L1H2", "-f", "text")
+    assert "start (s)" in out and "mat ." in out
 
     # The heads that the model's own files name.
     config = folder / "generation_config.json"
@@ -167,10 +163,9 @@ def test_the_command_times_words(folder: Path, tmp_path: Path, monkeypatch: pyte
     named = {"alignment_heads": [[0, 1], [1, 0]], "_from_model_config": False}
     config.write_text(json.dumps({**json.loads(before), **named}))
     try:
-        done = CliRunner().invoke(app, [*asked, "--json"])
-        assert done.exit_code == 0, done.exception
-        assert json.loads(done.stdout)["record"]["sound"]["followed"] == [[0, 1], [1, 0]]
+        status, out, err = run(*asked, "--json")
+        assert status == 0, err
+        assert json.loads(out)["record"]["sound"]["followed"] == [[0, 1], [1, 0]]
     finally:
         config.write_text(before)
-    refused = CliRunner().invoke(app, ["heatmap", "a b", "-m", "own", "--times"])
-    assert "only the words of a recording are timed" in str(refused.exception)
+    assert "only the words of a recording are timed" in run("heatmap", "a b", "-m", "own", "--times")[2]

@@ -7,42 +7,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, Kind, allowed, attend, select_heads
+from attnscope.core.attention import AttentionCall, allowed, attend, select_heads
 from attnscope.core.probes import OfChosen
 from attnscope.core.tiles import LEAST_QUERIES, blocks, tiles
 
 
-class Calls(OfChosen):
+class Calls(OfChosen[AttentionCall]):
     """A probe that keeps the calls without their values, in memory linear in queries and keys.
 
-    The model computes what it would have without it. One forward pass at a time.
-
-    Args:
-        layers: Which layers, counted within their kind from 0; None = all.
-
     Attributes:
-        calls: Kind -> layer -> the call, detached, its values of width 0. Kinds and layers in the order in which they
+        maps: Kind -> layer -> the call, detached, its values of width 0. Kinds and layers in the order in which they
             came.
     """
 
-    def __init__(self, layers: Sequence[int] | None = None) -> None:
-        super().__init__(layers)
-        self.calls: dict[Kind, dict[int, AttentionCall]] = {}
+    _attend = staticmethod(attend)
 
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps the call if its layer is chosen.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
-
-        Raises:
-            RuntimeError: The layer of this kind was kept already: an engine's bug, or `calls` was not cleared.
-        """
-        if self._wants(call.kind, call.layer, self.calls):
-            query, key = call.query.detach(), call.key.detach()
-            kept = replace(call, query=query, key=key, value=key[..., :0], dropout_p=0.0)
-            self.calls.setdefault(call.kind, {})[call.layer] = kept
-        return attend(call)
+    def _keep(self, chosen: AttentionCall) -> AttentionCall:
+        query, key = chosen.query.detach(), chosen.key.detach()
+        return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
 
 
 def select_text(call: AttentionCall, place: int, n_queries: int, n_keys: int) -> AttentionCall:
@@ -128,7 +110,7 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
         Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
     """
     apart = [select_heads(call, [head]) for call, head in heads]
-    first = apart[0]
+    first, queries, keys = apart[0], [one.query for one in apart], [one.key for one in apart]
     for one in apart:
         if one.query.shape[:3] != first.query.shape[:3] or one.key.shape[2] != first.key.shape[2]:
             return "the heads are over different texts"
@@ -138,16 +120,19 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
             return "the heads scale or cap their scores differently"
         if not _alike(one.bias, first.bias):
             return "the heads have position biases of their own, and there is none for several"
+    whole = heads[0][0]
+    if all(call is whole for call, _ in heads) and (whole.mask is None or whole.mask.shape[-3:-2] in ((), (1,))):
+        apart = apart[:1]  # of one attention whose heads share a mask: it is not written out for each
     masks = [allowed(one) for one in apart]
     if not all(_alike(mask, masks[0]) for mask in masks):
         return "the heads may attend to different keys"
-    key = torch.cat([one.key for one in apart], -1)
+    key = torch.cat(keys, -1)
     return replace(
         first,
-        query=torch.cat([one.query for one in apart], -1),
+        query=torch.cat(queries, -1),
         key=key,
         value=key[..., :0],
-        scale=first.scale / math.sqrt(len(apart)),
+        scale=first.scale / math.sqrt(len(heads)),
         mask=masks[0],
         is_causal=False,
     )

@@ -1,7 +1,5 @@
 """The single head that a layer's heads could have been (Vaswani et al. 2017): attention by all of their columns."""
 
-import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, Kind, attention_weights
+from attnscope.core.calls import select_text, single_head
 from attnscope.core.probes import Weights
 
 
@@ -39,42 +38,15 @@ class WeightsBesideFullWidth(Weights):
 
 
 def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:
-    """What one head over the full width of a layer would attend to.
-
-        A = softmax( [q_0 | q_1 | ...] [k_0 | k_1 | ...]^T * scale / sqrt(n_heads) )
-
-    Joined over the heads, queries and keys are n_heads times as wide; with the usual scale of 1 / sqrt(d_head) this is
-    1 / sqrt(n_heads * d_head), the scale of a single head of that width (Vaswani et al. 2017, section 3.2.1). The mask
-    and the bias that all heads share hold for it too. Key/value heads that several query heads read are repeated.
+    """What one head over the full width of a layer would attend to: the `single_head` of all its heads.
 
     Args:
         call: The attention of all heads of a layer.
 
     Returns:
         Weights of the first text of the batch, (query, key), each row in [0, 1] with sum 1, or 0 where a query may
-        attend to nothing. None where it is not defined, as heads differ in more than their queries and keys: a mask
-        or a bias of each head's own, a soft cap, sinks.
+        attend to nothing. None where it is not defined.
     """
-    own_mask = call.mask is not None and call.mask.ndim >= 3 and call.mask.shape[-3] > 1
-    own_bias = call.bias is not None and call.bias.ndim >= 3 and call.bias.shape[-3] > 1
-    if own_mask or own_bias or call.softcap is not None or call.sinks is not None:
-        return None
-
-    def joined(heads: Tensor) -> Tensor:
-        whole = heads[:1].repeat_interleave(call.n_heads // heads.shape[1], 1)
-        return whole.transpose(1, 2).flatten(2)[:, None]
-
-    def of_first_text(shared: Tensor | None) -> Tensor | None:
-        return shared[:1] if shared is not None and shared.ndim == 4 else shared
-
-    key = joined(call.key)
-    single = replace(
-        call,
-        query=joined(call.query),
-        key=key,
-        value=key,
-        scale=call.scale / math.sqrt(call.n_heads),
-        mask=of_first_text(call.mask),
-        bias=of_first_text(call.bias),
-    )
-    return attention_weights(single)[0, 0]
+    text = select_text(call, 0, call.query.shape[2], call.key.shape[2])
+    single = single_head([(text, head) for head in range(call.n_heads)])
+    return None if isinstance(single, str) else attention_weights(single)[0, 0]

@@ -64,6 +64,8 @@ class OfChosen(Generic[Kept]):
         self.heads = None if heads is None else tuple(heads)
         self.kinds = None if kinds is None else frozenset(kinds)
 
+    _attend = staticmethod(attend_lean)
+
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention, and keeps what is wanted of it if its layer is chosen.
 
@@ -72,7 +74,7 @@ class OfChosen(Generic[Kept]):
 
         Returns:
             Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values; without gradient
-            but for `Weights`.
+            but for `Weights` and `Calls`.
 
         Raises:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
@@ -82,7 +84,7 @@ class OfChosen(Generic[Kept]):
             self._check_heads(call.kind, call.layer, call.n_heads)
             chosen = call if self.heads is None else select_heads(call, self.heads)
             self.maps.setdefault(call.kind, {})[call.layer] = self._keep(chosen)
-        return attend_lean(call)
+        return self._attend(call)
 
     def _keep(self, chosen: AttentionCall) -> Kept:
         """What is kept of an attention of the chosen heads alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -178,12 +179,13 @@ class Record:
         style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
         asked = {"query": query, "measures": measures}
         kind.require_options([name for name, value in {**style, **asked}.items() if value is not None])
-        how: dict[str, Any] = {name: value for name, value in asked.items() if name in kind.options}
         if not kind.draw:
             return []
-        how["style"] = self.style(**style)
+        pages = kind.view("draw")
+        # Of an atlas `measures` are for the terminal's table alone.
+        how = {name: value for name, value in asked.items() if name in inspect.signature(pages).parameters}
         write = load_named("attnscope.views.canvas:write_pages")
-        made: list[Path] = write(kind.view("draw")(self, **how), folder, wanted)
+        made: list[Path] = write(pages(self, self.style(**style), **how), folder, wanted)
         return made
 
     @classmethod

@@ -251,14 +251,14 @@ class _Reader:
         if not any(id(chunk) in self._drawn for chunk in batch):
             with torch.no_grad():
                 self._model.run(given, calls)
-            return _Seen(calls.calls)  # type: ignore[arg-type]
+            return _Seen(calls.maps)  # type: ignore[arg-type]
         places: Any = {
             kind: [torch.from_numpy(self._drawn[id(chunk)][kind]) for chunk in batch] for kind in self._by_kind
         }
         vectors = TokenVectors(calls, places, turns.bare)
         with torch.no_grad(), turns.watch(self._model.modules()):
             self._model.run(given, vectors)
-        return _Seen(calls.calls, vectors)  # type: ignore[arg-type]
+        return _Seen(calls.maps, vectors)  # type: ignore[arg-type]
 
     def add(self, unit: Unit, seen: _Seen, place: int) -> None:
         """Adds what a text says.

@@ -211,7 +211,7 @@ def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tupl
     probe = Calls([layer for layer, _ in chosen])
     with torch.no_grad():
         model.run(batch_of(reading, model.info.device), probe)
-        (by_layer,) = probe.calls.values()
+        (by_layer,) = probe.maps.values()
         call = single_head([(by_layer[layer], head) for layer, head in chosen])
         if isinstance(call, str):
             return None, f"no single head: {call}"

@@ -221,7 +221,7 @@ class _Seen:
 
         kept = Weights(layers) if model.info.path == "eager" else Calls(layers)
         model.run(batch, kept)
-        seen: Mapping[int, Any] = next(iter((kept.maps if isinstance(kept, Weights) else kept.calls).values()), {})
+        seen: Mapping[int, Any] = next(iter(kept.maps.values()), {})
         n_heads = {n: one.shape[1] if isinstance(kept, Weights) else one.n_heads for n, one in sorted(seen.items())}
         places = [(layer, head) for layer, n in n_heads.items() for head in range(n)]
         wanted = [n for n, place in enumerate(places) if (place[1] in heads if picked is None else place in picked)]

@@ -33,13 +33,12 @@ _TURNED = {
 }
 
 
-def pages(atlas: Atlas, style: Style = USUAL, measures: str | None = None) -> Iterator[tuple[str, Drawing]]:
+def pages(atlas: Atlas, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
     """The figures one after the other: `planes`, or of many heads `planes-L0`, a page a layer.
 
     Args:
         atlas: What it is of.
         style: How it is drawn.
-        measures: Of the terminal's table: no figure of an atlas has measures.
 
     Raises:
         AttnscopeError: It holds none.
