@@ -16,7 +16,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf import patch_places
 from attnscope.models.hf.patch_places import area_of, slopes
 from attnscope.senses.photos import read_photo
-from attnscope.views.picture_words import _figures, sheets_of, weights_of, words_of
+from attnscope.views.picture_words import _figures, pages, sheets_of, weights_of, words_of
+from attnscope.views.style import Style
 from tests.conftest import Run
 from tests.processes import python
 from tests.vision_language_helpers import ACROSS, FAMILIES, noise, write_family
@@ -251,6 +252,22 @@ def test_figures_and_queries(record: attnscope.Heatmap, tmp_path: Path) -> None:
         "words.png", "words.svg", "words-small.png", "words-small.svg", "word-00-table.png", "word-00-table.svg",
         "text-L00H01.png", "text-L00H01.svg",
     ]  # fmt: skip
+
+
+def test_a_few_words_stand_in_one_row_with_the_photo_as_large_as_they(record: attnscope.Heatmap) -> None:
+    for query, style, in_one_row in (
+        ("on,table,?", Style("head"), True),
+        ("what,on,table,?", Style("head"), False),
+        ("on,table", Style("head", width="column"), True),
+        ("on,table,?", Style("head", width="column"), False),  # a photo and three words are too small for a column
+    ):
+        page: Any = dict(pages(record, style, query))["words"]
+        shown = [image.get_extent() for image in page.figure.axes[0].images]
+        sizes = {(round(abs(right - left)), round(abs(top - bottom))) for left, right, bottom, top in shown[:-1]}
+        assert len(shown) == query.count(",") + 3  # the words, the photo, the colours
+        rows = {round(y) for _, y in page.corners}
+        assert (len(sizes) == 1 and len(rows) == 1) == in_one_row
+        assert min(left for left, *_ in shown) >= 0 and max(right for _, right, *_ in shown) <= page.width_px
 
 
 def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:

@@ -37,6 +37,7 @@ _MARK, _HALO = "#ff5a00", "#ffffff"
 _LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _PHOTO_PX = 760, 420, 224
 _TOP_PX, _GAP_PX, _CAPTION_PX = 92, 10, 24
 _SMALL_PANEL_PX = 130  # on paper of a given width
+_MOST_BESIDE = 3  # overlays that stand in one row with the photo
 _MEANING: Mapping[Scale, str] = {
     "fixed": "attention weight: the share of the query's attention that a patch gets",
     "figure": "attention weight: the share of the query's attention that a patch gets (scale: largest of this figure)",
@@ -185,6 +186,7 @@ class PicturePage(Page):
         title = f"{record.run.get('model', 'model')} · {self.title(sheet, self.attention)}"
         lettering = lettering_for([title, self.picture.facts], style.paper)
         paper = style.paper
+        self.beside = self._stands_beside(paper)
         self.cell, self.columns = self._sizes(paper)
         rows, columns = self.picture.grid
         self.panel = (columns * self.cell, rows * self.cell)
@@ -192,7 +194,7 @@ class PicturePage(Page):
         n_lines = math.ceil(len(sheet.heads) / self.columns)
         content = left + self.columns * self.pitch[0] - _GAP_PX
         width = paper.width_for(layout.MIN_WIDTH_PX, content + layout.MARGIN_PX)
-        below = math.ceil(top + n_lines * self.pitch[1]) + (50 if sheet.form == "single" else 0)
+        below = math.ceil(top + n_lines * self.pitch[1]) + (50 if self.beside else 0)
         said = [*([self.meaning[style.scale]] if paper.is_narrow else []), *self._notes(lettering)]
         footer = layout.wrap(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering.width_px)
         height = below + 14 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
@@ -213,14 +215,24 @@ class PicturePage(Page):
         self._captions(tops)
         self.foot(below + 14, footer)
 
+    def _stands_beside(self, paper: Paper) -> bool:
+        """Whether the photo stands beside the overlays, as large as these: where there are few."""
+        if self.sheet.form == "single":
+            return True
+        n = len(self.sheet.heads)
+        fits = not paper.fixed or paper.room_px / (n + 1) >= _SMALL_PANEL_PX
+        return self.sheet.form == "grid" and n <= _MOST_BESIDE and fits
+
     def _sizes(self, paper: Paper) -> tuple[float, int]:
         """Pixels of a patch, and how many overlays stand side by side."""
         rows, columns = self.picture.grid
         room = paper.room_px
         if paper.fixed:
             return self._sizes_in(room)
-        if self.sheet.form == "single":
-            return max(1, min(_LARGEST_SINGLE_PX // max(rows, columns), (room - _GAP_PX) // 2 // columns)), 1
+        if self.beside:
+            n = len(self.sheet.heads)
+            largest = _LARGEST_SINGLE_PX if n == 1 else _LARGEST_PANEL_PX
+            return max(1, min(largest // max(rows, columns), (room - n * _GAP_PX) // (n + 1) // columns)), n
         if self.sheet.form == "overview":
             n_heads = len(self.sheet.columns)
             wide = (room - self.names_px) // n_heads - _GAP_PX
@@ -232,8 +244,9 @@ class PicturePage(Page):
     def _sizes_in(self, room: int) -> tuple[float, int]:
         """The same where the width is fixed and must be full."""
         rows, columns = self.picture.grid
-        if self.sheet.form == "single":
-            return (room - 2 * _GAP_PX) / 2 / columns, 1
+        if self.beside:
+            n = len(self.sheet.heads)
+            return (room - (n + 1) * _GAP_PX) / (n + 1) / columns, n
         if self.sheet.form == "overview":
             n_heads = len(self.sheet.columns)
             return ((room - self.names_px + _GAP_PX) / n_heads - _GAP_PX) / columns, n_heads
@@ -245,7 +258,7 @@ class PicturePage(Page):
     def _pitch(self) -> tuple[float, float, tuple[float, float]]:
         """Left and upper edge of the overlays, and the distances between them."""
         width, height = self.panel
-        if self.sheet.form == "single":
+        if self.beside:
             return (
                 layout.MARGIN_PX + width + _GAP_PX * 2,
                 _TOP_PX + _CAPTION_PX,
@@ -294,18 +307,18 @@ class PicturePage(Page):
             self.outline([grown_box], color, thick, animated=True)
 
     def _photo(self, left: float, top: float) -> None:
-        if self.sheet.form == "single":
+        if self.beside:
             corner, cell = (left - self.panel[0] - 2 * _GAP_PX, top), self.cell
         else:
             corner, cell = (layout.MARGIN_PX, _TOP_PX), self._photo_px()[0] / self.picture.grid[1]
         self._put(corner, _resize(self.picture, self._sharp(cell)), cell)
-        if self.sheet.form == "single":
+        if self.beside:
             self.write(corner[0], corner[1] - 12, "the picture", layout.PANEL_TITLE_PX, ha="left", weight="bold")
 
     def _bar(self, top: float) -> None:
         """The colours, as they are over bright and over dark parts of the photo."""
         narrow = self.paper.is_narrow
-        if self.sheet.form == "single":
+        if self.beside:
             x, y = self.corners[0][0] - self.panel[0] - 2 * _GAP_PX, self.corners[0][1] + self.panel[1] + 16
             x += 8 if self.paper.fixed else 0
         else:
@@ -315,6 +328,8 @@ class PicturePage(Page):
             y = _TOP_PX + self._photo_px()[1] // 2
             self.write(x, y - 34, about, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         width = 420 if not self.paper.fixed else math.floor(min(420, self.width_px - layout.MARGIN_PX - x - 90))
+        if self.beside and not narrow:  # as wide as the photo, so that there is room for what colours mean
+            width = min(width, math.floor(self.panel[0]))
         height = 18 if not self.paper.fixed else 26
         ramp = self.cmap(np.linspace(0, 1, width))[None, :, :3].repeat(height, 0)
         grey = np.ones((height, width))

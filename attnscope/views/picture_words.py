@@ -292,5 +292,5 @@ class _WordsPage(PicturePage):
         told = [note for note in super()._notes(lettering) if "has no place in the picture" not in note]
         asker = asker_of(self.figure_of.record)
         shares = f"percentages: how much of the {asker}'s attention goes to this picture, all its patches together"
-        about = {"overview": [], "single": [self.figure_of.about, shares]}.get(self.sheet.form, [shares])
+        about = [] if self.sheet.form == "overview" else [*[self.figure_of.about] * self.beside, shares]
         return [*about, *self.figure_of.notes, *told]
