@@ -50,8 +50,10 @@ counts as neither.
 Each measure has a 95% interval: Student's t over texts with the linearised variance of a ratio and m - 1 degrees
 of freedom, m = (sum of counts)² / (sum of counts²) over texts. Texts are taken as independent, and tokens of a text
 are not; each chunk of a long text, and each block of 512 queries of one that is not cut, is a text here. For
-measures from 0 to 1 it is Wilson's interval for a share, of as many independent queries as that variance amounts to,
-and never narrower than so many texts allow.
+measures from 0 to 1 it is Wilson's interval for a share r, with continuity correction (Newcombe 1998), Student's
+quantile, and as many independent queries as that variance amounts to (Korn & Graubard 1998); and never narrower than
+so many texts allow: the low end is at most r · 0.025^(1/N), N = 1 / (ρ/m + (1 - ρ) / (sum of counts)), ρ = RHO,
+and the high end at least 1 - (1 - r) · 0.025^(1/N), for all but means such as `relative_entropy`.
 
 Beside it stands the value under *uniform attention*: the same weight on each key that the mask allows. For
 `NAME_active` only the keys other than special tokens and the first share it, and each query gives them as much in
@@ -84,34 +86,36 @@ or each masked token (15% of a text, seed 0) of an encoder with a head for words
 logit of the vocabulary, rises with it along the direct path: W_O, and the norms up to the unembedding, with the
 lengths that they divide by taken as they were. `A_qk v_k · g(t)` is the part of it that comes from key k.
 
-`b` is a *matched* token: of the tokens that stand in what is read, the one that stands there as often as t, or
-nearly, and of several the one that is as near; not t, not the answer, not the token at q. Occurrences exclude the
-first token, on which heads rest, and special tokens. So a head that raises all tokens of a text alike contributes
-nothing in these measures, and what is compared is as frequent in the text so far.
+`b` is a *matched* token: of the tokens that stand in what is read, the one that stands there as often as t, or nearly,
+and of several the one whose nearest occurrence is as near (of two alike the smaller token number); not t, not the
+answer, not the token at q. Occurrences exclude the first token, on which heads rest, and special tokens. So a head
+that raises all tokens of a text alike contributes nothing in these measures, and what is compared is as frequent in
+the text so far.
 
 It need not be as frequent in the language. So of `copying` and `suppression` the same is taken away for the same t at
 a *control*: another prediction of the row where t stands, is not what comes, and is not the token at q; the one where
-it stands as often, or nearly, and of several where it is as near (each is taken once, in the order of the
-predictions; one without a control does not count). There it has a matched token of its own, and the head's attention
-excluding sinks is scaled to what it is at q. With m_q the mean over that attention, what is told is m_q(t)
-- m_q'(t): a head whose weights and values depend on which tokens stand there, and not on what comes, has the same
-mean on both sides but for the context that differs, whatever it thinks of t. Each row is compared with itself alone,
-so nothing is held beyond it, and sums over shards merge exactly.
+it stands as often, or nearly, and of several where it is as near (each place is taken once, by predictions that have a
+matched token, in their order; of two alike the earlier one; a prediction without a control does not count). There it
+has a matched token of its own, and the head's attention excluding sinks is scaled to what it is at q. With m_q the
+mean over that attention, what is told is m_q(t) - m_q'(t): a head whose weights and values depend on which tokens
+stand there, and not on what comes, has the same mean on both sides but for the context that differs, whatever it
+thinks of t. Each row is compared with itself alone, so nothing is held beyond it, and sums over shards merge exactly.
 
 An offset may find a token where it comes and nowhere else, in tables and lists. What a head would have that always
 looks at one offset is counted beside (for `suppression` of the likeliest candidate of the whole model), and a role
 must be above the best one up to 8 tokens away: a head that looks at whatever stands at an offset has a weight, and no
 role.
 
-For `suppression`, t is what the rest of the model would copy: of the {candidates} tokens of what is read that have
-the largest logits (but for the token at q), the one that has the largest where the head's own part is taken away, if
-it is then among the {among} likeliest of the vocabulary, and its logit then stands {raised:g} nat or more above that
-at its control, likewise without the head. A model that says a word everywhere copies nothing; but whether the word is
-raised by its own occurrence or by other words, that does not say. For `induction`, t is what came after the nearest
-earlier occurrence of the token at q that another token follows before q (so where x_q = x_q-1, the place before q is
-skipped); what is masked has no such token, so encoders have no such measure. It has no control: only keys after x_q
-count. Uniform attention is here the same weight on each key that the mask allows, with the same values and the same
-slopes g.
+For `suppression`, t is what the rest of the model would copy. Candidates are the {candidates} tokens of what is read
+that have the largest logits (but for the token at q); those count whose logit, less the head's own part, stands
+{raised:g} nat or more above that at their control, likewise without the head (logits less the vocabulary's mean). t is
+the one of them with the largest logit without the head, if that is not below the logit of the model's {among}th
+likeliest token. A model that says a word everywhere copies nothing; but whether the word is raised by its own
+occurrence or by other words, that does not say. For `induction`, t is what came after the nearest earlier occurrence
+of the token at q that another token follows before q (so where x_q = x_q-1, the place before q is skipped); what is
+masked has no such token, so encoders have no such measure. Its matched token stands there as often as t after x_q, and
+as near as that nearest one. It has no control: only keys after x_q count. Uniform attention is here the same weight on
+each key that the mask allows, with the same values and the same slopes g.
 
 `_nats` and `_weight` are excluding sinks, as `_active` measures are: sums over predictions, divided by the attention
 that is not on special tokens or the first one. How much of a head's attention at these predictions that is, `_share`
@@ -137,9 +141,12 @@ _REFERENCES = """
 - Gu et al. 2024, When Attention Sink Emerges in Language Models: An Empirical View, arXiv 2410.10781 (*ICLR* 2025).
 - Kobayashi, Kuribayashi, Yokoi & Inui 2020, Attention is Not Only a Weight: Analyzing Transformers with Vector Norms,
   *EMNLP*.
+- Korn & Graubard 1998, Confidence Intervals for Proportions With Small Expected Number of Positive Counts, *Survey
+  Methodology* 24.
 - Kovaleva, Romanov, Rogers & Rumshisky 2019, Revealing the Dark Secrets of BERT, *EMNLP*.
 - McDougall, Conmy, Rushing, McGrath & Nanda 2023, Copy Suppression: Comprehensively Understanding an Attention Head,
   arXiv 2310.04625.
+- Newcombe 1998, Two-sided Confidence Intervals for the Single Proportion, *Statistics in Medicine* 17.
 - Olsson et al. 2022, In-context Learning and Induction Heads, *Transformer Circuits Thread*.
 - Simes 1986, An Improved Bonferroni Procedure for Multiple Tests of Significance, *Biometrika* 73.
 - Vig & Belinkov 2019, Analyzing the Structure of Attention in a Transformer Language Model, *BlackboxNLP*.
@@ -178,11 +185,17 @@ def _about(measure: "Measure") -> list[str]:
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
     from attnscope.core.measures import MEASURES, REACH
+    from attnscope.core.running import DEPENDENCE
     from attnscope.core.written import WRITTEN
     from attnscope.studies import roles
     from attnscope.studies.copy_targets import AMONG, N_CANDIDATES, RAISED
 
-    parts = ["# Measures and roles", _MADE, _ABOUT_MEASURES.strip(), f"## The {len(MEASURES)} measures"]
+    parts = [
+        "# Measures and roles",
+        _MADE,
+        _ABOUT_MEASURES.strip().replace("RHO", f"{DEPENDENCE:g}"),
+        f"## The {len(MEASURES)} measures",
+    ]
     for measure in MEASURES.values():
         parts += _about(measure)
     parts.append(

@@ -71,12 +71,12 @@ WRITTEN: dict[str, Measure] = {
         ),
         Measure(
             "induction_nats", "raises the logit of what came after the same token before, by what it reads there",
-            "sum of A_qk v_k · (g(t) - g(b)) over k with x_k = t, x_k-1 = x_q," + _OFF, "nats",
+            "sum of A_qk v_k · (g(t) - g(b)) over k < q with x_k = t, x_k-1 = x_q," + _OFF, "nats",
             -_INF, _INF, "after Olsson et al. 2022; matched tokens: ours", counts=_REPEATED,
         ),
         Measure(
             "induction_weight", "attends to what came after the same token before, more than to a token as frequent",
-            "sum of A_qk over x_k = t, x_k-1 = x_q, less that over x_k = b," + _OFF, "share", -1.0, 1.0,
+            "sum of A_qk over k < q with x_k = t, x_k-1 = x_q, less that over x_k = b," + _OFF, "share", -1.0, 1.0,
             "after Olsson et al. 2022", counts=_REPEATED,
         ),
         Measure(

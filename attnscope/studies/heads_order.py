@@ -204,7 +204,7 @@ def _at_least_one(option: str, number: int | None) -> int | None:
     return number
 
 
-def probe_texts(model: Model) -> list[CorpusText]:
+def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
     """Repeated random tokens of the model's own vocabulary, between its special tokens."""
     ordinary = model.tokenizer.ordinary_ids()
     if not ordinary:
@@ -213,7 +213,7 @@ def probe_texts(model: Model) -> list[CorpusText]:
     first = int(np.flatnonzero(~example.special)[0])
     last = int(np.flatnonzero(~example.special)[-1])
     ends = example.ids[:first].tolist(), example.ids[last + 1 :].tolist()
-    return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED, before=ends[0], after=ends[1]))
+    return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, seed, before=ends[0], after=ends[1]))
 
 
 def _shard(given: str) -> tuple[int, int]:

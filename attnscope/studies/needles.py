@@ -367,7 +367,9 @@ class _Study:
             for needle in needles:
                 whole_run, number = self._whole[number], number + 1
                 if whole_run is not None and not self._chooses(number - 1):
-                    held.append(_Cut(needle, whole_run, (chosen, self._draw(chosen, others, number))))
+                    held.append(
+                        _Cut(needle, whole_run, (chosen, draw_others(chosen, others, self.options.seed, number)))
+                    )
             if not (cuts := cast("Sequence[_Cut]", held)):
                 continue
             for part, found_without in self.room.each(cuts, partial(self._cut, n_heads), halves, padded_size):
@@ -383,7 +385,7 @@ class _Study:
                 report(Progress(number, n_tokens, number / self.n_all, "taking heads out"))
         if not n_cut:
             return found
-        taken = {"retrieval": chosen, "random": self._draw(chosen, others, 0)}
+        taken = {"retrieval": chosen, "random": draw_others(chosen, others, self.options.seed, 0)}
         names = tuple(f"L{layer}H{head}" for layer, head in chosen)
         wanted, drawn = (Counter(layer for layer, _ in taken[what]) for what in ("retrieval", "random"))
         moved = {"retrieval": 0, "random": (drawn - wanted).total()}
@@ -424,23 +426,6 @@ class _Study:
                 factors.setdefault(place, torch.ones(len(sets), n_heads[layer]))[row, head] = 0
         return factors
 
-    def _draw(
-        self, chosen: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], number: int
-    ) -> list[tuple[int, int]]:
-        """As many of the other heads, from the same layers where there are enough."""
-        chance = np.random.PCG64(np.random.SeedSequence([self.options.seed, number, 1]))
-        order = chance.random_raw(max(1, len(others))).argsort(kind="stable").tolist()
-        left = [others[place] for place in order if place < len(others)]
-        drawn: list[tuple[int, int]] = []
-        for layer, _ in chosen:
-            one = next((place for place in left if place[0] == layer), None)
-            if one is not None:
-                left.remove(one)
-                drawn.append(one)
-        return [*drawn, *left[: len(chosen) - len(drawn)]]
-
-    # What names mean ------------------------------------------------------------------------------------------------
-
     def _describe(self, names: Sequence[str]) -> dict[str, Any]:
         options = self.options
         return {
@@ -457,6 +442,29 @@ class _Study:
             "roles": {ROLE: {"what": _WHAT_ROLE, "measure": "retrieval", "threshold": options.threshold}},
             "measures": {name: {"what": _what(name), "unit": "share", "range": [0, 1]} for name in names},
         }
+
+
+def draw_others(
+    chosen: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], seed: int, number: int
+) -> list[tuple[int, int]]:
+    """As many heads as were chosen, by chance from others, (layer, head): from the same layers where there are enough.
+
+    Args:
+        chosen: Those that they stand beside.
+        others: What they are drawn from.
+        seed: Of the draw.
+        number: Which draw; each is another one.
+    """
+    chance = np.random.PCG64(np.random.SeedSequence([seed, number, 1]))
+    order = chance.random_raw(max(1, len(others))).argsort(kind="stable").tolist()
+    left = [others[place] for place in order if place < len(others)]
+    drawn: list[tuple[int, int]] = []
+    for layer, _ in chosen:
+        one = next((place for place in left if place[0] == layer), None)
+        if one is not None:
+            left.remove(one)
+            drawn.append(one)
+    return [*drawn, *left[: len(chosen) - len(drawn)]]
 
 
 _WHAT_ROLE = "attends to the token in the needle that the model writes (Wu 2024)"
