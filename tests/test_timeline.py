@@ -398,17 +398,18 @@ def test_ticks_are_as_far_apart_from_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("high", "said"),
-    [(1.0, ["0.00", "0.25", "0.50", "0.75", "1.00"]), (0.5, ["0.00", "0.10", "0.20", "0.30", "0.40", "0.50"]),
-     (0.86, ["0.00", "0.25", "0.50", "0.75", "0.86"]),
-     (0.042, ["0.000", "0.015", "0.030", "0.042"])],
+    ("low", "high", "said"),
+    [(0.0, 1.0, ["0.00", "0.25", "0.50", "0.75", "1.00"]), (0.0, 0.5, ["0.00", "0.10", "0.20", "0.30", "0.40", "0.50"]),
+     (0.0, 0.86, ["0.00", "0.25", "0.50", "0.75", "0.86"]),
+     (0.0, 0.042, ["0.000", "0.015", "0.030", "0.042"]),
+     (-0.049, 0.049, ["−0.049", "−0.025", "0.000", "0.025", "0.049"])],
 )  # fmt: skip
-def test_both_ends_of_a_colour_bar_are_labelled(high: float, said: list[str]) -> None:
+def test_both_ends_of_a_colour_bar_are_labelled(low: float, high: float, said: list[str]) -> None:
     paper = Paper()
     sheet = Sheet.on(paper, lettering_for([], paper))
     figure = sheet.open_figure(4, "m", "")
     axes = figure.add_axes((0.1, 0.1, 0.5, 0.5))
-    sheet.add_bar(figure, axes.imshow([[0.0, high]], vmin=0, vmax=high), axes)
+    sheet.add_bar(figure, axes.imshow([[low, high]], vmin=low, vmax=high), axes)
     assert [text.get_text() for text in figure.axes[-1].get_yticklabels()] == said
 
 

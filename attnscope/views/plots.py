@@ -95,7 +95,7 @@ class Sheet:
         if (extent := high - low) > 0:
             inner = [tick for tick in _steps(low, high) if _END < (tick - low) / extent < 1 - _END]
             ticks, decimals = [low, *inner, high], max(2, 1 - math.floor(math.log10(extent)))
-            bar.set_ticks(ticks, labels=[f"{tick:.{decimals}f}" for tick in ticks])
+            bar.set_ticks(ticks, labels=[f"{tick:.{decimals}f}".replace("-", "−") for tick in ticks])
         for text in bar.ax.get_yticklabels():
             text.set_fontsize(9 * self.size)
             text.set_family(self.families)
