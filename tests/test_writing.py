@@ -12,7 +12,7 @@ import pytest
 import attnscope
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
-from attnscope.records.storage import csv_text, write_whole
+from attnscope.records.storage import PAGE_MARK, csv_text, write_folder, write_whole
 from attnscope.studies.batch import BatchOptions, batch
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
@@ -64,6 +64,23 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(AttnscopeError, match="No space left"):
         write_whole(tmp_path / "a/b/c.json", b"{}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_outlives_an_interruption_as_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, rename, times = tmp_path / "out", Path.rename, iter([True])
+    write_folder(folder, {"index.html": PAGE_MARK, "heads/L0.js": b"0"}, "index.html")
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target == folder and next(times, False):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(folder, {"index.html": PAGE_MARK + b"new"}, "index.html")
+    assert (folder / "index.html").read_bytes() == PAGE_MARK
+    assert (folder / "heads/L0.js").read_bytes() == b"0"
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 # Pages into streams ----------------------------------------------------------------------------------------------

@@ -80,12 +80,12 @@ def write_folder(folder: Path, files: Mapping[str, bytes], first: str) -> Path:
             folder.rename(old)
         held.rename(folder)
     except OSError as error:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
         raise AttnscopeError(
             f"cannot write {folder}: {error.strerror or error}", "choose another folder with --out, or make room there"
         ) from None
     finally:
+        if old.exists() and not folder.exists():  # also where it was interrupted between the two
+            old.rename(folder)
         for left in (held, old):
             shutil.rmtree(left, ignore_errors=True)
     return folder / first

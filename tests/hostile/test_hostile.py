@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import attnscope
-from tests.hostile.check import RECORDS, clean, problems, run_case
+from tests.hostile.check import RECORDS, WAIT_S, clean, problems, run_case
 from tests.hostile.generator import BASES, COMMANDS, Generator
 from tests.processes import started
 
@@ -51,6 +51,7 @@ def attack(seeds: range, generator: Generator, home: Path) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(2 * WAIT_S)  # quiet, it takes a minute
 def test_whatever_is_given_one_line_says_why(generator: Generator, home: Path) -> None:
     assert not attack(range(FEW), generator, home)
 
