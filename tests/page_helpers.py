@@ -61,7 +61,7 @@ class Opened:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: self.requests.append(request.url))
-        page.set_default_timeout(20000)
+        page.set_default_timeout(60000)
         if slowdown := os.environ.get("ATTNSCOPE_TEST_SLOWDOWN"):  # how many times slower scripts run
             throttled = page.context.new_cdp_session(page)
             throttled.send("Emulation.setCPUThrottlingRate", {"rate": float(slowdown)})
@@ -90,7 +90,7 @@ class Opened:
     def settle(self, view: str) -> None:
         """Waits until a view stands."""
         marks = {"grid": ".view.grid .heads[data-painted]", "headcount": ".view.headcount .numbers table"}
-        self.page.wait_for_selector(marks.get(view, f".view.{view}[data-shown]"), state="attached", timeout=20000)
+        self.page.wait_for_selector(marks.get(view, f".view.{view}[data-shown]"), state="attached", timeout=60000)
         self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     def text(self, selector: str) -> str:
