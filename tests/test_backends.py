@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.core import tiles
 from attnscope.core.attention import AttentionCall, allowed, attention_weights
-from attnscope.core.measures import SumsOf, TextFacts, backends, measures_of_weights, numba_pass, output_factor
+from attnscope.core.measures import SumsOf, TextFacts, backends, measures_of_weights, numba_pass, output_factor, plan
 from attnscope.core.measures.facts import outlying
 from attnscope.core.sums import Sums
 from attnscope.errors import AttnscopeError
@@ -50,8 +49,9 @@ def test_every_measure_of_the_fused_pass_is_its_definition(situation, pairs: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(backends.PAIRS, "numba", pairs)
         patch.setattr(numba_pass, "TILE", tile)
-        patch.setattr(tiles, "LEAST_QUERIES", 2)
+        patch.setattr(plan, "LEAST_ROWS", 2)
         patch.setattr(numba_pass, "CHUNK", 4)
+        patch.setattr(numba_pass, "CHUNK_OF_LONG", 2)
         check(in_float32(call), keys, queries, tolerance=1e-5, backend="numba")
 
 

@@ -158,7 +158,11 @@ class Tile:
 
 
 def blocks(
-    call: AttentionCall, elements: int | None = None, queries: slice | None = None, unit: int | None = None
+    call: AttentionCall,
+    elements: int | None = None,
+    queries: slice | None = None,
+    unit: int | None = None,
+    least: int | None = None,
 ) -> list[Block]:
     """Cuts an attention into tiles: whole short texts together, long ones into ranges of queries.
 
@@ -169,6 +173,7 @@ def blocks(
         elements: About how many weights a tile may hold; None = TILE_ELEMENTS.
         queries: Which queries, from first to last + 1; None = all.
         unit: No tile holds queries on both sides of a multiple of so many, counted from the first; None = any may.
+        least: Queries in one tile, however many keys there are; None = LEAST_QUERIES.
 
     Returns:
         Blocks that cover every one of these queries of every text once; for no texts or no queries, none. Memory:
@@ -179,13 +184,14 @@ def blocks(
     if not batch * n_queries or (queries is not None and queries.start >= queries.stop):
         return []
     elements = TILE_ELEMENTS if elements is None else elements
+    least = LEAST_QUERIES if least is None else least
     mask = None
     if call.mask is not None:
         mask = call.mask[(None,) * (4 - call.mask.ndim)]
         mask = mask.expand(batch, -1, -1, n_keys)
     whole_text = max(n_heads * n_queries * n_keys, 1)
     together = max(elements // whole_text, 1)
-    rows = n_queries if together > 1 else min(max(elements // max(n_heads * n_keys, 1), LEAST_QUERIES), n_queries)
+    rows = n_queries if together > 1 else min(max(elements // max(n_heads * n_keys, 1), least), n_queries)
     first, last = (0, n_queries) if queries is None else (queries.start, queries.stop)
     unit = last - first if unit is None else min(unit, last - first)
     together = together if unit == last - first else 1

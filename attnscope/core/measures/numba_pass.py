@@ -27,6 +27,9 @@ from attnscope.core.tiles import Block, Buffers, times_values
 CHUNK = 128
 """Queries of one task: what keys receive from so many is added up in float32."""
 
+CHUNK_OF_LONG = 32
+"""Queries of one task of a long text, of which a tile holds few: threads are to share them."""
+
 TILE = 300_000
 """Weights that are worked on together: 1.2 MB, so that products and the pass find each other's results in the cache."""
 
@@ -68,7 +71,7 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
     output = rows.transpose(1, 2)
     sinks = np.zeros(0, np.float32) if call.sinks is None else call.sinks.detach().float().numpy()
     largest = max((math.prod(block.shape[:2]) * _padded(block) for block in plan.blocks), default=0) * n_heads
-    most_a_head = max((block.shape[1] * _padded(block) for block in plan.blocks), default=0) * group
+    most_a_head = max((block.shape[1] * _padded(block) for block in plan.blocks), default=0)
     flat, spare = buffers.pair(min(largest, max(TILE, most_a_head)), torch.float32, call.query.device)
     with torch.autocast("cpu", enabled=False):
         # Keys of zeros behind each text, for the last vectors of tiles to reach into.
@@ -82,16 +85,15 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
             of_keys = slice(block.keys.start, block.keys.start + n_padded)
             queries = torch.empty(n_texts, n_heads, n_rows, d_head)
             torch.mul(call.query[block.texts, :, block.queries].float(), call.scale, out=queries)
-            by_kv_head = queries.view(n_texts, n_kv_heads, group * n_rows, d_head)
-            of_block = keys[block.texts, ..., of_keys], values[block.texts, :, of_keys]
+            some_keys, some_values = keys[block.texts, ..., of_keys], values[block.texts, :, of_keys]
             added = _added(call, plan, block)
             fused = _Fused(plan, block, n_heads, sinks)
-            for texts, kv_heads in _parts(n_texts, n_kv_heads, group * n_rows * n_padded):
-                heads = slice(kv_heads.start * group, kv_heads.stop * group)
-                rows_of, columns, some_values = (part[texts, kv_heads] for part in (by_kv_head, *of_block))
-                shape = (texts.stop - texts.start, heads.stop - heads.start, n_rows, n_padded)
-                scores = flat[: math.prod(shape)].view(-1, group * n_rows, n_padded)
-                torch.bmm(rows_of.flatten(0, 1), columns.flatten(0, 1), out=scores)
+            for texts, heads in _parts(n_texts, n_heads, group, n_rows * n_padded):
+                kv_heads = slice(heads.start // group, (heads.stop - 1) // group + 1)
+                some_rows, columns = queries[texts, heads], some_keys[texts, kv_heads].flatten(0, 1)
+                shape = (*some_rows.shape[:3], n_padded)
+                scores = flat[: math.prod(shape)].view(len(columns), -1, n_padded)
+                torch.bmm(some_rows.view(len(columns), -1, d_head), columns, out=scores)
                 scores = scores.view(shape)
                 if call.softcap is not None:
                     scores.div_(call.softcap).tanh_().mul_(call.softcap)
@@ -99,22 +101,22 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
                     scores[..., :n_keys] += part[texts, heads if part.shape[1] > 1 else slice(None)]
                 fused.read(scores, texts.start * n_heads + heads.start)
                 there = slice(block.texts.start + texts.start, block.texts.start + texts.stop)
-                output[there, heads, block.queries] = times_values(scores, some_values)
+                output[there, heads, block.queries] = times_values(scores, some_values[texts, kv_heads])
             read(block, fused.result())
     return output.to(call.value.dtype)
 
 
-def _parts(n_texts: int, n_kv_heads: int, a_head: int) -> Iterator[tuple[slice, slice]]:
-    """Texts and key/value heads whose weights make a tile: several whole texts, or some heads of one."""
-    together = TILE // max(a_head * n_kv_heads, 1)
+def _parts(n_texts: int, n_heads: int, group: int, a_head: int) -> Iterator[tuple[slice, slice]]:
+    """Texts and heads whose weights make a tile: several whole texts, some groups of heads of one, or one head."""
+    together = TILE // max(a_head * n_heads, 1)
     if together:
         for t in range(0, n_texts, together):
-            yield slice(t, min(t + together, n_texts)), slice(0, n_kv_heads)
+            yield slice(t, min(t + together, n_texts)), slice(0, n_heads)
         return
-    heads = max(TILE // max(a_head, 1), 1)
+    heads = max(TILE // max(a_head * group, 1) * group, 1)
     for t in range(n_texts):
-        for h in range(0, n_kv_heads, heads):
-            yield slice(t, t + 1), slice(h, min(h + heads, n_kv_heads))
+        for h in range(0, n_heads, heads):
+            yield slice(t, t + 1), slice(h, min(h + heads, n_heads))
 
 
 def _added(call: AttentionCall, plan: Plan, block: Block) -> list[Tensor]:
@@ -165,7 +167,8 @@ class _Fused:
     def __init__(self, plan: Plan, block: Block, n_heads: int, sinks: NDArray[np.float32]) -> None:
         n_texts, n_queries, n_keys = block.shape
         self._n_padded, self._n_keys, self._sinks = _padded(block), n_keys, sinks
-        self._by_task = (n_texts, n_heads, -(-n_queries // CHUNK))
+        self._chunk = CHUNK if 2 * CHUNK * self._n_padded <= TILE else CHUNK_OF_LONG
+        self._by_task = (n_texts, n_heads, -(-n_queries // self._chunk))
         self._begin = (block.queries.start, block.keys.start, int(plan.own_text))
         self._given = _given(plan, block)
         # Memory of torch's: NumPy's lies now at one place of a line of the cache and now at another, and by that
@@ -188,7 +191,7 @@ class _Fused:
         _, n_heads, n_chunks = self._by_task
 
         def share(first: int, last: int) -> None:
-            sizes = (first, last, n_heads, n_queries, n_padded, CHUNK, *self._begin, first_head)
+            sizes = (first, last, n_heads, n_queries, n_padded, self._chunk, *self._begin, first_head)
             read_rows(array, sizes, SLOTS, self._sinks, self._given, *outputs)
 
         start, n_tasks = first_head * n_chunks, n_texts * some_heads * n_chunks

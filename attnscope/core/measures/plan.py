@@ -28,6 +28,10 @@ KEPT_A_PAIR = 8
 KEPT_BLOCKS = 8
 """Blocks of as many pairs as a device is given at a time, of each of which one number may be kept there."""
 
+LEAST_ROWS = 128
+"""Queries of a block that a compiled pass makes, at least: a product of fewer rows takes twice as long for each, and
+cosines are the largest one."""
+
 Kept = TypeVar("Kept")
 
 
@@ -117,7 +121,11 @@ class Plan:
         self.columns = key_columns(keys, self.summed)
         self.off_rest = self.columns[OFF_REST].to(self.dtype)
         self.rarest = None if keys.rarest is None else keys.rarest.to(self.dtype)
-        self.blocks = blocks(call, None if pairs is None else pairs * call.n_heads, unit=unit)
+        self.blocks = (
+            blocks(call, unit=unit)
+            if pairs is None
+            else blocks(call, pairs * call.n_heads, unit=unit, least=LEAST_ROWS)
+        )
         self.active_names: list[str] = []
         if pairs is None:
             kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else KEPT_A_PAIR)
