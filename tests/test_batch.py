@@ -33,6 +33,7 @@ from attnscope.studies.reading import Prompt
 from attnscope.studies.worker_process import ProcessWorker
 from attnscope.studies.workers import TRIES
 from attnscope.views.gallery import page
+from attnscope.views.style import Style
 from tests.processes import LIMIT_S, started
 
 TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]
@@ -134,7 +135,7 @@ def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert:
     assert study._common(source, replace(HOW, workers=1, threads=3, force=True)) == base
     for change in (
         {"layers": (1,)}, {"formats": ("png",)}, {"query": None}, {"words": True}, {"hide_special": True},
-        {"style": study.Style("head")}, {"generate": 1}, {"chat": True}, {"loading": LoadOptions(dtype="float64")},
+        {"style": Style("head")}, {"generate": 1}, {"chat": True}, {"loading": LoadOptions(dtype="float64")},
     ):  # fmt: skip
         assert study._common(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
     (tiny_bert / "vocab.txt").write_text((tiny_bert / "vocab.txt").read_text() + "more\n")
@@ -146,7 +147,7 @@ def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert:
     [
         ({"layers": None, "pick": ((0, 1), (1, 2))}, "--layers 0, now not given; --pick not given, now L0H1,L1H2"),
         ({"words": True}, "--words off, now on"),
-        ({"query": "mat", "style": study.Style("head")}, "--scale fixed, now head; --query cat, now mat"),
+        ({"query": "mat", "style": Style("head")}, "--scale fixed, now head; --query cat, now mat"),
         ({"formats": ("png",), "force": True}, "--format png,svg,pdf,npz,json, now png"),
     ],
 )

@@ -48,9 +48,7 @@ def eager_weights(model: Any, inputs: dict[str, Any]) -> dict[tuple[str, int], A
     network.base.set_attn_implementation("eager")
     kept: dict[tuple[str, int], Any] = {}
     hooks = [
-        module.register_forward_hook(
-            lambda _m, _a, output, place=places[0]: kept.update({(place.kind, place.layer): output[1][0].numpy()})
-        )
+        module.register_forward_hook(lambda _m, _a, output, place=places[0]: kept.update({place: output[1][0].numpy()}))
         for module, places in network.found.plan.items()
     ]
     try:

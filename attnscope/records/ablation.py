@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from attnscope.records.pair_tables import OneHead
 from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
 
@@ -38,18 +39,13 @@ Effects = Mapping[str, Effect]
 
 
 @dataclass(frozen=True)
-class HeadEffects:
+class HeadEffects(OneHead):
     """One head, and what changes without it."""
 
     kind: str
     layer: int
     head: int
     effects: Effects
-
-    @property
-    def name(self) -> str:
-        """Such as L3H1."""
-        return f"L{self.layer}H{self.head}"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import UsageError
 from attnscope.records import codec
+from attnscope.records.circuits import Link
 from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.descriptions import Descriptions
 from attnscope.records.findings import Findings, Head
@@ -147,27 +148,6 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Composition:
-    """How much one head reads of what another writes, by their weights; as `circuits.Link`.
-
-    Attributes:
-        sender: Place of the earlier head in `Atlas.heads`.
-        receiver: That of the later one.
-        by: "Q", "K" or "V".
-        share: |X Y| / (|X| |Y|).
-        expected: The same of random directions, in the mean.
-        deviations: The share's square above its mean for these, in their standard deviations.
-    """
-
-    sender: int
-    receiver: int
-    by: str
-    share: float
-    expected: float
-    deviations: float
-
-
-@dataclass(frozen=True)
 class KeptText:
     """A text that a part of an atlas keeps, to be read again when all parts are merged.
 
@@ -245,7 +225,7 @@ class Atlas(Record):
     keys: NDArray[np.uint8] = field(metadata=ARRAY)
     codes: NDArray[np.uint8] = field(metadata=ARRAY)
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
-    compositions: tuple[Composition, ...] = field(default=(), metadata=OMITTED)
+    compositions: tuple[Link, ...] = field(default=(), metadata=OMITTED)
     plane_tokens: tuple[PlaneToken, ...] = field(default=(), metadata=OMITTED)
     planes: tuple[Plane, ...] = field(default=(), metadata=OMITTED)
     points: Mapping[str, NDArray[np.int8]] = field(default_factory=dict, metadata=codec.beside("point_"))

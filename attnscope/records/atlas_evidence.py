@@ -14,8 +14,8 @@ import numpy as np
 from attnscope.errors import AttnscopeError
 from attnscope.records import load
 from attnscope.records.ablation import Ablation
-from attnscope.records.atlas import Atlas, Composition
-from attnscope.records.circuits import COMPOSITIONS, Circuits
+from attnscope.records.atlas import Atlas
+from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
 from attnscope.records.findings import NEEDLES, Estimate, Findings
 from attnscope.records.record import Record
 from attnscope.records.relations import Relations, with_relations
@@ -192,11 +192,11 @@ def _of_circuits(record: Circuits) -> tuple[Numbers, Facts]:
     return numbers, facts
 
 
-def _compositions(atlas: Atlas, record: Circuits) -> tuple[Composition, ...]:
+def _compositions(atlas: Atlas, record: Circuits) -> tuple[Link, ...]:
     """The strongest partners of each head, both ways; each pair once."""
     place = {(head.kind, head.layer, head.head): at for at, head in enumerate(atlas.heads)}
     number = [place.get((record.kind, head.layer, head.head), -1) for head in record.heads]
-    found: list[Composition] = []
+    found: list[Link] = []
     for which, by in enumerate(COMPOSITIONS):
         excess, deviations = record.excess[which], record.deviations[which]
         ranked = np.where(np.isfinite(excess), excess, -np.inf)
@@ -209,7 +209,7 @@ def _compositions(atlas: Atlas, record: Circuits) -> tuple[Composition, ...]:
                 continue
             share = float(record.composition[which, sender, receiver])
             found.append(
-                Composition(
+                Link(
                     number[sender], number[receiver], by, share, share - float(excess[sender, receiver]),
                     float(deviations[sender, receiver]),
                 )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import UsageError, amount
 from attnscope.records.codec import ARRAY, OMITTED
+from attnscope.records.pair_tables import OneHead
 from attnscope.records.record import Record
 
 COMPOSITIONS = ("Q", "K", "V")
@@ -68,7 +69,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class CircuitHead:
+class CircuitHead(OneHead):
     """One head, by its weights.
 
     Attributes:
@@ -99,11 +100,6 @@ class CircuitHead:
     writes: tuple[Direction, ...] = ()
     seeks: tuple[Direction, ...] = ()
     answers: tuple[Answer, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Such as L5H1."""
-        return f"L{self.layer}H{self.head}"
 
 
 @dataclass(frozen=True)

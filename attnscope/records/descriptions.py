@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attnscope.records.codec import OMITTED
+from attnscope.records.pair_tables import OneHead
 
 EVEN = 0.1
 """Nats from uniform below which a head is said to spread evenly, whatever could be said of the rest."""
@@ -90,7 +91,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class HeadDescription:
+class HeadDescription(OneHead):
     """What a head does, as terms that make its attention more likely.
 
     Attributes:
@@ -121,11 +122,6 @@ class HeadDescription:
     agrees: bool | None = None
     failures: tuple[Failure, ...] = ()
     runner_up: str = ""
-
-    @property
-    def name(self) -> str:
-        """Such as L3H1."""
-        return f"L{self.layer}H{self.head}"
 
     @property
     def spreads_evenly(self) -> bool:

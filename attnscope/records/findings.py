@@ -18,6 +18,7 @@ from attnscope.records.ablation import Effect
 from attnscope.records.codec import OMITTED, beside
 from attnscope.records.descriptions import Descriptions, HeadDescription
 from attnscope.records.needles import Needles
+from attnscope.records.pair_tables import OneHead
 from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
 from attnscope.records.storage import csv_text, finite, plain
@@ -87,7 +88,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(OneHead):
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
     With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
@@ -101,11 +102,6 @@ class Head:
     resting_share: float
     measures: Mapping[str, Estimate]
     effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
-
-    @property
-    def name(self) -> str:
-        """Such as L3H1."""
-        return f"L{self.layer}H{self.head}"
 
 
 @dataclass(frozen=True)
@@ -178,11 +174,6 @@ class Findings(Record):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of attention in it, in their order."""
         return tuple(dict.fromkeys(head.kind for head in self.heads))
-
-    @property
-    def of_pictures(self) -> bool:
-        """Whether it was made on pictures."""
-        return self.corpus.get("of") == PICTURES
 
     @property
     def of_senses(self) -> bool:

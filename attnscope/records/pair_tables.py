@@ -22,6 +22,18 @@ def head_name(place: HeadPlace) -> str:
     return f"L{place[0]}H{place[1]}"
 
 
+class OneHead:
+    """What is known of a head by its layer and number."""
+
+    layer: int
+    head: int
+
+    @property
+    def name(self) -> str:
+        """Such as L3H1."""
+        return head_name((self.layer, self.head))
+
+
 @dataclass(frozen=True, eq=False)
 class PairTable:
     """One divergence of all pairs of heads, over texts; the rows are heads of one side, the columns of the other.

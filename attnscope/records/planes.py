@@ -21,7 +21,6 @@ Side = Literal["queries", "keys", "outputs"]
 SIDES: tuple[Side, ...] = ("queries", "keys", "outputs")
 
 TokenKind = Literal["word", "capitalised", "piece", "number", "punctuation"]
-TOKEN_KINDS: tuple[TokenKind, ...] = ("word", "capitalised", "piece", "number", "punctuation")
 """What tokens are by their letters; a piece is a part of a word that is not its first."""
 
 

@@ -28,8 +28,6 @@ _AROUND = 6
 """Tokens on either side that are quoted with one."""
 
 Head = tuple[str, int, int]
-Vectors = Mapping[str, Mapping[int, "tuple[Tensor, Tensor, Tensor]"]]
-"""Kind -> layer -> queries, keys and outputs of the drawn tokens of a text, as `core.projections.TokenVectors` has."""
 
 
 def draw_tokens(texts: Sequence[ReadText], lots: Sequence[int], model: Model) -> list[NDArray[np.int64]]:

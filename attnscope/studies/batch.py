@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -21,72 +21,15 @@ from attnscope.output import require_writable
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.records.head_maps import spans
 from attnscope.studies.batch_folder import BatchFolder, folder_name
-from attnscope.studies.batch_worker import Done, Setup, Task
-from attnscope.studies.choice import Choice
-from attnscope.studies.heatmap_order import MapOrder
-from attnscope.studies.inputs import LoadOptions
+from attnscope.studies.batch_worker import BatchOptions, Done, Setup, Task
 from attnscope.studies.memory import physical_bytes
 from attnscope.studies.provenance import versions
 from attnscope.studies.texts import Progress, Report
-from attnscope.studies.workers import Executor, Lost, Where, Workers, start_workers
+from attnscope.studies.workers import Executor, Lost, Workers, start_workers
 from attnscope.views.gallery import page
-from attnscope.views.style import Style
 
 # What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
 _PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """How texts are drawn.
-
-    Attributes:
-        layers: Numbers of layers; None = all.
-        heads: Numbers of heads in those layers; None = all.
-        pick: Single heads as (layer, head), instead of the other two.
-        formats: Some of "png", "svg", "pdf", "npz", "json".
-        style: How figures are drawn.
-        query: A token whose attention is drawn as bars too, in the texts that have it.
-        words: Whether word pieces are merged.
-        hide_special: Whether special tokens are hidden.
-        chat: Whether each text is put into the model's chat template.
-        generate: How many tokens a decoder writes after each text.
-        workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
-        threads: How many threads each of them computes with. By one thread results cannot depend on the workers.
-        force: Whether what is done already is drawn again.
-        replace: Whether figures of another model or other options, where they are in the folder, may be lost.
-        loading: How the model is loaded.
-        executor: "local": workers are processes of this machine; "ray": actors of a Ray cluster, on whose machines the
-            folder and the model must be the same.
-        ray_address: Of the cluster; None = as Ray finds it, else one that is started on this machine.
-    """
-
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    pick: tuple[tuple[int, int], ...] | None = None
-    formats: tuple[str, ...] = ("png",)
-    style: Style = Style()
-    query: str | None = None
-    words: bool = False
-    hide_special: bool = False
-    chat: bool = False
-    generate: int = 0
-    workers: int | None = None
-    threads: int = 1
-    force: bool = False
-    loading: LoadOptions = LoadOptions()
-    executor: Where = "local"
-    ray_address: str | None = None
-    replace: bool = field(default=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # What makes no sense is refused at once.
-        Workers("", 1 if self.workers is None else self.workers, self.threads, self.executor, self.ray_address)
-
-    def order(self) -> MapOrder:
-        """What is asked of the maps of each text."""
-        choice = Choice(self.layers, self.heads, self.pick)
-        return MapOrder(choice, query=self.query, words=self.words, hide_special=self.hide_special)
 
 
 def batch(
@@ -127,23 +70,12 @@ def batch(
     given: Iterable[CorpusText] = texts if isinstance(texts, Corpus) else _as_corpus(texts)
     given = given if streamed else list(given)
     require_writable(out)
-    loading = options.loading
-    source = loading.resolve(spec)
-    setup = Setup(
-        source if source.folder is None else replace(source, folder=source.folder.absolute()),
-        loading,
-        options.order(),
-        options.formats,
-        options.style,
-        options.chat,
-        options.generate,
-        options.threads,
-        hashes(),
-        _asked(source, options),
-    )
+    source = options.loading.resolve(spec)
+    absolute = source if source.folder is None else replace(source, folder=source.folder.absolute())
+    setup = Setup(absolute, options, hashes(), _asked(source, options))
     with BatchFolder(out) as folder:
         folder.sweep()
-        plan = _Plan(folder, setup, options, _common(source, options))
+        plan = _Plan(folder, setup, _common(source, options))
         todo: Iterator[Task] = plan.todo(given)
         n_todo = None
         if not streamed:
@@ -156,7 +88,7 @@ def batch(
         if first is not None:
             folder.withdraw()
             try:
-                with _workers(options, n_todo, source).open(loading.device, (folder.handle,)) as workers:
+                with _workers(options, n_todo, source).open(options.loading.device, (folder.handle,)) as workers:
                     interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
             except Exception as error:  # told when what was drawn before it has its index
                 broke = error
@@ -184,9 +116,8 @@ class _Plan:
         failed: Why others could not be drawn, and what they say, by index.
     """
 
-    def __init__(self, folder: BatchFolder, setup: Setup, options: BatchOptions, common: bytes) -> None:
-        self.folder, self.setup = folder, setup
-        self._options, self._common = options, common
+    def __init__(self, folder: BatchFolder, setup: Setup, common: bytes) -> None:
+        self.folder, self.setup, self._common = folder, setup, common
         self.tasks: list[Task] = []
         self.kept: dict[int, DrawnText] = {}
         self.failed: dict[int, tuple[str, str]] = {}
@@ -201,11 +132,11 @@ class _Plan:
             # Ray's workers stand elsewhere.
             task = _task(text, self.folder.path.absolute(), self._common)
             self.tasks.append(replace(task, text=None, ids=None))
-            done = None if self._options.force else _done(self.folder, task)
+            done = None if self.setup.options.force else _done(self.folder, task)
             if done is not None:
                 self.kept[task.index] = done
                 continue
-            if not self._options.replace:
+            if not self.setup.options.replace:
                 self.folder.require_same([task.folder.name], self.setup.asked)
             yield task
 

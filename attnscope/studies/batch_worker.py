@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnscope import models
@@ -18,13 +18,68 @@ from attnscope.records.batches import DrawnText
 from attnscope.records.kinds import FIGURE_FORMATS
 from attnscope.records.storage import write_whole
 from attnscope.studies.batch_folder import ENTRY, clear, require_own
+from attnscope.studies.choice import Choice
 from attnscope.studies.heatmap import apply_changes, outline, run_model
 from attnscope.studies.heatmap_order import MapOrder
 from attnscope.studies.inputs import LoadOptions
 from attnscope.studies.reading import Prompt, Reading, read, truncate
 from attnscope.studies.texts import special_ids
+from attnscope.studies.workers import Where, Workers
 from attnscope.views.heatmap_figures import Painter, sheets_of
 from attnscope.views.style import Style
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How texts are drawn.
+
+    Attributes:
+        layers: Numbers of layers; None = all.
+        heads: Numbers of heads in those layers; None = all.
+        pick: Single heads as (layer, head), instead of the other two.
+        formats: Some of "png", "svg", "pdf", "npz", "json".
+        style: How figures are drawn.
+        query: A token whose attention is drawn as bars too, in the texts that have it.
+        words: Whether word pieces are merged.
+        hide_special: Whether special tokens are hidden.
+        chat: Whether each text is put into the model's chat template.
+        generate: How many tokens a decoder writes after each text.
+        workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
+        threads: How many threads each of them computes with. By one thread results cannot depend on the workers.
+        force: Whether what is done already is drawn again.
+        replace: Whether figures of another model or other options, where they are in the folder, may be lost.
+        loading: How the model is loaded.
+        executor: "local": workers are processes of this machine; "ray": actors of a Ray cluster, on whose machines the
+            folder and the model must be the same.
+        ray_address: Of the cluster; None = as Ray finds it, else one that is started on this machine.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    pick: tuple[tuple[int, int], ...] | None = None
+    formats: tuple[str, ...] = ("png",)
+    style: Style = Style()
+    query: str | None = None
+    words: bool = False
+    hide_special: bool = False
+    chat: bool = False
+    generate: int = 0
+    workers: int | None = None
+    threads: int = 1
+    force: bool = False
+    loading: LoadOptions = LoadOptions()
+    executor: Where = "local"
+    ray_address: str | None = None
+    replace: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # What makes no sense is refused at once.
+        Workers("", 1 if self.workers is None else self.workers, self.threads, self.executor, self.ray_address)
+
+    def order(self) -> MapOrder:
+        """What is asked of the maps of each text."""
+        choice = Choice(self.layers, self.heads, self.pick)
+        return MapOrder(choice, query=self.query, words=self.words, hide_special=self.hide_special)
 
 
 @dataclass(frozen=True)
@@ -33,25 +88,13 @@ class Setup:
 
     Attributes:
         source: The model.
-        loading: How it is loaded.
-        order: What is asked of the maps of each text.
-        formats: The formats of its files.
-        style: How figures are coloured.
-        chat: As in `Prompt`.
-        generate: As in `Prompt`.
-        threads: How many threads it computes with.
+        options: How they are drawn.
         hashes: Of the model's files; see `hashing.hashes`.
         asked: See `DrawnText`.
     """
 
     source: models.Source
-    loading: LoadOptions
-    order: MapOrder
-    formats: tuple[str, ...]
-    style: Style
-    chat: bool
-    generate: int
-    threads: int
+    options: BatchOptions
     hashes: dict[tuple[Path, int, int], str]
     asked: Mapping[str, str]
 
@@ -97,13 +140,13 @@ class _Drawer:
     def __init__(self, setup: Setup) -> None:
         import torch
 
-        torch.set_num_threads(setup.threads)
+        self._setup, self._options, self._order = setup, setup.options, setup.options.order()
+        torch.set_num_threads(self._options.threads)
         remember_hashes(setup.hashes)
-        self._setup = setup
-        self._model: Model = setup.loading.load(setup.source)
-        self._chosen = setup.order.choice.within(self._model.info)
+        self._model: Model = self._options.loading.load(setup.source)
+        self._chosen = self._order.choice.within(self._model.info)
         # Compressing beside drawing would take the cores of other workers.
-        self._painter = Painter(setup.style, threads=0)
+        self._painter = Painter(self._options.style, threads=0)
         self._special_ids: frozenset[int] | None = None
 
     def do(self, task: Task) -> Done:
@@ -119,7 +162,7 @@ class _Drawer:
         return Done(task, n_tokens, time.perf_counter() - started)
 
     def _draw(self, task: Task) -> int:
-        order, formats, info = self._setup.order, self._setup.formats, self._model.info
+        order, formats, info = self._order, self._options.formats, self._model.info
         reading = self._read(task)
         record = run_model(self._model, outline(info, reading, self._chosen), reading)
         record = apply_changes(record, hide_special=order.hide_special, words=order.words)
@@ -150,9 +193,9 @@ class _Drawer:
 
     def _read(self, task: Task) -> Reading:
         if task.ids is None:
-            prompt = Prompt(task.text or "", chat=self._setup.chat, generate=self._setup.generate)
+            prompt = Prompt(task.text or "", chat=self._options.chat, generate=self._options.generate)
             return read(self._model, prompt)
-        if len(self._model.info.kinds) > 1 or self._setup.chat or self._setup.generate:
+        if len(self._model.info.kinds) > 1 or self._options.chat or self._options.generate:
             raise AttnscopeError(
                 "token numbers are shown as they are, by models of one kind of attention", "give texts"
             )

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention import AttentionCall, Kind, attend
+from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import Outcome, compare_hidden, hidden_states, tolerance
 from attnscope.models.hf.examples import Example, standing_arguments
 from attnscope.models.hf.parts import silence
-from attnscope.models.hf.seam import Place, attention_function, perform, use_attention
+from attnscope.models.hf.seam import attention_function, perform, use_attention
 from attnscope.models.hf.survey import Survey
 
 
@@ -49,7 +50,7 @@ def survey_cross_attention(
         found = [(int(re.fullmatch(pattern, name)[1]), module) for name, module in named.items()]  # type: ignore[index]
         if found:
             layers[kind], modules[kind] = tuple(n for n, _ in found), [module for _, module in found]
-            plan |= {module: [Place(kind, layer)] for layer, module in found}
+            plan |= {module: [(kind, layer)] for layer, module in found}
     stacks = {kind: patterns[kind].partition(r"(\d+)")[0] for kind in layers}
     heads = {kind: [_heads_of(base, module) for module in of_kind] for kind, of_kind in modules.items()}
     return Survey(

@@ -105,7 +105,7 @@ def blocks_by_layer(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int],
     found: dict[tuple[Kind, int], nn.Module] = {}
     held: Counter[nn.Module] = Counter()
     for module, places in plan.items():
-        own = [(place.kind, place.layer) for place in places if place.kind != "cross"]
+        own = [place for place in places if place[0] != "cross"]
         for block in blocks_of(base, [module]) if own else ():
             held[block] += 1
             found |= dict.fromkeys(own, block)
@@ -116,7 +116,7 @@ def skipped_calls(plan: Plan, block_of: Mapping[Place, int], first: int) -> dict
     """How many of its calls each module does not make where blocks before `first` are not computed."""
     held: Counter[nn.Module] = Counter()
     for module, places in plan.items():
-        held[module] = sum(block_of.get((place.kind, place.layer), first) < first for place in places)
+        held[module] = sum(block_of.get(place, first) < first for place in places)
     return dict(held)
 
 
@@ -125,7 +125,7 @@ def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:
 
     Tried with the first head of each attention taken out, on the texts twice over.
     """
-    places = [(place.kind, place.layer) for of_module in plan.values() for place in of_module]
+    places = [place for of_module in plan.values() for place in of_module]
     allowed = tolerance(base, len(places))
     shapes: dict[Place, tuple[int, int]] = {}
 

@@ -37,7 +37,8 @@ from transformers.masking_utils import (
     sliding_window_overlay,
 )
 
-from attnscope.core.attention import AttentionCall, Kind, Probe, attend, attend_with_weights
+from attnscope.core.attention import AttentionCall, Probe, attend, attend_with_weights
+from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.state import restore_state
 
@@ -75,14 +76,6 @@ class Light:
 
     is_causal: bool
     window: int | None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which attention of a model a call is: layer `layer` of its `kind`."""
-
-    kind: Kind
-    layer: int
 
 
 Plan = Mapping[nn.Module, Sequence[Place]]
@@ -131,7 +124,7 @@ class _Run:
 
     def place(self, module: nn.Module) -> Place:
         if self.plan is None:
-            return Place("encoder", len(self.seen))
+            return "encoder", len(self.seen)
         number = self.calls[module]
         places = self.plan.get(module, ())
         if number >= len(places):
@@ -145,7 +138,7 @@ class _Run:
     def check_complete(self) -> None:
         for module, places in (self.plan or {}).items():
             if self.calls[module] != len(places):
-                kind, layer = places[self.calls[module]].kind, places[self.calls[module]].layer
+                kind, layer = places[self.calls[module]]
                 raise AttnscopeError(
                     f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
                     "a part would be shown as the whole; give the texts one by one, or one of another length",
@@ -258,7 +251,8 @@ def attention_function(
     run = _run.get()
     if run is not None and run.passes(module):
         run = None
-    place = Place("encoder", 0) if run is None else run.place(module)
+    place: Place = ("encoder", 0) if run is None else run.place(module)
+    kind, layer = place
     light = None if run is None else _light_of(module, attention_mask, run)
     mask, bias = mask_and_bias(attention_mask, query.dtype)
     if light is not None and light.window is None and mask is not None and bool(mask.all()):
@@ -267,8 +261,8 @@ def attention_function(
         mask = None
     more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
     call = AttentionCall(
-        layer=place.layer,
-        kind=place.kind,
+        layer=layer,
+        kind=kind,
         query=query.expand(batch, -1, -1, -1),
         key=key.expand(batch, -1, -1, -1),
         value=value.expand(batch, -1, -1, -1),

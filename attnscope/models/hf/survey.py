@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention import Kind, attend
+from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.hf.check import (
     Maps,
@@ -48,7 +49,7 @@ from attnscope.models.hf.layers import (
     number_layers,
 )
 from attnscope.models.hf.reach import length_at_load, length_beyond, longest_compared, reaches
-from attnscope.models.hf.seam import Place, Plan, Seen, perform, rehearse, use_attention
+from attnscope.models.hf.seam import Plan, Seen, perform, rehearse, use_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +184,7 @@ def _read_seam(
         layers[kind] = number_layers(config, kind, [one.module for one in calls], total)
         n_layers[kind] = max(total or 0, layers[kind][-1] + 1)
         for one, layer in zip(calls, layers[kind], strict=True):
-            plan.setdefault(one.module, []).append((seen.index(one), Place(kind, layer)))
+            plan.setdefault(one.module, []).append((seen.index(one), (kind, layer)))
     return Survey(
         path="seam",
         plan={module: [place for _, place in sorted(p, key=lambda x: x[0])] for module, p in plan.items()},
@@ -252,7 +253,7 @@ def _outcome(found: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
         number, places = counters.get(one.module, 0), found.plan.get(one.module, ())
         if number >= len(places):
             raise AttnscopeError("self-check: a padded batch computes more attentions than a single text")
-        calls.setdefault(places[number].kind, []).append(one)
+        calls.setdefault(places[number][0], []).append(one)
         counters[one.module] = number + 1
     maps = {kind: [one.weights for one in of_kind] for kind, of_kind in calls.items()}
     sinks = {kind: [one.call.sinks is not None for one in of_kind] for kind, of_kind in calls.items()}
