@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.records import Tokens
 
@@ -17,15 +18,7 @@ def patch_tokens(grid: tuple[int, int], before: tuple[str, ...], source: str) ->
     """
     patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
     n = len(before) + len(patches)
-    return Tokens(
-        text=source,
-        ids=np.arange(n, dtype=np.int64),
-        labels=(*before, *patches),
-        offsets=np.full((n, 2), -1, np.int32),
-        special=np.arange(n) < len(before),
-        words=None,
-        segments=np.zeros(n, np.int32),
-    )
+    return _tokens(source, (*before, *patches), special=np.arange(n) < len(before))
 
 
 def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tokens:
@@ -37,15 +30,8 @@ def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tok
         sources: What the pictures are called.
     """
     names = [labels.get(number, "filling") for number in range(n)]
-    return Tokens(
-        text=", ".join(sources),
-        ids=np.arange(n, dtype=np.int64),
-        labels=tuple(names),
-        offsets=np.full((n, 2), -1, np.int32),
-        special=np.array(["," not in name for name in names]),
-        words=np.full(n, -1, np.int32),
-        segments=np.zeros(n, np.int32),
-    )
+    special = np.array(["," not in name for name in names])
+    return _tokens(", ".join(sources), names, special, words=np.full(n, -1, np.int32))
 
 
 def query_tokens(n: int, words: Sequence[str] = ()) -> Tokens:
@@ -55,16 +41,7 @@ def query_tokens(n: int, words: Sequence[str] = ()) -> Tokens:
         n: How many queries.
         words: The labels of the words.
     """
-    whole = n + len(words)
-    return Tokens(
-        text="",
-        ids=np.arange(whole, dtype=np.int64),
-        labels=(*(f"Q{number}" for number in range(n)), *words),
-        offsets=np.full((whole, 2), -1, np.int32),
-        special=np.zeros(whole, np.bool_),
-        words=np.full(whole, -1, np.int32),
-        segments=np.zeros(whole, np.int32),
-    )
+    return _tokens("", (*(f"Q{number}" for number in range(n)), *words), words=np.full(n + len(words), -1, np.int32))
 
 
 def frame_tokens(n: int, seconds_per_frame: float, source: str) -> Tokens:
@@ -76,12 +53,23 @@ def frame_tokens(n: int, seconds_per_frame: float, source: str) -> Tokens:
         source: What the recording is called.
     """
     digits = max(2, len(f"{seconds_per_frame:g}".partition(".")[2]))
+    return _tokens(source, [f"{frame * seconds_per_frame:.{digits}f}s" for frame in range(n)])
+
+
+def _tokens(
+    text: str,
+    labels: Sequence[str],
+    special: NDArray[np.bool_] | None = None,
+    words: NDArray[np.int32] | None = None,
+) -> Tokens:
+    """Numbered from 0, none of them a part of a text."""
+    n = len(labels)
     return Tokens(
-        text=source,
+        text=text,
         ids=np.arange(n, dtype=np.int64),
-        labels=tuple(f"{frame * seconds_per_frame:.{digits}f}s" for frame in range(n)),
+        labels=tuple(labels),
         offsets=np.full((n, 2), -1, np.int32),
-        special=np.zeros(n, np.bool_),
-        words=None,
+        special=np.zeros(n, np.bool_) if special is None else special,
+        words=words,
         segments=np.zeros(n, np.int32),
     )

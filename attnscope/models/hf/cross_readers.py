@@ -63,34 +63,31 @@ class CrossAttentionReader(VisionLanguageReader):
         return ()
 
     @property
-    def tower(self) -> Any:
+    def _tower(self) -> Any:
         """What sees the picture."""
         return self._base.vision_model
 
-    def cut(self, made: Made) -> list[Pane]:
-        """See VisionLanguageReader: one picture of patches, after what stands for no place."""
-        return one_grid(made, *patch_size(self.tower, self._name), len(tokens_before(self.tower)))
+    def _cut(self, made: Made) -> list[Pane]:
+        """One picture of patches, after what stands for no place."""
+        return one_grid(made, *patch_size(self._tower, self._name), len(tokens_before(self._tower)))
 
-    def n_places(self, inputs: Mapping[str, Any]) -> int:
-        """See VisionLanguageReader."""
-        high, wide = patch_size(self.tower, self._name)
+    def _n_places(self, inputs: Mapping[str, Any]) -> int:
+        high, wide = patch_size(self._tower, self._name)
         n, _, height, width = inputs["pixel_values"].shape
-        return int(n * (len(tokens_before(self.tower)) + (height // high) * (width // wide)))
+        return int(n * (len(tokens_before(self._tower)) + (height // high) * (width // wide)))
 
-    def places(self, made: Made) -> NDArray[np.int64]:
-        """See VisionLanguageReader."""
+    def _places(self, made: Made) -> NDArray[np.int64]:
         return np.arange(made.n_tokens)
 
-    def stand_ins(self, ids: Sequence[int]) -> list[int]:
+    def _stand_ins(self, ids: Sequence[int]) -> list[int]:
         """Where tokens of the text stand for pictures."""
-        return [place for place, one in enumerate(ids) if one == self.picture_id]
+        return [place for place, one in enumerate(ids) if one == self._picture_id]
 
-    def filling(self, made: Made) -> NDArray[np.bool_]:
+    def _filling(self, made: Made) -> NDArray[np.bool_]:
         """Which keys are of tiles that are there to fill up a batch, (key,): no query sees them."""
         return np.zeros(made.n_tokens, np.bool_)
 
-    def write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
-        """See VisionLanguageReader."""
+    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
         model = self._network.model
         if not model.can_generate():
             told = f"{self._name} was loaded without a language-model head and cannot write"
@@ -98,25 +95,24 @@ class CrossAttentionReader(VisionLanguageReader):
         never = getattr(self._base.config, "image_token_id", None)
 
         def predict(ids: list[int]) -> Tensor:
-            scores = result_of(model(**{**self.extend(inputs, ids), **once}))
+            scores = result_of(model(**{**self._extend(inputs, ids), **once}))
             if never is not None:
                 scores[..., never] = -torch.inf
             return scores
 
         with silence(), torch.no_grad(), use_attention(self._base, None):
-            once = self.encode_once(inputs)
+            once = self._encode_once(inputs)
             return self._writer.extend_greedily(predict, given, n)
 
-    def encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """What need not be computed again for each token that is written, as the forward gets it."""
         return {}
 
-    def name_tokens(
+    def _name_tokens(
         self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        """See VisionLanguageReader."""
-        ids, hidden = inputs[self.ids_name][0].tolist(), self.filling(made)
-        stand_ins = self.stand_ins(ids)
+        ids, hidden = inputs[self.ids_name][0].tolist(), self._filling(made)
+        stand_ins = self._stand_ins(ids)
         words = self._network.tokenizer.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
         keys, first = self._keys(made, photos, labels), max(stand_ins, default=-1) + 1
         layers = self._network.found.layers
@@ -125,8 +121,8 @@ class CrossAttentionReader(VisionLanguageReader):
             "decoder": AttentionAxes(words, words, layers["decoder"], first),
         }
 
-    def compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """See VisionLanguageReader: for each new shape of a picture."""
+    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
+        """For each new shape of a picture."""
         shape = (*inputs["pixel_values"].shape, len(next(iter(axes.values())).keys))
         if shape not in self._compared:
             sizes = {kind: (len(one.queries), len(one.keys)) for kind, one in axes.items()}
@@ -135,7 +131,7 @@ class CrossAttentionReader(VisionLanguageReader):
             self._compared.add(shape)
 
     def _keys(self, made: Made, photos: Sequence[Photo], labels: Labels) -> Tokens:
-        beside = dict.fromkeys(np.flatnonzero(~self.filling(made)).tolist(), "CLS")
+        beside = dict.fromkeys(np.flatnonzero(~self._filling(made)).tolist(), "CLS")
         return key_tokens(made.n_tokens, {**beside, **labels}, [photo.source for photo in photos])
 
 
@@ -149,7 +145,7 @@ class MllamaReader(CrossAttentionReader):
     stands_alone = True
     takes_several_photos = True
 
-    def cut(self, made: Made) -> list[Pane]:
+    def _cut(self, made: Made) -> list[Pane]:
         """Tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
         config = self._base.config.vision_config
         side = config.image_size // config.patch_size
@@ -164,23 +160,20 @@ class MllamaReader(CrossAttentionReader):
             panes.append(Pane(number, False, join_tiles(cropped, down, across), join_tiles(at, down, across)))
         return panes
 
-    def n_places(self, inputs: Mapping[str, Any]) -> int:
-        """See VisionLanguageReader."""
+    def _n_places(self, inputs: Mapping[str, Any]) -> int:
         _, n_photos, n_tiles = inputs["pixel_values"].shape[:3]
-        return int(n_photos * n_tiles * self.tower.num_patches)
+        return int(n_photos * n_tiles * self._tower.num_patches)
 
-    def filling(self, made: Made) -> NDArray[np.bool_]:
-        """See CrossAttentionReader."""
+    def _filling(self, made: Made) -> NDArray[np.bool_]:
         real = made.inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
-        return np.repeat(~real, int(self.tower.num_patches))
+        return np.repeat(~real, int(self._tower.num_patches))
 
-    def write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
-        """See VisionLanguageReader."""
-        return self._writer.answer(inputs, n, [self.picture_id])
+    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
+        return self._writer.answer(inputs, n, [self._picture_id])
 
-    def extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
-        """See VisionLanguageReader: what is written sees what the last token of the prompt does."""
-        longer, seen = super().extend(inputs, ids), inputs["cross_attention_mask"]
+    def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
+        """What is written sees what the last token of the prompt does."""
+        longer, seen = super()._extend(inputs, ids), inputs["cross_attention_mask"]
         more = len(ids) - seen.shape[1]
         longer["cross_attention_mask"] = torch.cat([seen, seen[:, -1:].expand(-1, more, -1, -1)], 1)
         return longer
@@ -197,7 +190,7 @@ class QFormerReader(CrossAttentionReader):
 
     @classmethod
     def fits(cls, base: PreTrainedModel) -> bool:
-        """See CrossAttentionReader. Of BLIP-2 that ranks texts no words are written."""
+        """Of BLIP-2 that ranks texts no words are written."""
         return super().fits(base) and hasattr(base, "language_model")
 
     @classmethod
@@ -210,34 +203,31 @@ class QFormerReader(CrossAttentionReader):
             notes.append("Its language model is an encoder-decoder of its own, which is not shown.")
         return tuple(notes)
 
-    def write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
-        """See VisionLanguageReader. Without a template its processor marks the picture itself."""
-        return super().write_prompt(text, n) if getattr(self._processor, "chat_template", None) else (text, [])
+    def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
+        """Without a template its processor marks the picture itself."""
+        return super()._write_prompt(text, n) if getattr(self._processor, "chat_template", None) else (text, [])
 
-    def process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
-        """See VisionLanguageReader."""
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         if not getattr(self._processor, "num_query_tokens", None):
             hint = "set processor.num_query_tokens as the model's configuration has it, and save it again"
             raise AttnscopeError(f"the processor of {self._name} does not say how many query tokens there are", hint)
-        inputs: dict[str, Any] = self.run_processor(prompt, list(images))
+        inputs: dict[str, Any] = self._run_processor(prompt, list(images))
         if "decoder" not in self._network.found.layers:  # the encoder-decoder behind the queries wants a target
             start = self._base.config.get_text_config().decoder_start_token_id or 0
             inputs["decoder_input_ids"] = torch.tensor([[start]])
         return inputs
 
-    def write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
-        """See VisionLanguageReader."""
+    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
         if "decoder" not in self._network.found.layers:
             told = f"the language model of {self._name} is an encoder-decoder of its own, which is not run to write"
             raise AttnscopeError(told, "leave out --generate")
-        return super().write(inputs, given, n)
+        return super()._write(inputs, given, n)
 
-    def name_tokens(
+    def _name_tokens(
         self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        """See VisionLanguageReader."""
         ids, layers = inputs[self.ids_name][0].tolist(), self._network.found.layers
-        at, keys = self.stand_ins(ids), self._keys(made, photos, labels)
+        at, keys = self._stand_ins(ids), self._keys(made, photos, labels)
         named = {place: f"Q{number}" for number, place in enumerate(at)}
         words = self._network.tokenizer.encode_among(ids, named, n_given)
         read: list[str] = []
@@ -260,30 +250,28 @@ class CaptionReader(CrossAttentionReader):
     describes = True
     takes_image_processor = True
 
-    def write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
-        """See VisionLanguageReader: the text alone."""
+    def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
+        """The text alone."""
         return text, []
 
-    def stand_ins(self, ids: Sequence[int]) -> list[int]:
-        """See CrossAttentionReader."""
+    def _stand_ins(self, ids: Sequence[int]) -> list[int]:
         return []
 
-    def process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
-        """See VisionLanguageReader."""
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         processor = getattr(self._processor, "image_processor", self._processor)
         try:
             with silence():
                 pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
         except Exception as error:
             raise AttnscopeError(f"the image processor of {self._name} fails: {first_line(error)}") from error
-        return {"pixel_values": pixels, self.ids_name: torch.tensor([self.ids_of(prompt)])}
+        return {"pixel_values": pixels, self.ids_name: torch.tensor([self._ids_of(prompt)])}
 
-    def ids_of(self, text: str) -> list[int]:
+    def _ids_of(self, text: str) -> list[int]:
         """The numbers of a text as the decoder reads it that is to continue it."""
         raise NotImplementedError
 
     @property
-    def backend(self) -> Any:
+    def _backend(self) -> Any:
         """The tokenizer as transformers has it."""
         tokenizer = self._network.tokenizer
         if not isinstance(tokenizer, HuggingFaceTokenizer):
@@ -307,14 +295,13 @@ class BlipReader(CaptionReader):
         # As its own `generate` says.
         self._writer = HuggingFaceWriter(network, ends={self._base.config.text_config.sep_token_id})
 
-    def process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
-        """See VisionLanguageReader."""
-        inputs = super().process(images, prompt)
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
+        inputs = super()._process(images, prompt)
         return {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
 
-    def ids_of(self, text: str) -> list[int]:
-        """See CaptionReader: what it is trained to continue begins with a token of its own, and does not end."""
-        ids = self.backend(text, add_special_tokens=False, verbose=False)["input_ids"]
+    def _ids_of(self, text: str) -> list[int]:
+        """What it is trained to continue begins with a token of its own, and does not end."""
+        ids = self._backend(text, add_special_tokens=False, verbose=False)["input_ids"]
         return [int(self._base.config.text_config.bos_token_id), *ids]
 
 
@@ -329,22 +316,20 @@ class EncoderDecoderReader(CaptionReader):
     ids_name = "decoder_input_ids"
 
     @property
-    def tower(self) -> Any:
-        """See CrossAttentionReader."""
+    def _tower(self) -> Any:
         return self._base.encoder
 
-    def ids_of(self, text: str) -> list[int]:
-        """See CaptionReader: the token that a decoder starts with, then the text, without its end."""
-        backend, start = self.backend, self._writer.start_id()
+    def _ids_of(self, text: str) -> list[int]:
+        """The token that a decoder starts with, then the text, without its end."""
+        backend, start = self._backend, self._writer.start_id()
         ids = [int(number) for number in backend(text, verbose=False)["input_ids"]]
         special = set(backend.all_special_ids)
         while ids and ids[-1] in special:
             ids.pop()
         return ids if ids[:1] == [start] else [start, *ids]
 
-    def encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """See CrossAttentionReader."""
-        return {"encoder_outputs": BaseModelOutput(self.tower(inputs["pixel_values"])[0]), "pixel_values": None}
+    def _encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {"encoder_outputs": BaseModelOutput(self._tower(inputs["pixel_values"])[0]), "pixel_values": None}
 
 
 CROSS_READERS: dict[str, type[CrossAttentionReader]] = {

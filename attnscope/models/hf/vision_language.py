@@ -30,7 +30,7 @@ Labels = Mapping[int, str]
 
 
 class VisionLanguageReader:
-    """What of a model reads pictures and words; see models.model.Viewer. Families differ in the methods from `cut` on.
+    """What of a model reads pictures and words; see models.model.Viewer. Families differ in the methods from `_cut` on.
 
     Args:
         model: The model that is run.
@@ -66,8 +66,8 @@ class VisionLanguageReader:
         if len(photos) > 1 and not self.takes_several_photos:
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
         self._require_no_mark(text)
-        prompt, notes = self.write_prompt(text, len(photos))
-        made = self._process([photo.image for photo in photos], prompt)
+        prompt, notes = self._write_prompt(text, len(photos))
+        made = self._make([photo.image for photo in photos], prompt)
         ids = made.inputs[self.ids_name][0].tolist()
         n_given = len(ids)
         require_length(self._network.info, n_given + n)
@@ -78,21 +78,21 @@ class VisionLanguageReader:
             if isinstance(value, Tensor) and accepts(self._base, name)
         }
         if n:
-            written = self.write(inputs, ids, n)
+            written = self._write(inputs, ids, n)
             if len(written) < n:
                 notes.append(f"the model wrote {len(written)} of {n} tokens: it ended the text")
             ids += written
-            inputs = self.extend(inputs, ids)
-        tokens, axes = self.name_tokens(made, photos, labels, inputs, n_given)
-        self.compare(inputs, axes)
+            inputs = self._extend(inputs, ids)
+        tokens, axes = self._name_tokens(made, photos, labels, inputs, n_given)
+        self._compare(inputs, axes)
         said = [note for photo in photos for note in photo.notes]
         return SensoryInput(inputs, tokens, pictures=pictures, notes=(*said, *notes), axes=axes)
 
-    def cut(self, made: Made) -> list[Pane]:
+    def _cut(self, made: Made) -> list[Pane]:
         """The pictures that the model is given, each with the tokens or keys that stand for its patches."""
         raise NotImplementedError
 
-    def write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
+    def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
         """Photos, then the text, as the model's template of chats puts them; what else is worth a note.
 
         Raises:
@@ -113,24 +113,24 @@ class VisionLanguageReader:
             raise AttnscopeError(f"the chat template of {self._name} fails: {first_line(error)}") from error
         return str(prompt), []
 
-    def process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         """What the processor makes of photos and a prompt."""
-        inputs: dict[str, Any] = self.run_processor(prompt, [list(images)])
+        inputs: dict[str, Any] = self._run_processor(prompt, [list(images)])
         return inputs
 
-    def n_places(self, inputs: Mapping[str, Any]) -> int:
+    def _n_places(self, inputs: Mapping[str, Any]) -> int:
         """How many picture tokens the prompt has, or keys that cross-attention goes to."""
-        return int((inputs["input_ids"] == self.picture_id).sum())
+        return int((inputs["input_ids"] == self._picture_id).sum())
 
-    def places(self, made: Made) -> NDArray[np.int64]:
+    def _places(self, made: Made) -> NDArray[np.int64]:
         """Where each picture token stands in the prompt, or each key, (token,)."""
         raise NotImplementedError
 
-    def write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
+    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
         """The numbers of what the model writes, greedily, without a token that ends a text."""
-        return self._writer.answer(inputs, n, [self.picture_id])
+        return self._writer.answer(inputs, n, [self._picture_id])
 
-    def extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
+    def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
         """What the forward gets of a prompt, and of what was written after it."""
         more = len(ids) - inputs[self.ids_name].shape[1]
         longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self._network.device)}
@@ -141,18 +141,18 @@ class VisionLanguageReader:
                 longer[name] = pad(inputs[name], (0, more), value=value)
         return longer
 
-    def name_tokens(
+    def _name_tokens(
         self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         """The words; and, where pictures are not among them, the queries and keys of each kind of attention."""
         raise NotImplementedError
 
-    def compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
+    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
         """Refuses a model whose attention at the seam is not what it computes as it is."""
         raise NotImplementedError
 
     @property
-    def picture_id(self) -> int:
+    def _picture_id(self) -> int:
         """The number of the token that stands for pictures.
 
         Raises:
@@ -164,7 +164,7 @@ class VisionLanguageReader:
             raise AttnscopeError(f"{self._name} does not say which of its tokens stand for pictures")
         return found
 
-    def run_processor(self, prompt: str, images: Sequence[Any]) -> Any:
+    def _run_processor(self, prompt: str, images: Sequence[Any]) -> Any:
         """What the whole processor makes of photos and a prompt.
 
         Raises:
@@ -179,9 +179,9 @@ class VisionLanguageReader:
         except Exception as error:
             raise AttnscopeError(f"the processor of {self._name} fails: {first_line(error)}") from error
 
-    def _process(self, images: Sequence[Any], prompt: str) -> Made:
-        inputs = self.process(images, prompt)
-        return Made(self._base, self._processor, inputs, images, self.n_places(inputs))
+    def _make(self, images: Sequence[Any], prompt: str) -> Made:
+        inputs = self._process(images, prompt)
+        return Made(self._base, self._processor, inputs, images, self._n_places(inputs))
 
     def _require_no_mark(self, text: str) -> None:
         """Refuses a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
@@ -200,11 +200,11 @@ class VisionLanguageReader:
         Raises:
             AttnscopeError: It is not known where they stand.
         """
-        at = self.places(made)
+        at = self._places(made)
         try:
-            panes = panes_of(made, self.cut)
-            of_slopes = self._process([Image.fromarray(slopes(*size)) for size in made.sizes], prompt)
-            guides = panes_of(of_slopes, self.cut)
+            panes = panes_of(made, self._cut)
+            of_slopes = self._make([Image.fromarray(slopes(*size)) for size in made.sizes], prompt)
+            guides = panes_of(of_slopes, self._cut)
         except Unplaced as error:
             told = f"{self._name} cannot be shown on pictures: {error}"
             raise AttnscopeError(told, "its text alone can be: leave out --image") from error
@@ -232,27 +232,24 @@ class VisionLanguageReader:
 class InterleavedReader(VisionLanguageReader):
     """Reads pictures as tokens among those of its text, as LLaVA does."""
 
-    def cut(self, made: Made) -> list[Pane]:
-        """See VisionLanguageReader."""
+    def _cut(self, made: Made) -> list[Pane]:
         kind = self._base.config.model_type
         if kind not in FAMILIES:
             raise Unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
         return FAMILIES[kind](made)
 
-    def places(self, made: Made) -> NDArray[np.int64]:
-        """See VisionLanguageReader."""
-        return np.flatnonzero(made.inputs["input_ids"][0].cpu().numpy() == self.picture_id)
+    def _places(self, made: Made) -> NDArray[np.int64]:
+        return np.flatnonzero(made.inputs["input_ids"][0].cpu().numpy() == self._picture_id)
 
-    def name_tokens(
+    def _name_tokens(
         self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        """See VisionLanguageReader."""
-        marks = dict.fromkeys(self.places(made).tolist(), "picture")
+        marks = dict.fromkeys(self._places(made).tolist(), "picture")
         ids = inputs[self.ids_name][0].tolist()
         return self._network.tokenizer.encode_among(ids, {**marks, **labels}, n_given), {}
 
-    def compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """See VisionLanguageReader: once, whatever the photo's size."""
+    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
+        """Once, whatever the photo's size."""
         if not self._compared:
             with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
                 compare_on(self._base, self._network.found, Example({**inputs}), beside=True)
