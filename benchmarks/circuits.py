@@ -1,11 +1,12 @@
 """Circuits beside TransformerLens, on the same random models: do both say the same, and how long do they take?
 
-    python -m benchmarks.circuits [--seconds SmolLM2-folder]
+    python -m benchmarks.circuits
+    python -m benchmarks.circuits --seconds SmolLM2-folder    # the time alone, of one thread
 
-Needs TransformerLens 4.3 (`pip install transformer-lens`), in an environment of its own. Compared are copying scores,
-compositions of all pairs of heads, and what each head adds to a logit, on a GPT-2 (LayerNorm, fused projections) and a
-Llama (RMSNorm, grouped queries, rotary positions) with random weights everywhere, norms and biases included. The last
-line is JSON: the largest differences.
+The comparison needs TransformerLens 4.3 (`pip install transformer-lens`), in an environment of its own. Compared are
+copying scores, compositions of all pairs of heads, and what each head adds to a logit, on a GPT-2 (LayerNorm, fused
+projections) and a Llama (RMSNorm, grouped queries, rotary positions) with random weights everywhere, norms and biases
+included. The last line is JSON: the largest differences, or the seconds.
 """
 
 import argparse
@@ -74,20 +75,28 @@ def differences(name: str) -> dict[str, float]:
     return found | {"logit_attribution": off}
 
 
+def time_of(folder: str) -> dict[str, float]:
+    """Seconds that all circuits of a model take, by the clock and of the processor, in one thread."""
+    torch.set_num_threads(1)
+    model = attnscope.load(folder)
+    start, processor = time.perf_counter(), time.process_time()
+    attnscope.circuits(model)
+    return {"seconds": time.perf_counter() - start, "processor_s": time.process_time() - processor}
+
+
 def main() -> None:
-    """Prints what differs, and how long a model takes."""
+    """Prints what differs, or how long a model takes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", help="also the time that all circuits of a model in a folder take")
+    parser.add_argument("--seconds", help="instead, the time that all circuits of a model in a folder take")
     given = parser.parse_args()
-    with torch.no_grad():
-        found: dict[str, Any] = {name: differences(name) for name in ("gpt2", "llama")}
-    for name, by_quantity in found.items():
-        print(name, " ".join(f"{quantity} {value:.1e}" for quantity, value in by_quantity.items()))
+    found: dict[str, Any]
     if given.seconds:
-        model = attnscope.load(given.seconds)
-        start = time.perf_counter()
-        attnscope.circuits(model)
-        found["seconds"] = time.perf_counter() - start
+        found = time_of(given.seconds)
+    else:
+        with torch.no_grad():
+            found = {name: differences(name) for name in ("gpt2", "llama")}
+        for name, by_quantity in found.items():
+            print(name, " ".join(f"{quantity} {value:.1e}" for quantity, value in by_quantity.items()))
     print(json.dumps(found))
 
 

@@ -398,8 +398,9 @@ class _Elsewhere:
         at = self.index.clamp(min=0)
         there = self.moved[place][0]
         active = there.active[at]
-        scale = (told.active / active).where(active > 0, active.new_zeros(()))
-        return replace(told, **{name: getattr(told, name) - getattr(there, name)[at] * scale for name in _MOVED})
+        # The mean first: where nearly all of the head rests there, `told.active / active` would be infinite.
+        means = {name: (getattr(there, name)[at] / active).where(active > 0, 0.0) for name in _MOVED}
+        return replace(told, **{name: getattr(told, name) - mean * told.active for name, mean in means.items()})
 
 
 @dataclass(frozen=True, eq=False)
