@@ -56,7 +56,7 @@ def first_line(error: BaseException) -> str:
 
 def safe(text: str) -> str:
     """Text with nothing in it that a terminal would obey: it may come from anywhere, and is to be printed."""
-    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
 
 
 def one_line(message: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from attnscope import cli, models
 from attnscope.models import catalog
@@ -667,3 +668,17 @@ def test_info_compares_weights_with_the_configuration(attnscope: Run, tiny_bert:
     config.write_text(json.dumps(described | changed.get(name, {})), "utf-8")
     said = "damaged or cut short" if name in damaged else "but config.json makes it"
     require_one_line(attnscope("info", tiny_bert, "--engine", "native"), said)
+
+
+@pytest.mark.parametrize(("asked", "built"), [(["info", "--help"], ["info"]), (["inof"], None), ([], None)])
+def test_a_command_that_is_named_is_built_alone(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], built: list[str] | None
+) -> None:
+    found = []
+    monkeypatch.setattr(sys, "argv", ["attnscope", *asked])
+    monkeypatch.setattr(cli, "claim_process", lambda: None)
+    monkeypatch.setattr(typer.Typer, "__call__", lambda app, **how: found.append(app.registered_commands))
+    with pytest.raises(SystemExit):
+        cli.main()
+    names = [command.callback.__name__ for command in found[0]]
+    assert names == built if built else len(names) == len(cli._COMMANDS)

@@ -65,6 +65,7 @@ for command in (
     viewer, trace, split, cost, models, info,
 ):  # fmt: skip
     app.command(cls=_Command)(command)
+_COMMANDS = list(app.registered_commands)
 
 
 def _print_version(asked: bool) -> None:
@@ -94,7 +95,7 @@ def main() -> None:
     _tolerate_unprintable()
     status = 0
     try:
-        status = app(standalone_mode=False) or 0
+        status = _run()
         if sys.stdout is not None:
             sys.stdout.flush()
     except AttnscopeError as error:
@@ -124,6 +125,16 @@ def main() -> None:
     if status == _INTERRUPTED:
         _fail("interrupted", status=status)
     sys.exit(status)
+
+
+def _run() -> int:
+    """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
+    named = [command for command in _COMMANDS if command.callback and [command.callback.__name__] == sys.argv[1:2]]
+    app.registered_commands = named or _COMMANDS
+    try:
+        return app(standalone_mode=False) or 0
+    finally:
+        app.registered_commands = _COMMANDS
 
 
 _SMALLER = "choose fewer layers and heads (-L, -H, --pick), or a shorter text"

@@ -146,8 +146,7 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
         style = "yellow" if queries.special[place] else ""
         lines.append(" " * (margin - cell_len(name) - 2 - digits) + name, style=style)
         lines.append(f" {place:>{digits}} ", style="dim")
-        for weight in shown[place]:
-            _paint(lines, float(weight), "  ", console)
+        _paint(lines, shown[place], 2, console)
         lines.append("\n")
     lines.right_crop(1)  # the last newline; not rstrip, as cells may be coloured blanks
     return lines
@@ -186,12 +185,12 @@ def side_by_side(
         for line in range(0, maps[0].shape[0], 2 if coloured else 1):
             for number, shown in enumerate(maps):
                 lines.append("  " if number else "")
+                if not coloured:
+                    _paint(lines, shown[line], 1, console)
+                    continue
                 for column in range(width):
-                    if coloured:
-                        below = shown[line + 1, column] if line + 1 < shown.shape[0] else None
-                        _paint_half(lines, float(shown[line, column]), below)
-                    else:
-                        _paint(lines, float(shown[line, column]), " ", console)
+                    below = shown[line + 1, column] if line + 1 < shown.shape[0] else None
+                    _paint_half(lines, float(shown[line, column]), below)
             lines.append("\n")
     lines.right_crop(1)
     return lines
@@ -219,11 +218,14 @@ def _has_colours(console: Console) -> bool:
     return console.color_system is not None and not console.no_color and has_unicode(console)
 
 
-def _paint(lines: Text, weight: float, cell: str, console: Console) -> None:
+def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Console) -> None:
+    """A row of weights, each so many cells wide."""
     if _has_colours(console):
-        lines.append(cell, style=Style(bgcolor=_colour(weight)))
+        for weight in weights.tolist():
+            lines.append(" " * cells, style=Style(bgcolor=_colour(weight)))
     else:
-        lines.append(_shade(weight, _SHADES if has_unicode(console) else _ASCII_SHADES) * len(cell))
+        shades = _SHADES if has_unicode(console) else _ASCII_SHADES
+        lines.append("".join(_shade(weight, shades) * cells for weight in weights.tolist()))
 
 
 def _paint_half(lines: Text, above: float, below: float | None) -> None:
