@@ -231,3 +231,8 @@ def test_wrapped_lines_hold_every_word_once(text: str, room: float) -> None:
     assert " ".join(lines).split() == text.split()
     for line in lines:
         assert width_of(line, layout.CAPTION_PX) <= room or len(line.split()) == 1
+
+
+def test_no_line_begins_with_the_dot_between_two_notes() -> None:
+    lines = layout.wrap("ten words · of a note · here", 9.5, lambda text, _: len(text))
+    assert lines == ("ten words ·", "of a note ·", "here")

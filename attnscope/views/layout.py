@@ -387,11 +387,11 @@ def _zoom(width: int) -> float:
 
 
 def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
-    """A text broken into lines that fit the room, at spaces."""
+    """A text broken into lines that fit the room, at spaces; a dot between two notes stands at the end of a line."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and width_of(longer, CAPTION_PX) > room_px:
+        if word != "·" and lines[-1] and width_of(longer, CAPTION_PX) > room_px:
             lines.append(word)
         else:
             lines[-1] = longer
