@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
 from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
-from attnscope.records.storage import PAGE_MARK, require_replaceable, require_replaceable_folder
+from attnscope.records.storage import PAGE_MARK, kind_of, require_replaceable, require_replaceable_folder
 from attnscope.unfinished import fail_if_not_whole, settle
 
 if TYPE_CHECKING:
@@ -366,7 +366,9 @@ def require_writable(folder: Path) -> None:
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         if not made and not folder.is_dir():
-            raise AttnscopeError(f"cannot write into {folder}: it is a file, not a folder", hint)
+            raise AttnscopeError(
+                f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder", hint
+            )
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -19,7 +19,7 @@ from attnscope.views.canvas import Canvas, Drawing
 from attnscope.views.heatmap_figures import Painter, sheets_of
 from attnscope.views.style import Style
 from tests.conftest import Run
-from tests.findings_helpers import described_findings
+from tests.findings_helpers import described_findings, fake_findings
 from tests.needle_helpers import planted_findings
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_damaged import MADE, made
@@ -151,6 +151,12 @@ def test_without_a_title_a_figure_is_the_same_but_shorter(
     for (wide, tall), (width, height), full, left in zip(*sizes, *said, strict=True):
         assert width == wide and 0.2 < tall - height < 1.4
         assert left < full and 1 <= len(full - left) <= 2
+
+
+def test_the_roles_of_thirty_layers_fit_on_a_page(pages: Callable[..., list[Drawing]]) -> None:
+    tall: list[float] = []
+    pages(fake_findings(30, 9), lambda drawing: tall.append(drawing.figure.get_size_inches()[1]), width="column")
+    assert tall[0] <= 9
 
 
 # A head alone --------------------------------------------------------------------------------------------------------

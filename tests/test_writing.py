@@ -50,6 +50,13 @@ def test_what_is_no_file_is_not_replaced(what: str, tmp_path: Path) -> None:
         assert (tmp_path / "foreign").read_text("utf-8") == "mine"
 
 
+@pytest.mark.parametrize(("what", "told"), [("a link", "a file"), ("a device", "a device"), ("a pipe", "a pipe")])
+def test_what_is_no_folder_is_said_to_be_what_it_is(what: str, told: str, run: Run, tmp_path: Path) -> None:
+    SPECIAL[what](tmp_path / "out")
+    status, _, err = run("heatmap", "a b", "-m", "own", "-o", "out")
+    assert status == 1 and err.startswith(f"error: cannot write into out: it is {told}, not a folder\n")
+
+
 def test_a_device_is_not_replaced() -> None:
     with pytest.raises(AttnscopeError, match="cannot write /dev/null: it is a device"):
         write_whole(Path("/dev/null"), b"lost")
@@ -61,8 +68,11 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(AttnscopeError, match="No space left"):
         write_whole(tmp_path / "a/b/c.json", b"{}")
+    with pytest.raises(AttnscopeError, match="No space left"):
+        write_folder(tmp_path / "a/b/c", {"index.html": b"", "heads/L0.js": b""}, "index.html")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +33,38 @@ def write_whole(path: Path, content: bytes) -> Path:
     require_replaceable(path)
     # Not by tempfile, whose files only their owner may read: what we write is as readable as any other file.
     held = path.parent / f".{secrets.token_hex(8)}.part"
+    with _making_folders_for(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with held.open("xb") as file:
+                file.write(content)
+            held.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                held.unlink(missing_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def _making_folders_for(path: Path) -> Iterator[None]:
+    """Within it, a path is written; folders that are made for it do not stay where that fails.
+
+    Raises:
+        AttnscopeError: It cannot be written.
+    """
     made: list[Path] = []
     try:
         made = [folder for folder in path.parents if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with held.open("xb") as file:
-            file.write(content)
-        held.replace(path)
-        made = []
-    except OSError as error:
-        raise AttnscopeError(
-            f"cannot write {path}: {error.strerror or error}",
-            "choose another folder with --out, or make room there",
-        ) from None
-    else:
-        return path
-    finally:
-        with contextlib.suppress(OSError):
-            held.unlink(missing_ok=True)
+        yield
+    except BaseException as error:
         for folder in made:
             with contextlib.suppress(OSError):  # others may have put something there meanwhile
                 folder.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        raise AttnscopeError(
+            f"cannot write {path}: {error.strerror or error}", "choose another folder with --out, or make room there"
+        ) from None
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], first: str) -> Path:
@@ -72,22 +83,19 @@ def write_folder(folder: Path, files: Mapping[str, bytes], first: str) -> Path:
     """
     require_replaceable_folder(folder, first)
     held, old = (folder.parent / f".{secrets.token_hex(8)}.part" for _ in range(2))
-    try:
-        for name, content in files.items():
-            (held / name).parent.mkdir(parents=True, exist_ok=True)
-            (held / name).write_bytes(content)
-        if folder.exists():
-            folder.rename(old)
-        held.rename(folder)
-    except OSError as error:
-        raise AttnscopeError(
-            f"cannot write {folder}: {error.strerror or error}", "choose another folder with --out, or make room there"
-        ) from None
-    finally:
-        if old.exists() and not folder.exists():  # also where it was interrupted between the two
-            old.rename(folder)
-        for left in (held, old):
-            shutil.rmtree(left, ignore_errors=True)
+    with _making_folders_for(folder):
+        try:
+            for name, content in files.items():
+                (held / name).parent.mkdir(parents=True, exist_ok=True)
+                (held / name).write_bytes(content)
+            if folder.exists():
+                folder.rename(old)
+            held.rename(folder)
+        finally:
+            if old.exists() and not folder.exists():  # also where it was interrupted between the two
+                old.rename(folder)
+            for left in (held, old):
+                shutil.rmtree(left, ignore_errors=True)
     return folder / first
 
 
@@ -155,10 +163,10 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
         mode = path.lstat().st_mode
     except OSError:  # nothing there; or what is wrong will be said as it is written
         return
-    kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
     if not stat.S_ISREG(mode):
-        what = kinds.get(stat.S_IFMT(mode), "a device")
-        raise AttnscopeError(f"cannot write {path}: it is {what}, not a file", "choose another name with --out")
+        raise AttnscopeError(
+            f"cannot write {path}: it is {kind_of(mode)}, not a file", "choose another name with --out"
+        )
     if holds:
         with contextlib.suppress(OSError), path.open("rb") as file:  # what cannot be read is not known to be ours
             begins = file.read(4096)
@@ -167,6 +175,17 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
         raise AttnscopeError(
             f"cannot replace {path}: it is no page of attnscope", "choose another name with --out, or remove that file"
         )
+
+
+_KINDS = {
+    stat.S_IFREG: "a file", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+}  # fmt: skip
+
+
+def kind_of(mode: int) -> str:
+    """What a file system holds, by its mode: a file, a link, a pipe, a folder, a socket, a device."""
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:

@@ -44,7 +44,7 @@ from attnscope.views.style import USUAL, Style
 
 _EMPTY, _TRACK, _RESTING = "#f3f3f3", "#ffffff", "#7d7d7d"
 _FOOTER_GAP_PX = 26
-_LEAST_CELL_PX = 22  # height of a cell that has a letter alone
+_LEAST_CELL_PX = 20  # height of a cell that has a letter alone
 _VALUE_CELL_PX = 32  # and of one that has room for a number below it
 _COMPACT_PX = 220  # width of an entry of a legend that has names alone
 
