@@ -15,7 +15,7 @@ import pytest
 import attnscope
 from tests.hostile.check import RECORDS, WAIT_S, clean, problems, run_case
 from tests.hostile.generator import BASES, COMMANDS, Generator
-from tests.processes import started
+from tests.processes import LIMIT_S, started
 
 FEW, MANY = 300, 4000
 
@@ -69,29 +69,60 @@ _BEGUN = (  # as `python -m attnscope`, but says when Python has started: what c
 )
 
 
+def computed_s(session: int) -> float:
+    """Seconds that the processes of a session have computed, as far as they live: of what they do, whoever waits."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            told = stat.read_text().rpartition(")")[2].split()
+            total += (int(told[3]) == session) * (int(told[11]) + int(told[12]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what processes compute from Linux")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_stopped_at_any_moment_files_are_whole_and_no_process_is_left(
     sent: signal.Signals, generator: Generator, home: Path
 ) -> None:
-    """A hundred times over all commands that write; the times are drawn over what the commands take."""
+    """A hundred times over all commands that write; the times are drawn over what the commands compute.
+
+    At every other turn an earlier complete result is there, and stays complete.
+    """
     lot = random.Random(7)
     for turn in range(100):
         case = generator.base(*WRITING[turn % len(WRITING)])
+        there = home / "none"
+        if (turn + turn // len(WRITING)) % 2:
+            status, _, said = run_case(case, home)
+            assert status == 0 and case.out is not None, said
+            there = case.out
+        before = {path: complete(path) for path in [there, *there.rglob("*")] if path.is_file()}
         call = [sys.executable, "-c", _BEGUN, *case.arguments]
         with started(call, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
             run.stdout.read(1)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.wait(lot.uniform(0.05, 5))
+            moment = lot.uniform(0.05, 5)
+            while computed_s(run.pid) < moment:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    run.wait(0.02)
+                    break
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, sent) if sent == signal.SIGINT else os.kill(run.pid, sent)
-            _, said = run.communicate(timeout=60)  # until none of its processes holds its stderr any more
-        told = f"{case.arguments}: {run.returncode}: {said}"
+            _, said = run.communicate(timeout=LIMIT_S)  # until none of its processes holds its stderr any more
+        told = f"turn {turn}, after {moment:.2f} s, {case.arguments}: {run.returncode}: {said}"
         assert run.returncode in (0, 130, -sent), told
         assert "Traceback" not in said, told
         require_whole(home, parts=sent == signal.SIGKILL)
+        assert {path: path.is_file() and complete(path) for path in before} == before, told
         clean(home, generator)
+
+
+def complete(path: Path) -> bool:
+    """Whether a file is no record that says that it is not."""
+    if path.suffix != ".npz" or "weights" in path.name:
+        return True
+    return bool(getattr(attnscope.load_record(path), "corpus", {}).get("complete", True))
 
 
 def require_whole(home: Path, parts: bool) -> None:
