@@ -93,7 +93,7 @@ def test_stopped_at_any_moment_files_are_whole_and_no_process_is_left(
     for turn in range(100):
         case = generator.base(*WRITING[turn % len(WRITING)])
         there = home / "none"
-        if (turn + turn // len(WRITING)) % 2:
+        if (turn + turn // len(WRITING)) % 2 and case.arguments[0] != "prune":  # which takes no folder with files in it
             status, _, said = run_case(case, home)
             assert status == 0 and case.out is not None, said
             there = case.out
