@@ -1,0 +1,126 @@
+"""What examples/pointing.py says of the LLaVA that it trains holds, seed by seed.
+
+It answers questions about pictures that it never saw; some heads look from a word to what it names, which are none
+before training; and without these heads more is lost than without as many others.
+"""
+
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import attnscope
+from attnscope.records.findings import Estimate
+from examples import pointing
+
+SEEDS = (0, 1)
+ROOT = Path(__file__).resolve().parents[1]
+
+REACHED = 0.9
+"""Share of questions on pictures never seen that is answered rightly; a guess among the three things gives a third."""
+NEEDED = 0.2
+"""Of these so many more are lost without the heads that point."""
+
+
+def test_things_lie_apart_in_their_boxes() -> None:
+    for scene in islice(pointing.scenes(3), 30):
+        outside = np.ones((pointing.SIDE, pointing.SIDE), bool)
+        assert len({thing.shape for thing in scene.things}) == len({one.colour for one in scene.things}) == 3
+        for thing in scene.things:
+            left, top, right, bottom = thing.box
+            assert min(left, top) >= 0 and max(right, bottom) <= pointing.SIDE
+            inside = np.s_[int(top) : int(np.ceil(bottom)), int(left) : int(np.ceil(right))]
+            assert outside[inside].all()
+            outside[inside] = False
+            middle = scene.pixels[round(thing.y) - 2 : round(thing.y) + 3, round(thing.x) - 2 : round(thing.x) + 3]
+            np.testing.assert_allclose(middle.mean((0, 1)), pointing.COLOURS[thing.colour], atol=6)
+        assert scene.pixels[outside].std() < 8  # one ground, with its grain
+
+
+def test_lessons_are_what_the_processor_makes_of_pictures_and_questions() -> None:
+    processor, scene = pointing.processor_of(), next(pointing.scenes(7))
+    pixels, ids, answers = next(pointing.lessons(2, 7))
+    made = processor(text=["<s><image>"], images=[Image.fromarray(scene.pixels)], return_tensors="pt")
+    torch.testing.assert_close(pixels[0], made["pixel_values"][0], atol=1e-5, rtol=0)
+    assert made["input_ids"].shape[1] == 1 + (pointing.SIDE // pointing.PATCH) ** 2
+    said = {}
+    for names, question in pointing.QUESTIONS.items():
+        for thing in range(pointing.THINGS):
+            asked, named, answer = scene.ask(names, thing)
+            said[named] = answer
+            assert processor.tokenizer.decode(processor.tokenizer(asked)["input_ids"]).split()[-1] == named
+            assert asked == question.format(named)
+    words = [pointing.WORDS[number] for number in ids[0]]
+    assert {words[at]: pointing.WORDS[answers[0, at]] for at in torch.nonzero(answers[0] >= 0)[:, 0]} == said
+
+
+def test_others_are_drawn_from_the_same_layers_first() -> None:
+    for drawn in pointing.drawn_beside([(0, 1), (1, 0), (1, 2), (1, 3)], 20):
+        assert len(set(drawn)) == 4 and not {*drawn} & {(0, 1), (1, 0), (1, 2), (1, 3)}
+    for drawn in pointing.drawn_beside([(0, 1), (1, 2)], 20):
+        assert sorted(layer for layer, _ in drawn) == [0, 1]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+    """The folders that the example writes for each seed, and what it prints."""
+    home = tmp_path_factory.mktemp("pointing")
+    runs = [
+        subprocess.Popen(
+            [sys.executable, ROOT / "examples" / "pointing.py", "-o", home / str(seed), "--seed", str(seed)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for seed in SEEDS
+    ]
+    said = [run.communicate(timeout=3000)[0] for run in runs]
+    assert all(run.returncode == 0 for run in runs)
+    return [(home / str(seed), told) for seed, told in zip(SEEDS, said, strict=True)]
+
+
+def grounding(model: Any, boxes: Path, question: str) -> dict[tuple[int, int], Estimate]:
+    """The heads with the role, and how much more than a box's area they give to it."""
+    found = attnscope.picture_heads(model, str(boxes), text=question)
+    assert not found.corpus["problems"]
+    return {(head.layer, head.head): head.measures["grounds"] for head in found.heads if head.roles}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", pointing.QUESTIONS)
+def test_heads_that_point_are_found_confirmed_and_needed(trained: list[tuple[Path, str]], names: str) -> None:
+    question = pointing.QUESTIONS[names].format("{phrase}")
+    for folder, told in trained:
+        model = attnscope.load(folder / "model")
+        found, again = (grounding(model, folder / part / f"{names}.jsonl", question) for part in ("find", "confirm"))
+        exam = pointing.Exam(model, pointing.held_out("confirm"), names)
+        whole = exam.right().mean()
+        without = exam.right([list(found)] * pointing.PICTURES).mean()
+        others = exam.right(pointing.drawn_beside(list(found), pointing.PICTURES)).mean()
+        print(names, found, whole, without, others)
+        assert whole > REACHED
+        assert found and {*found} <= {*again}
+        assert without < whole - NEEDED and without < others
+        assert question in told and all(f"L{layer}H{head} looks there" in told for layer, head in found)
+
+
+@pytest.mark.slow
+def test_no_head_points_before_training(trained: list[tuple[Path, str]]) -> None:
+    for (folder, _), seed in zip(trained, SEEDS, strict=True):
+        model = attnscope.load(pointing.network_of(seed), pointing.processor_of())
+        for names, question in pointing.QUESTIONS.items():
+            assert not grounding(model, folder / "find" / f"{names}.jsonl", question.format("{phrase}"))
+
+
+@pytest.mark.slow
+def test_the_figure_has_the_words_beside_the_picture(trained: list[tuple[Path, str]]) -> None:
+    for folder, told in trained:
+        assert (folder / "words.png").stat().st_size > 10_000
+        assert told.endswith(f"{folder / 'words.png'}\n")
