@@ -50,6 +50,7 @@ def test_every_measure_of_the_fused_pass_is_its_definition(situation, pairs: int
         patch.setitem(backends.PAIRS, "numba", pairs)
         patch.setattr(numba_pass, "TILE", tile)
         patch.setattr(plan, "LEAST_ROWS", 2)
+        patch.setattr(plan, "SHORT_KEYS", 64 if tile == 1 else 0)
         patch.setattr(numba_pass, "CHUNK", 4)
         patch.setattr(numba_pass, "CHUNK_OF_LONG", 2)
         check(in_float32(call), keys, queries, tolerance=1e-5, backend="numba")

@@ -136,9 +136,12 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
         check(*situation)
 
 
-@given(situation=situations(), elements=st.sampled_from([1, 300, 10**6]), size=st.integers(1, 6))
+@given(
+    situation=situations(), elements=st.sampled_from([1, 300, 10**6]), size=st.integers(1, 6),
+    short=st.sampled_from([0, 64]),
+)  # fmt: skip
 @few_examples
-def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) -> None:
+def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int, short: int) -> None:
     """A unit's sums are those of a text of which no other query counts; what is of whole texts stays as it was."""
     call, keys, queries = situation
     asking = queries or keys
@@ -146,6 +149,7 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
+        patch.setattr(plan_module, "SHORT_KEYS", short)
         patch.setattr(catalogue, "UNIT_QUERIES", size)
         patch.setattr(catalogue, "MOST_UNITS", 20)
         size = catalogue.unit_queries(n)

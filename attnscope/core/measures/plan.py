@@ -28,6 +28,9 @@ KEPT_A_PAIR = 8
 KEPT_BLOCKS = 8
 """Blocks of as many pairs as a device is given at a time, of each of which one number may be kept there."""
 
+SHORT_KEYS = 64
+"""Keys up to which each query is held against each key all the same: as many take less time than prefix sums."""
+
 LEAST_ROWS = 128
 """Queries of a block that a compiled pass makes, at least: a product of fewer rows takes twice as long for each, and
 cosines are the largest one."""
@@ -169,7 +172,7 @@ class Plan:
 
     def _prepare_span(self, span: list[Block], mask_heads: int, asking: Tensor) -> None:
         edges = [block.edges(self.device) for block in span]
-        if all(edge is not None for edge in edges):
+        if self.evenly.shape[2] > SHORT_KEYS and all(edge is not None for edge in edges):
             self._prepare_ranges(span, cast("list[tuple[Tensor, Tensor]]", edges), mask_heads, asking)
             return
         for block, edge in zip(span, edges, strict=True):
@@ -353,6 +356,8 @@ class Plan:
 
         def make() -> Tensor:
             assert texts.embeddings is not None
+            if width != n_keys and (block, f"cosines {n_keys}") in self._kept:
+                return F.pad(cast("Tensor", self._kept[block, f"cosines {n_keys}"]), (0, width - n_keys))
             if block.shape[0] == 1 and n_keys:
                 distinct = self.keep_texts(block, "distinct tokens", lambda: _Distinct(texts, self.dtype))
                 n_seen = int(distinct.n_seen[block.keys.stop - 1])
