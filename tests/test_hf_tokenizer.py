@@ -158,6 +158,18 @@ def test_written_tokens_follow_the_given_ones() -> None:
     assert tokens.words.tolist() == [-1, 0, 1, -1, 1, 2]
 
 
+def test_a_word_written_after_a_prompt_with_a_picture_is_a_word_of_its_own() -> None:
+    """Decoded by itself a written word may lose the space before it: here as WordLevel's and SentencePiece's do."""
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "<image>": 1, "a": 2, "circle": 3, "red": 4}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = HuggingFaceTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    tokens = tokenizer.encode_among([1, 2, 3, 4, 2], {0: "the picture"}, 3)
+    assert tokens.text == "a circle red a"
+    assert tokens.words is not None
+    assert tokens.words.tolist() == [-1, 0, 1, 2, 3]
+    assert (tokens.labels[0], tokens.n_given) == ("the picture", 3)
+
+
 def test_numbers_that_only_the_model_knows_are_labelled_by_number() -> None:
     """Embeddings are often larger than the vocabulary: what a model writes may have no name."""
     tokenizer = HuggingFaceTokenizer(byte_level())

@@ -120,7 +120,7 @@ class HuggingFaceTokenizer:
         """
         ids = [int(number) for number in ids]
         text, spans, known = "", [(0, 0)] * len(ids), True
-        breaks = [i for i in range(len(ids)) if i in elsewhere or i == n_given]
+        breaks = [i for i in range(len(ids)) if i in elsewhere]  # written tokens go on where the prompt ended
         for start, stop in itertools.pairwise([0, *breaks, len(ids)]):
             start += start in elsewhere
             if start >= stop:
