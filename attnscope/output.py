@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
 from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
+from attnscope.records.shards import shards_note
 from attnscope.records.storage import PAGE_MARK, kind_of, require_replaceable, require_replaceable_folder
 from attnscope.unfinished import fail_if_not_whole, settle
 
@@ -108,7 +109,7 @@ class Output:
             before = _digests(guarded, self.formats)
         paths = [] if out is None else write(record, out, self.formats, self.options, drawing, self.stem)
         run: Mapping[str, Any] = getattr(record, "run", {})
-        notes = [*run.get("notes", ()), *_note_repeated(record, self.options.get("query"))]
+        notes = [*_notes_of(record), *_note_repeated(record, self.options.get("query"))]
         notes += note_fonts(_texts_in(record.describe()), map(str, paths), self.options.get("font"))
         say([*notes, *_note_others(guarded, paths, before)], self.quiet)
         self.show(record, paths)
@@ -278,7 +279,7 @@ def show(
         require_writable(out)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given)
     paths = [] if out is None else write(record, out, files, given, stem=stem)
-    notes = [*getattr(record, "run", {}).get("notes", ()), *_note_repeated(record, given.get("query"))]
+    notes = [*_notes_of(record), *_note_repeated(record, given.get("query"))]
     say([*notes, *note_fonts(_texts_in(record.describe()), map(str, paths), given.get("font"))], quiet)
     wanted.show(record, paths)
 
@@ -503,6 +504,12 @@ _OBEYED = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 """Controls, marks of direction and separators of lines, which json.dumps leaves as they are beyond ASCII."""
+
+
+def _notes_of(record: Record) -> list[str]:
+    """What a record says of its run, and which shards of its corpus it lacks."""
+    missing = shards_note(getattr(record, "corpus", {}))
+    return [*getattr(record, "run", {}).get("notes", ()), *([missing] if missing else [])]
 
 
 def say(notes: Iterable[str], quiet: bool) -> None:

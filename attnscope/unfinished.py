@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
+from attnscope.records.shards import is_interrupted
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""
@@ -29,7 +30,7 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
         KeyboardInterrupt: It was interrupted before anything was done, so there is nothing to tell.
     """
     corpus: Mapping[str, Any] = getattr(record, "corpus", {})  # records of one text have none
-    if corpus.get("complete", True):
+    if not is_interrupted(corpus):
         return record, out
     if not corpus.get("n_texts"):
         raise KeyboardInterrupt
@@ -56,8 +57,7 @@ def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
     if not told:
         return bool(there)
     return any(
-        corpus.get("complete", True) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts
-        for corpus in told
+        not is_interrupted(corpus) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts for corpus in told
     )
 
 
@@ -77,7 +77,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
     for problem in (*skipped, *problems):
         where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
         print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
-    if not corpus.get("complete", True):
+    if is_interrupted(corpus):
         done = f"{corpus['n_texts']:,} {of or 'texts'} say"
         if isinstance(n := corpus.get("n_checkpoints"), int):
             done = f"{amount(n, 'checkpoint')} {'says' if n == 1 else 'say'}"

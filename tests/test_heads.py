@@ -374,6 +374,7 @@ def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any]
     # Two at a time, and through files.
     half = merge_findings([parts[2], parts[0]])
     assert half.corpus["shards"] == ["1/3", "3/3"]
+    assert whole.corpus["complete"] and not half.corpus["complete"] and not half.corpus["interrupted"]
     saved = [attnscope.load_findings(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
     require_same(whole, merge_findings(saved))
     assert whole.corpus["n_chunked"] == (
@@ -591,7 +592,7 @@ def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
     cut = heads(own, path, HeadsOptions(shard=(1, 2)), after(1))
     rest = heads(own, path, HeadsOptions(shard=(2, 2)))
     whole = merge_findings([rest, cut])
-    assert not whole.corpus["complete"]
+    assert not whole.corpus["complete"] and cut.corpus["interrupted"] and not rest.corpus["interrupted"]
     assert whole.corpus["n_texts"] == 4 + rest.corpus["n_texts"]
 
 

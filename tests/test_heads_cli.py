@@ -171,6 +171,18 @@ def test_merged_files_are_those_of_one_run(run: Run, shards: Path, order: tuple[
         assert all(np.array_equal(whole[name], one[name]) for name in one.files)
 
 
+def test_a_merge_of_some_shards_says_which_are_missing(run: Run, shards: Path) -> None:
+    said = "1 of 2 shards: 2/2 is missing"
+    status, out, err = run("merge", "part1", "-o", "some", "-f", "npz,json")
+    assert status == 0 and said in " ".join(out.split()) and f"note: {said}\n" in err
+    corpus = json.loads((shards / "some/heads.json").read_text())["corpus"]
+    assert (corpus["complete"], corpus["interrupted"], corpus["shards"]) == (False, False, ["1/2"])
+    _, out, err = run("show", "part1")
+    assert said in " ".join(out.split()) and said in err
+    assert run("merge", "some", "part2", "-o", "all", "-f", "json")[2].find("missing") == -1
+    assert (shards / "all/heads.json").read_bytes() == (shards / "one/heads.json").read_bytes()
+
+
 def test_what_does_not_belong_together_is_refused_by_name(run: Run, study: Run, shards: Path, tiny_bert: Path) -> None:
     study("--file", SENTENCES, "--shard", "2/2", "-o", "other", "--threshold", "local=0.7")
     run("heatmap", "a cat", "-m", tiny_bert, "-o", "map", "-f", "npz")

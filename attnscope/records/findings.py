@@ -145,7 +145,8 @@ class Findings(Record):
     Attributes:
         run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
         corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the texts, `shards` (such as
-            ["1/2"]), `problems` (file, line, reason), `complete` (False after an interruption). Plain JSON values. Of
+            ["1/2"]), `problems` (file, line, reason), `complete` (False after an interruption, and
+            where shards are missing; such a part says in `interrupted` whether it was). Plain JSON values. Of
             pictures: `of` is "pictures", `grids` are the rows and columns of patches that occur.
         options: What was chosen, as plain JSON values: `level` (of the false discovery rate), how texts were split ...,
             and what names mean, so that a saved record explains itself:

@@ -14,6 +14,7 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, KeptText, join_examples
 from attnscope.records.findings import Findings
+from attnscope.records.shards import is_interrupted, settle_corpus
 from attnscope.studies.atlas_rows import Rows, Wanted, failing_texts, read_rows, units_of
 from attnscope.studies.atlas_scores import (
     CONTENT,
@@ -97,7 +98,7 @@ def atlas(
         return finish(model, texts, findings, options, done.scores, report)
     places = _places(findings)
     scores = _in_order(done.scores or _nothing(options), places)
-    failing = _failures(texts, findings, places) if findings.corpus["complete"] else {}
+    failing = _failures(texts, findings, places) if not is_interrupted(findings.corpus) else {}
     return _part(_assemble(findings, options, _nothing(options), places, Rows({})), findings, scores, failing)
 
 
@@ -155,7 +156,7 @@ def finish(
         units = units_of(model, scores, failures, findings.corpus["n_tokens"], **cut)
         rows = read_rows(model, places, units, report)
     except KeyboardInterrupt:
-        return replace(empty, corpus={**empty.corpus, "complete": False})
+        return replace(empty, corpus=settle_corpus(empty.corpus, interrupted=True))
     except Exception as error:
         told = [*empty.run.get("failures", ()), failure("reading the examples", error)]
         return replace(empty, run={**empty.run, "failures": told})
@@ -216,11 +217,7 @@ def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, places:
     scored = scores.values.shape[1] == n and n
     return Atlas(
         run=findings.run,
-        corpus={
-            **findings.corpus,
-            "n_sampled": rows.n_sampled,
-            "complete": bool(findings.corpus["complete"] and rows.complete),
-        },
+        corpus=settle_corpus({**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete),
         options={**findings.options, **_described(options, findings)},
         rank=options.rank,
         heads=findings.heads,

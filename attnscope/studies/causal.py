@@ -11,6 +11,7 @@ from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.records.atlas import Atlas
 from attnscope.records.findings import Findings
+from attnscope.records.shards import settle_corpus
 from attnscope.studies.ablation import AblateOptions, ablate
 from attnscope.studies.choice import Choice
 from attnscope.studies.texts import Report, scale_report, texts_of
@@ -77,5 +78,5 @@ def with_effects(
         heads=tuple(replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in found.heads),
         options={**found.options, "causal": causal},
         run={**found.run, "notes": [*found.run["notes"], *dict.fromkeys(notes)]},
-        corpus={**found.corpus, "complete": found.corpus["complete"] and complete},
+        corpus=settle_corpus(found.corpus, interrupted=not complete),
     )

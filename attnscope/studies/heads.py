@@ -24,6 +24,7 @@ from attnscope.corpus import (
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.findings import Findings
+from attnscope.records.shards import settle_corpus
 from attnscope.studies.backend import LOAD_FROM, choose_backend
 from attnscope.studies.descriptions import DescribeOptions, describe_texts, require_heads
 from attnscope.studies.head_blocks import Found, Frequencies, HeadMeasurer
@@ -193,8 +194,8 @@ def study_heads(
         "sha256": sha256 or sha256_of(texts),
         "shards": ["{}/{}".format(*options.shard)],
         "problems": [*(problems or problems_of(texts)), *missing],
-        "complete": complete,
     }
+    described = settle_corpus(described, interrupted=not complete)
     run = run_of(model.info, [*_notes(model, done, options), *_note_unprojected(model, done), *passes[0].notes])
     threads = workers.threads if workers else _n_threads()
     run |= {"seed": options.seed if options.control else None, "threads": threads, "backend": backend}

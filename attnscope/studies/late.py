@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
+from attnscope.records.shards import is_interrupted, settle_corpus
 
 
 class _Record(Protocol):
@@ -50,7 +51,7 @@ def try_step(found: R, step: str, do: Callable[[R], R]) -> R:
     try:
         return do(found)
     except KeyboardInterrupt:
-        return replace(found, corpus={**found.corpus, "complete": False})  # type: ignore[type-var]  # a dataclass
+        return replace(found, corpus=settle_corpus(found.corpus, interrupted=True))  # type: ignore[type-var]  # a dataclass
     except Exception as error:
         failures = [*found.run.get("failures", ()), failure(step, error)]
         return replace(found, run={**found.run, "failures": failures})  # type: ignore[type-var]
@@ -58,4 +59,4 @@ def try_step(found: R, step: str, do: Callable[[R], R]) -> R:
 
 def whole(found: _Record) -> bool:
     """Whether nothing was interrupted and nothing failed."""
-    return bool(found.corpus.get("complete", True)) and not found.run.get("failures")
+    return not is_interrupted(found.corpus) and not found.run.get("failures")

@@ -11,6 +11,7 @@ from attnscope.core.written import PARTS
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings
+from attnscope.records.shards import is_interrupted, settle_corpus
 from attnscope.studies.roles import effective_texts, judge
 from attnscope.studies.tally import Tally, tallies_of
 
@@ -228,13 +229,14 @@ def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shards = sorted((shard for corpus in corpora for shard in corpus["shards"]), key=_shard)
     whole = len(shards) == _shard(shards[0])[1]
     problems = [problem for corpus in corpora for problem in corpus.get("problems", ())]
-    return dict(corpora[0]) | {
+    joined = dict(corpora[0]) | {
         **{name: sum(corpus[name] for corpus in corpora) for name in ("n_texts", "n_tokens", "n_chunked")},
         "shards": ["1/1"] if whole else shards,
         # Of one corpus all parts list the same; but each what its workers have lost.
         "problems": [problem for number, problem in enumerate(problems) if problem not in problems[:number]],
-        "complete": all(corpus["complete"] for corpus in corpora),
+        "interrupted": any(map(is_interrupted, corpora)),
     }
+    return settle_corpus(joined)
 
 
 def _shard(name: str) -> tuple[int, int]:

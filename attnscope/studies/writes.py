@@ -15,6 +15,7 @@ from attnscope.core.written import PARTS, WRITTEN
 from attnscope.corpus import BLOCK, Block, Corpus, CorpusText
 from attnscope.models.model import Model
 from attnscope.records.findings import Findings
+from attnscope.records.shards import settle_corpus
 from attnscope.studies import passes
 from attnscope.studies.ablation_reading import ReadBatch, Reader
 from attnscope.studies.ablation_sweep import longest_first
@@ -123,11 +124,9 @@ def with_writes(
     run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
     if done.failures:
         run["failures"] = [*run.get("failures", ()), *done.failures]
-    corpus = {
-        **found.corpus,
-        "complete": found.corpus["complete"] and done.complete,
-        "problems": [*found.corpus["problems"], *(one for one in done.lost if one not in found.corpus["problems"])],
-    }
+    known = found.corpus["problems"]
+    corpus = {**found.corpus, "problems": [*known, *(one for one in done.lost if one not in known)]}
+    corpus = settle_corpus(corpus, interrupted=not done.complete)
     return add_writes(found, run, corpus, options, done.done.tallies, done.done.parts)
 
 

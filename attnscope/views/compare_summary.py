@@ -16,6 +16,7 @@ from attnscope.records.comparison import (
     PicturePair,
 )
 from attnscope.records.pair_tables import PairTable, head_name
+from attnscope.records.shards import is_interrupted, shards_note
 from attnscope.views.heads_summary import GIVEN, UNDEFINED, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
@@ -80,7 +81,8 @@ def texts_line(corpus: Mapping[str, Any]) -> str:
     line = ": ".join(part for part in (counts, ", ".join(sources)) if part)
     if isinstance(n := corpus.get("n_copies"), int) and n:
         line += f" ({amount(n, 'copy', 'copies')} left out)"
-    return line if corpus.get("complete", True) else f"{line} (stopped early)"
+    amiss = [shards_note(corpus), "stopped early" if is_interrupted(corpus) else ""]
+    return f"{line} ({'; '.join(filter(None, amiss))})" if any(amiss) else line
 
 
 def title_of(found: Comparison) -> str:

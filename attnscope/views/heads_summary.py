@@ -15,6 +15,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.records.ablation import Ablation
 from attnscope.records.findings import LOOKS, NEEDLES, PICTURES, RECORDINGS, Findings, Head, Role
 from attnscope.records.relations import Relations
+from attnscope.records.shards import is_interrupted, shards_note
 from attnscope.records.timeline import Timeline
 
 UNCLASSIFIED = "·"
@@ -388,7 +389,9 @@ def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     """What is amiss with the texts: one sentence each."""
     said = []
     of = findings.corpus.get("of") if findings.corpus.get("of") in _COUNTED else None
-    if findings.corpus.get("complete") is False:
+    if missing := shards_note(findings.corpus):
+        said.append(missing)
+    if is_interrupted(findings.corpus):
         said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
     if n := findings.corpus.get("n_copies"):
         said.append(f"{amount(n, 'text is a copy', 'texts are copies')} of others, and left out: copies count once")

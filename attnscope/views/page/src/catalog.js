@@ -338,7 +338,8 @@ export function colourColumn() {
 
 /** Whether there are fewer texts than deciles: examples of deciles are then all texts, lowest score first. */
 export function areFew(examples) {
-  return catalogs.shown.corpus.complete !== false && examples.filter(({ why }) => why === "decile").length < 10;
+  const { complete, interrupted = complete === false } = catalogs.shown.corpus;
+  return !interrupted && examples.filter(({ why }) => why === "decile").length < 10;
 }
 
 /** What an example is called. */
