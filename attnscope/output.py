@@ -7,6 +7,7 @@ took the time is saved before it is drawn.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
 import tempfile
@@ -56,6 +57,7 @@ class Output:
         replace: Whether files in the folder that a record there says are of other maps may be lost.
         options: How it is shown: some of those that its kind has a use for.
         stem: How files of data are called, without their endings; None = as their kind says.
+        whole: The record that some heads were picked from, among which they are ranked.
     """
 
     kind: Kind
@@ -67,6 +69,7 @@ class Output:
     replace: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     stem: str | None = None
+    whole: Record | None = None
 
     @property
     def figures(self) -> list[str]:
@@ -128,7 +131,10 @@ class Output:
             how["drawn"] = self.drawn
         if {*kind.pages} & {*kind.usual}:
             how["has_page"] = any(path.suffix == ".html" for path in paths)
-        kind.view("show")(record, open_console(), **how)
+        show = kind.view("show")
+        if self.whole is not None and "among" in inspect.signature(show).parameters:
+            how["among"] = self.whole
+        show(record, open_console(), **how)
         print_paths(paths)
 
 
@@ -269,15 +275,16 @@ def show(
         raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
     require_formats(files)
     record.style(**_of_style(given))  # what is none is said before anything is written
+    whole = record
     if "pick" in given:
-        record = record.only(given.pop("pick"))  # type: ignore[attr-defined]  # maps have heads to pick
+        record = record.only(given.pop("pick"))  # type: ignore[attr-defined]  # its kind has heads to pick
     if given.get("query") is not None:
         kind.view("query")(record, given["query"])
     if given.get("folder"):
         _require_page(kind, out, files, stem)
     if out is not None:
         require_writable(out)
-    wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given)
+    wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given, whole=whole)
     paths = [] if out is None else write(record, out, files, given, stem=stem)
     notes = [*_notes_of(record), *_note_repeated(record, given.get("query"))]
     say([*notes, *note_fonts(_texts_in(record.describe()), map(str, paths), given.get("font"))], quiet)

@@ -153,7 +153,7 @@ def test_roles_colour_the_map(run: Run) -> None:
     status, _, err = run("heads", "-m", "own", "--file", SENTENCES, "-o", "h", "-f", "npz", "-q")
     assert (status, err) == (0, "")
     status, out, err = run(
-        "compare", "-m", "own", "--file", SENTENCES, "--heads-record", "h/heads.npz", "-o", "out", "-f", "npz", "-q"
+        "compare", "-m", "own", "--file", SENTENCES, "--heads-record", "h", "-o", "out", "-f", "npz", "-q"
     )
     assert (status, err) == (0, "")
     assert "(previous token)" in out

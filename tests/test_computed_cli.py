@@ -147,7 +147,7 @@ def test_costs_by_the_command(attnscope: Run) -> None:
         (["trace", "", "-L", "0", "-H", "0"], 1, "text"),
         (["trace", TEXT, "-L", "0", "-H", "0", "--target", "x"], 1, "no encoder-decoder"),
         (["trace", TEXT, "-L", "0", "-H", "0", "--engine", "tpu"], 2, "no engine 'tpu'"),
-        (["split", "--counts", "3"], 1, "into 3 heads"),
+        (["split", "--counts", "3"], 2, "into 3 heads"),
         (["split", "--counts", "0"], 2, "at least 1"),
         (["split", "--drop", "9"], 2, "no head 9"),
         (["split", "--project", "nothing"], 1, "no file nothing"),

@@ -1,9 +1,11 @@
 """Descriptions in the terminal and on cards: what is said, in which order, and that it fits."""
 
 import io
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,7 +22,7 @@ from tests.findings_helpers import CLS, described_findings, fake_findings
 from tests.test_paper_figures import require_fit_for_print
 
 
-def printed(found: Findings, width: int = 80, **how: str) -> str:
+def printed(found: Findings, width: int = 80, **how: Any) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     show(found, console, **how)
     return console.export_text()
@@ -98,7 +100,7 @@ def test_the_figure_is_written_where_heads_are_described(tmp_path: Path) -> None
 def test_a_condition_leaves_out_all_other_heads() -> None:
     found = described_findings()
     text = printed(found, where="layer == 2 and head > 1", measures="entropy_nats")
-    assert text.startswith("2 of 12 heads")
+    assert text.startswith("2 of 12 heads match: layer == 2 and head > 1\n")
     named = set(re.findall(r"\bL\dH\d\b", text))
     assert named == {"L2H2", "L2H3"}
     letters = next(line for line in text.splitlines() if line.startswith("L0 "))
@@ -152,3 +154,27 @@ def test_a_term_does_not_contradict_its_numbers() -> None:
     found = replace(found, descriptions=replace(found.descriptions, heads=(first, *others)))
     said = " ".join(printed(found).split())
     assert "share of attention on such keys; under uniform attention. Each term holds given the other terms." in said
+
+
+def test_a_head_that_is_picked_alone_has_all_its_measures_and_its_place_among_all() -> None:
+    whole = described_findings()
+    one = whole.heads[7]
+    text = printed(whole.only([(one.layer, one.head)]), among=whole)
+    table = [line.split() for line in text[text.index("rank of 12") :].splitlines()[1:]]
+    assert set(re.findall(r"\bL\dH\d\b", text)) == {one.name}
+    assert [cells[0] for cells in table[: len(one.measures)]] == [*one.measures]
+    for (name, estimate), cells in zip(one.measures.items(), table, strict=False):
+        above = sum(head.measures[name].value > estimate.value for head in whole.heads)
+        assert cells[-1] == f"{1 + above}", name
+        assert len(re.findall(r"\[.*?\]", " ".join(cells))) == math.isfinite(estimate.low), name
+    assert "  0  1  2  3" not in text and "of 1 heads" not in text.replace("unclassified: 1 of 1 heads", "")
+    assert "rank of 12" in printed(whole, where=f"layer == {one.layer} and head == {one.head}", measures="all")
+    with pytest.raises(UsageError, match="there is no head L9H9 in these findings"):
+        whole.only([(9, 9)])
+
+
+def test_heads_of_several_kinds_are_ranked_apart() -> None:
+    whole = fake_findings(2, 3, kinds=("encoder", "decoder"))
+    text = printed(whole.only([(1, 2)]), among=whole, measures="entropy_nats")
+    assert text.count("rank of 6") == 2 and "encoder L1H2" in text and "decoder L1H2" in text
+    assert "rank of" not in printed(whole.only([(1, 2), (0, 0)]), among=whole)

@@ -227,6 +227,15 @@ def test_show_draws_a_record_again(run: Run, shards: Path) -> None:
     )
 
 
+def test_show_tells_all_of_one_head(run: Run, shards: Path) -> None:
+    status, out, err = run("show", "one", "--pick", "L0H1")
+    assert status == 0, err
+    assert "95% interval" in out and "rank of" in out and "entropy_nats" in out
+    assert "L0H0" not in out and "L0H0" in run("show", "one")[1]
+    assert run("show", "one", "--pick", "L0H1", "-o", "picked", "-f", "csv")[0] == 0
+    assert len((shards / "picked/heads.csv").read_text().splitlines()) == 2
+
+
 def test_show_still_draws_heatmaps(run: Run, tiny_bert: Path) -> None:
     run("heatmap", "a cat", "-m", tiny_bert, "-o", "map", "-f", "npz,json")
     for given in ("map", "map/weights.npz", "map/record.json"):

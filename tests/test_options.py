@@ -147,6 +147,14 @@ def test_python_refuses_the_name_of_a_file_too(tmp_path: Path) -> None:
     assert [text.text for text in texts_of([str(path)])] == [str(path)]
 
 
+@pytest.mark.parametrize("command_line", ["info", "cost"])
+def test_the_model_of_info_and_cost_is_named_as_in_other_commands_too(run: Run, command_line: str) -> None:
+    named = "own" if command_line == "info" else "gpt2"
+    argument, option, long = (run(command_line, *given) for given in ((named,), ("-m", named), ("--model", named)))
+    assert argument == option == long and argument[0] == 0
+    assert run(command_line, named, "-m", named)[0] == 2
+
+
 @pytest.mark.parametrize("given", ["L0H0,", ",L0H0", "L0H0,,L1H1", " , L0H0"])
 def test_a_comma_too_many_is_refused_among_heads_and_numbers(given: str) -> None:
     for read, value in ((options.heads_from, given), (options.numbers_from, re.sub("L[01]H", "", given))):
@@ -233,6 +241,7 @@ DIFFER = {
     ("circuits", "--seed"): "of something else",
     ("circuits", "--frequencies"): "of tokens to answer for; there is no corpus that could have them",
     ("info", "MODEL"): "its own argument: every other command reads a text",
+    **dict.fromkeys([("info", "--model"), ("cost", "--model")], "their argument says it too"),
 }
 """Options that are not told, typed or set by default as most commands do, each with its reason."""
 

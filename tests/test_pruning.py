@@ -1,5 +1,6 @@
 """Models without some heads, as files: what is zero, that any user of transformers can load them, and bad input."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from attnscope.cli import app
 from attnscope.core.attention import attend
 from attnscope.core.probes import Gate
 from attnscope.errors import AttnscopeError, UsageError
@@ -18,7 +20,7 @@ from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
 from attnscope.studies import pruning
 from attnscope.studies.inputs import LoadOptions, TextsWanted
-from attnscope.studies.pruning import PruneOrder, prune
+from attnscope.studies.pruning import EXAMPLE, PruneOrder, prune
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny, wrapped
 
 
@@ -200,6 +202,17 @@ def test_what_cannot_be_pruned_is_said(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="no head 3"):
         prune(str(source), PruneOrder(((0, 3),), out))
     assert not out.exists()
+
+
+def test_without_a_text_it_is_said_what_the_change_is_measured_on(tmp_path: Path) -> None:
+    source = save_tiny(tmp_path / "bert", "bert")
+    silent = prune(str(source), PruneOrder(((0, 1),), tmp_path / "a"))
+    assert EXAMPLE in json.loads((tmp_path / "a/prune.json").read_text("utf-8"))["run"]["notes"][-1]
+    given = prune(str(source), PruneOrder(((0, 1),), tmp_path / "b", texts=TextsWanted(EXAMPLE)))
+    assert EXAMPLE in silent.effect.run["notes"][-1] and EXAMPLE not in "".join(given.effect.run.get("notes", ()))
+    assert str(silent.effect.heads[0].effects) == str(given.effect.heads[0].effects)
+    (command,) = (one for one in app.registered_commands if getattr(one.callback, "__name__", "") == "prune")
+    assert EXAMPLE in str(inspect.signature(command.callback).parameters["text"].annotation.__metadata__[0].help)
 
 
 def test_slices_are_named_as_the_model_names_them() -> None:

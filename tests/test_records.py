@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from attnscope import records
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens, load, spans, write_whole
+from attnscope.records.findings import Findings
+from tests.findings_helpers import fake_findings
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
 
 
@@ -248,8 +250,17 @@ def test_a_record_is_known_by_its_content_not_by_its_name(tmp_path: Path) -> Non
 def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="there is no file"):
         load(tmp_path / "absent.npz")
-    with pytest.raises(AttnscopeError, match="cannot read .*[Dd]irectory"):
-        load(tmp_path)
+    for read in (load, type(simple()).load):
+        with pytest.raises(AttnscopeError, match=r"the folder .* holds no ") as raised:
+            read(tmp_path)
+        assert raised.value.hint.startswith("give ")
+
+
+def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
+    fake_findings(1, 2).save(tmp_path / "heads.npz")
+    simple().save(tmp_path / "weights.npz")
+    same_record(type(simple()).load(tmp_path), simple())
+    assert len(Findings.load(tmp_path).heads) == 2
 
 
 def test_records_are_saved_as_npz_or_json_only(tmp_path: Path) -> None:

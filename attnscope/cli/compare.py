@@ -42,7 +42,9 @@ def compare(
         str, typer.Option("--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or both.")
     ] = "hellinger",
     hide_special: Annotated[bool, "Show what is left without special tokens, rows renormalised.", "Drawing"] = False,
-    heads_record: Annotated[Path | None, "A heads.npz of the same model: colours the map by role too."] = None,
+    heads_record: Annotated[
+        Path | None, "A heads.npz of the same model, or its folder: colours the map by role too."
+    ] = None,
     model: groups.Model = "minilm",
     which: groups.Heads,
     where: groups.Where,

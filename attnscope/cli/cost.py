@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import groups
+from attnscope.cli import groups, options
 
 
 @groups.command(
@@ -22,6 +22,7 @@ def cost(
             show_default=False,
         ),
     ] = None,
+    model_too: groups.ModelToo = None,
     tokens: Annotated[
         int | None, typer.Option("-n", "--tokens", min=1, help="Length of the text.  [default: the model's limit]")
     ] = None,
@@ -54,5 +55,5 @@ def cost(
         "d_ff": d_ff, "vocab_size": vocab,
     }  # fmt: skip
     output = where.plan("cost", printing, has_folder=plot, **drawing.options())
-    found = count(find_sizes(model, **sizes), tokens, dtype=dtype)
+    found = count(find_sizes(options.one_model(model, model_too), **sizes), tokens, dtype=dtype)
     output.deliver(found, HOME / f"cost-{slug(found.name)}" if plot else None)

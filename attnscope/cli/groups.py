@@ -127,6 +127,15 @@ Model = Annotated[
 ]
 
 
+ModelToo = Annotated[
+    str | None,
+    typer.Option(
+        "-m", "--model", help="The same as MODEL, as other commands take it.", autocompletion=options.complete_models
+    ),
+    "Model",
+]
+
+
 @dataclass(frozen=True)
 class Loading:
     """How a model is loaded."""

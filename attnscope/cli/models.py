@@ -37,8 +37,14 @@ def models(printing: groups.Printing) -> None:
 def info(
     *,
     model: Annotated[
-        str, typer.Argument(help="A known name, a folder, or a Hub id.", autocompletion=options.complete_models)
-    ] = "minilm",
+        str | None,
+        typer.Argument(
+            help="A known name, a folder, or a Hub id.  [default: minilm]",
+            autocompletion=options.complete_models,
+            show_default=False,
+        ),
+    ] = None,
+    model_too: groups.ModelToo = None,
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
@@ -48,8 +54,8 @@ def info(
 
     load = loading.options()
     about, tokenizer = describe(
-        model, engine=load.engine, allow_pickle=load.allow_pickle, trust_remote_code=load.trust_remote_code,
-        adapter=load.adapter,
+        options.one_model(model, model_too) or "minilm", engine=load.engine, allow_pickle=load.allow_pickle,
+        trust_remote_code=load.trust_remote_code, adapter=load.adapter,
     )  # fmt: skip
     backend = tell_backend(about)
     if printing.json:

@@ -114,6 +114,17 @@ def span_from(option: str, given: str | None) -> tuple[int, int | None] | None:
     return int(match[1] or 0), int(match[2]) if match[2] else None
 
 
+def one_model(named: str | None, too: str | None) -> str | None:
+    """The model of a command whose argument it is, where `--model` is taken as well.
+
+    Raises:
+        UsageError: Both are given.
+    """
+    if named is not None and too is not None:
+        raise UsageError("the model is named twice", f"leave out {named}, or --model {too}")
+    return too if named is None else named
+
+
 def refuse_beside(option: str, *groups: object, **others: object) -> None:
     """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed.
 

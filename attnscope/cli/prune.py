@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 @groups.command(
     omit=("layers", "heads", "formats", "adapter", "engine"),
-    text="A text to measure the change on; `-` reads stdin.",
+    text="A text to measure the change on; `-` reads stdin.  "
+    "[default: The animal didn't cross the street because it was too tired.]",
     pick="The heads to prune, such as L3H1,L5H11.",
     out="The folder to write; a new one.",
 )

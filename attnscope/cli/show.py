@@ -41,7 +41,11 @@ def show(
     folder: groups.Folder = False,
     printing: groups.Printing,
 ) -> None:
-    """Draw a saved record again, without its model: in the terminal, or with -o as files."""
+    """Draw a saved record again, without its model: in the terminal, or with -o as files.
+
+    - `attnscope show heads.npz --pick L3H1`
+    - `attnscope show weights.npz --query it -o figures -f pdf`
+    """
     import numpy as np
 
     from attnscope import output

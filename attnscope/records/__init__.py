@@ -5,7 +5,7 @@ from pathlib import Path
 from attnscope.records import reading
 from attnscope.records.elsewhere import load_arrays, record_from_arrays
 from attnscope.records.head_maps import spans
-from attnscope.records.kinds import KINDS, kind_of_schema
+from attnscope.records.kinds import file_of, kind_of_schema
 from attnscope.records.maps import AttentionMap, Heatmap
 from attnscope.records.record import Record
 from attnscope.records.storage import write_whole
@@ -42,9 +42,3 @@ def load(path: str | Path) -> Record:
         schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]
         kind: type[Record] = kind_of_schema(schema).record_class()
     return kind.load(path)
-
-
-def file_of(record: Path) -> Path:
-    """The file of a record that is named by its folder; else the path as it is."""
-    names = [kind.file(ending) for kind in KINDS.values() for ending in kind.lossless]
-    return next((record / name for name in names if (record / name).is_file()), record)

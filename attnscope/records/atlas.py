@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError
 from attnscope.records import codec
 from attnscope.records.circuits import Link
 from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.descriptions import Descriptions
 from attnscope.records.findings import Findings, Head
+from attnscope.records.pair_tables import require_known
 from attnscope.records.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, Points
 from attnscope.records.record import Record
 from attnscope.records.storage import finite, plain
@@ -278,10 +278,7 @@ class Atlas(Record):
         Raises:
             UsageError: There is no such head.
         """
-        known = {(head.layer, head.head) for head in self.heads}
-        if missing := [pair for pair in picked if pair not in known]:
-            layer, head = missing[0]
-            raise UsageError(f"there is no head L{layer}H{head} in this atlas", f"it has {len(self.heads)} heads")
+        require_known([(head.layer, head.head) for head in self.heads], picked, "this atlas")
         mine = [at for at, head in enumerate(self.heads) if (head.layer, head.head) in set(picked)]
         number = {at: place for place, at in enumerate(mine)}
         examples = [one for one in self.examples() if one.facts.head in number]

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError, amount
 from attnscope.records.codec import ARRAY, OMITTED
-from attnscope.records.pair_tables import OneHead
+from attnscope.records.pair_tables import OneHead, require_known
 from attnscope.records.record import Record
 
 COMPOSITIONS = ("Q", "K", "V")
@@ -251,11 +250,7 @@ class Circuits(Record):
             UsageError: There is no such head.
         """
         known = {(head.layer, head.head): place for place, head in enumerate(self.heads)}
-        for layer, head in picked:
-            if (layer, head) not in known:
-                raise UsageError(
-                    f"there is no head L{layer}H{head} in this record", f"it has {amount(len(self.heads), 'head')}"
-                )
+        require_known(known, picked, "this record")
         return replace(self, picked=tuple(known[pair] for pair in dict.fromkeys(picked)))
 
     def rows(self) -> Iterator[tuple[Any, ...]]:

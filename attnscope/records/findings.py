@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from attnscope.records.ablation import Effect
 from attnscope.records.codec import OMITTED, beside
 from attnscope.records.descriptions import Descriptions, HeadDescription
 from attnscope.records.needles import Needles
-from attnscope.records.pair_tables import OneHead
+from attnscope.records.pair_tables import OneHead, require_known
 from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
 from attnscope.records.storage import csv_text, finite, plain
@@ -211,6 +211,20 @@ class Findings(Record):
             return self.descriptions.of(layer, head, kind)
         except KeyError as error:
             raise AttnscopeError(error.args[0], "layers and heads count from 0") from None
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Findings:
+        """The same findings about some heads, (layer, head), of every kind; the sums over texts stay those of all.
+
+        Raises:
+            UsageError: There is no such head.
+        """
+        require_known([(head.layer, head.head) for head in self.heads], picked, "these findings")
+
+        def chosen(heads: Iterable[OneHead]) -> Any:
+            return tuple(head for head in heads if (head.layer, head.head) in picked)
+
+        described = self.descriptions and replace(self.descriptions, heads=chosen(self.descriptions.heads))
+        return replace(self, heads=chosen(self.heads), control=chosen(self.control), descriptions=described)
 
     def does_nothing(self, head: Head) -> bool:
         """Whether a head that was taken out (`--causal`) makes no difference by any ablation.

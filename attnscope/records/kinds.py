@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
@@ -134,7 +135,7 @@ KINDS = {
         Kind(
             "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),
             ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:pages",
-            page="page:page_of_saved", options=("measures", "where", "sort"),
+            page="page:page_of_saved", options=("pick", "measures", "where", "sort"),
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
@@ -196,6 +197,18 @@ def kind_of_schema(schema: str) -> Kind:
     if name not in KINDS:
         raise ValueError(f"it holds {schema!r}, which this version cannot read")
     return KINDS[name]
+
+
+def file_of(record: Path, first: Kind | None = None) -> Path:
+    """The file of a record that is named by its folder; else the path as it is.
+
+    Args:
+        record: The file, or the folder that a command wrote it into.
+        first: The kind that is meant, where the folder may hold several.
+    """
+    kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
+    names = [kind.file(ending) for kind in kinds for ending in kind.lossless]
+    return next((record / name for name in names if (record / name).is_file()), record)
 
 
 def load_named(name: str) -> Any:

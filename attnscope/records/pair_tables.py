@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError, amount
 
 Floats = NDArray[np.float64]
 HeadPlace = tuple[int, int]
@@ -20,6 +20,22 @@ HeadPlace = tuple[int, int]
 def head_name(place: HeadPlace) -> str:
     """Such as L3H1."""
     return f"L{place[0]}H{place[1]}"
+
+
+def require_known(known: Iterable[HeadPlace], picked: Iterable[HeadPlace], where: str) -> None:
+    """Refuses heads that a record does not hold.
+
+    Args:
+        known: The heads that it holds.
+        picked: Those that are asked for.
+        where: What the record is called, such as "this atlas".
+
+    Raises:
+        UsageError: There is one.
+    """
+    held = {*known}
+    if missing := [place for place in picked if place not in held]:
+        raise UsageError(f"there is no head {head_name(missing[0])} in {where}", f"it has {amount(len(held), 'head')}")
 
 
 class OneHead:

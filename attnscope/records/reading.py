@@ -52,6 +52,8 @@ def reading(path: Path, what: str, hint: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise AttnscopeError(f"the folder {path} holds no {what}", hint) from None
     except OSError as error:
         raise AttnscopeError(f"cannot read {path}: {error.strerror or error}") from None
     except MemoryError:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records import codec
-from attnscope.records.kinds import LIVE, NOTEBOOK, Kind, kind_of_schema, load_named
+from attnscope.records.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.parquet import parquet
 from attnscope.records.reading import read_record, reading, require_run, require_types
 from attnscope.records.storage import csv_text, finite, plain, write_whole
@@ -192,10 +192,14 @@ class Record:
     def load(cls, path: str | Path) -> Self:
         """Reads a record that `save` wrote, without loss.
 
+        Args:
+            path: The file, or the folder that a command wrote it into.
+
         Raises:
             AttnscopeError: The file is not there, damaged, or a record of another kind.
         """
-        path, kind = Path(path), cls.record_kind()
+        kind = cls.record_kind()
+        path = file_of(Path(path), kind)
         with reading(path, kind.what, kind.hint):
             described, held = read_record(path, cls.SCHEMA)
             if isinstance(held.get("schema"), str) and "json" not in kind.lossless:

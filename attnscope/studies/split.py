@@ -60,17 +60,20 @@ def split_example(options: SplitOptions | None = None) -> Split:
     """The worked example with different numbers of heads.
 
     Raises:
-        AttnscopeError: A number of heads does not divide 4, or W_O does not fit.
+        UsageError: A number of heads does not divide 4.
+        AttnscopeError: W_O does not fit.
     """
+    options = options or SplitOptions()
+    _require_fit(options.counts, example.Q.shape[1], UsageError)
     run: dict[str, Any] = {
         "model": "worked example",
-        "seed": None if options is None or not options.project else options.seed,
+        "seed": options.seed if options.project else None,
         "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
         "notes": [],
     }
     text = " ".join(example.TOKENS)
     return _split(
-        example.Q, example.K, example.V, None, options or SplitOptions(), run, text, example.TOKENS, example.TOKENS
+        example.Q, example.K, example.V, None, options, run, text, example.TOKENS, example.TOKENS
     )  # fmt: skip
 
 
@@ -140,10 +143,7 @@ def _split(
     keys: Sequence[str],
 ) -> Split:
     d_model = query.shape[1]
-    unfit = [count for count in options.counts if d_model % count]
-    if unfit:
-        fits = ", ".join(str(n) for n in range(1, d_model + 1) if d_model % n == 0)
-        raise AttnscopeError(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")
+    _require_fit(options.counts, d_model, AttnscopeError)
     w_o = _output_projection(options, d_model)
     seen = []
     for count in dict.fromkeys(options.counts):
@@ -164,6 +164,13 @@ def _split(
         run=run, text=text, queries=tuple(queries), keys=tuple(keys), d_model=d_model,
         same_columns=options.same_columns, project=options.project, w_o=w_o, seen=tuple(seen),
     )  # fmt: skip
+
+
+def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError]) -> None:
+    """Refuses numbers of heads that columns cannot be cut into, by an error of this kind."""
+    if unfit := [count for count in counts if d_model % count]:
+        fits = ", ".join(str(n) for n in range(1, d_model + 1) if d_model % n == 0)
+        raise error(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")
 
 
 def _drop(found: splitting.Cut, head: int, w_o: Array | None, output: Array) -> Drop:

@@ -70,8 +70,10 @@ def predicted_line(found: Ablation) -> str:
     if not told:
         return ""
     loss = found.whole.get("loss")
-    value = f"; loss of the whole model {number(loss.value)} nats {interval(loss)}" if loss else ""
-    return f"predicted: {printable(told)}{value}"
+    if loss is None:
+        return f"predicted: {printable(told)}"
+    known = f" {interval(loss)}" if interval(loss) != UNDEFINED else ""  # a single text has none
+    return f"predicted: {printable(told)}; loss of the whole model {number(loss.value)} nats{known}"
 
 
 def notes(found: Ablation) -> list[str]:

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.style import Style
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records.findings import Estimate, Findings, Head, Role
 from attnscope.records.head_query import choose
 from attnscope.views import heads_summary
@@ -41,8 +42,11 @@ def show(
     measures: str | None = None,
     where: str | None = None,
     sort: str | None = None,
+    among: Findings | None = None,
 ) -> None:
     """Prints the grid of roles, the table of heads and what each does; of pictures and recordings what was measured.
+
+    A head that is picked alone has all its measures, each with its interval, in a table of its own instead of the grid.
 
     Args:
         findings: What to print.
@@ -50,31 +54,38 @@ def show(
         measures: Also these measures of every head, separated by commas.
         where: Which heads alone are printed: see `records.head_query`; the others are blank in the grid.
         sort: In which order they are listed.
+        among: The findings that these heads were picked from, if they were: what they are ranked among.
 
     Raises:
         AttnscopeError: There is no such measure, condition or order.
     """
+    among = among or findings
     heads = choose(findings, where, sort)
     if where is not None and not heads:
         console.print(Text("no head fulfils the condition"))
         return
-    n_all, findings = len(findings.heads), replace(findings, heads=tuple(heads))
+    findings = replace(findings, heads=tuple(heads))
+    is_chosen, is_one = len(heads) < len(among.heads), len({(head.layer, head.head) for head in heads}) == 1
+    is_picked = is_one and is_chosen and where is None
     if where is not None:
-        console.print(Text(f"{len(heads)} of {n_all} heads, for which holds: {heads_summary.printable(where)}"))
+        said = f"match: {heads_summary.printable(where)}"
+        console.print(Text(f"{len(heads)} of {amount(len(among.heads), 'head')} {said}"))
     if findings.of_senses:
         console.print(picture_measures(findings, console))
     else:
-        console.print(grid(findings, console))
+        if not is_picked:
+            console.print(grid(findings, console))
         console.print(table(findings, console))
         if findings.descriptions is not None:
             console.print(Text())
-            console.print(description_table(findings, console, every=where is None))
+            console.print(description_table(findings, console, every=not is_chosen))
         elif where is not None or sort is not None:
             console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
     for part in (*writes_table(findings), *needles_table(findings)):
         console.print(part)
-    if measures:
-        console.print(measure_table(findings, heads_summary.named_measures(findings, measures)))
+    if measures or is_picked:
+        names = heads_summary.named_measures(findings, measures or "all")
+        console.print(head_measures(findings, names, among) if is_one else measure_table(findings, names))
 
 
 def grid(findings: Findings, console: Console) -> RenderableType:
@@ -122,7 +133,8 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
         if len(rows) > most:
             shown.add_row(Text(f"and {len(rows) - most} more", style="dim"))
     parts: list[RenderableType] = [shown, Text()] if found else []
-    parts.append(_unclassified(findings))
+    if len(findings.heads) > 1 or not found:
+        parts.append(_unclassified(findings))
     if found:
         names = {column.name for column in columns}
         parts.append(Text(_explanation(findings, [count.role for count in found], names), style="dim"))
@@ -145,6 +157,38 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
     """
     heads_summary.require_measures(findings, names)
     return _Measures(findings, tuple(names))
+
+
+def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> RenderableType:
+    """Measures of one head, a row each: value, 95% interval, value under uniform attention, and its place among heads.
+
+    Args:
+        findings: The head; of several kinds of attention, each has a table.
+        names: Which measures.
+        among: All heads of the model; those of the same kind are ranked, the largest value first.
+    """
+    parts: list[RenderableType] = []
+    written = small_number if findings.of_senses else number
+    for head in findings.heads:
+        others = [other for other in among.heads if other.kind == head.kind]
+        shown = plain_table(space=2)
+        shown.add_column(full_name(head, findings), overflow="fold")
+        for heading in ("value", "95% interval", "uniform", f"rank of {len(others)}"):
+            shown.add_column(heading, justify="right", no_wrap=True)
+        for name in names:
+            one = head.measures.get(name, _NOTHING)
+            values = [other.measures[name].value for other in others if name in other.measures]
+            rank = 1 + sum(value > one.value for value in values)
+            shown.add_row(
+                Text(heads_summary.title_of(findings, name)),
+                Text(written(one.value), style="cyan"),
+                interval(one.low, one.high, written),
+                written(one.uniform),
+                f"{rank}" if math.isfinite(one.value) else heads_summary.UNDEFINED,
+            )
+        parts += [Text(), shown]
+    said = ["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"]
+    return Group(*parts, *dim_lines(said))
 
 
 @dataclass(frozen=True, eq=False)
