@@ -195,6 +195,7 @@ def measures_page() -> str:
         _MADE,
         _ABOUT_MEASURES.strip().replace("RHO", f"{DEPENDENCE:g}"),
         f"## The {len(MEASURES)} measures",
+        f"{sum(one.has_active for one in MEASURES.values())} of them are measured excluding sinks too (`NAME_active`).",
     ]
     for measure in MEASURES.values():
         parts += _about(measure)

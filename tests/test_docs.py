@@ -27,6 +27,7 @@ import pytest
 
 import attnscope
 from attnscope import cli, models
+from attnscope.core.measures.catalogue import MEASURES
 from attnscope.models.catalog import Source
 from attnscope.models.model import Model
 from docs import generate
@@ -258,6 +259,33 @@ def test_a_page_that_is_made_is_up_to_date(name: str) -> None:
     made = generate.PAGES[name]()
     changed = list(difflib.unified_diff(written.splitlines(), made.splitlines(), lineterm="", n=0))
     assert not changed, f"docs/{name} is out of date: run `python -m docs.generate`\n" + "\n".join(changed[:20])
+
+
+def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_are_made() -> None:
+    readme, heads = (page.read_text("utf-8") for page in (ROOT / "README.md", ROOT / "docs/heads.md"))
+    active = sum(one.has_active for one in MEASURES.values())
+    for page, times in ((readme, 2), (heads, 1)):
+        counts = re.findall(r"\b(\d+) measures\b.{0,50}?\b(\d+) of them also excluding sinks", page)
+        assert counts == [(str(len(MEASURES)), str(active))] * times
+    table = dict(
+        re.findall(r"^\| ([^|]+) \| (\d+) \|$", (ROOT / "docs/architectures.md").read_text("utf-8"), re.MULTILINE)
+    )
+    exact = sum(int(number) for result, number in table.items() if result.startswith("exact"))
+    beside = next(int(number) for result, number in table.items() if "beside a picture" in result)
+    told = re.search(
+        r"All (\d+) model types .*?: (\d+) are shown exactly, (\w+)\s+more beside a picture", readme, re.DOTALL
+    )
+    assert told is not None and table["shown wrongly"] == "0"
+    assert told.groups() == (str(sum(map(int, table.values()))), str(exact), {2: "two"}.get(beside, str(beside)))
+
+
+def test_every_picture_of_the_docs_is_on_a_page() -> None:
+    shown = {
+        (page.parent / target).resolve()
+        for page in PAGES
+        for target in re.findall(r"!\[[^]]*\]\(([^)\s]+)\)", page.read_text("utf-8"))
+    }
+    assert {path for path in (ROOT / "docs/images").iterdir() if path not in shown} == set()
 
 
 def test_the_site_has_every_page() -> None:
