@@ -345,7 +345,7 @@ def test_a_model_that_is_named_by_an_option_is_pointed_to_its_place(attnscope: R
         (["heatmap", "x", "-m", ""], "name is empty"),
         (["heatmap", "x", "-m", "a\x1b[31m"], r"a<U\+001B>\[31m"),
         (["show", "absent.npz"], "no file absent.npz"),
-        (["show", "."], "cannot read ."),
+        (["show", "."], "the folder . holds no attnscope record"),
     ],
 )
 def test_failure_is_one_line_and_1_and_leaves_nothing(

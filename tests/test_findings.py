@@ -284,7 +284,7 @@ def test_a_file_that_is_no_record_is_one_line(tmp_path: Path, damage: Callable[[
 def test_a_file_that_is_not_there_and_a_folder_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="there is no file"):
         findings.Findings.load(tmp_path / "heads.npz")
-    with pytest.raises(AttnscopeError, match="cannot read .*directory"):
+    with pytest.raises(AttnscopeError, match="the folder .* holds no record of heads"):
         findings.Findings.load(tmp_path)
 
 
