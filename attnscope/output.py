@@ -113,7 +113,7 @@ class Output:
         paths = [] if out is None else write(record, out, self.formats, self.options, drawing, self.stem)
         run: Mapping[str, Any] = getattr(record, "run", {})
         notes = [*_notes_of(record), *_note_repeated(record, self.options.get("query"))]
-        notes += note_fonts(_texts_in(record.describe()), map(str, paths), self.options.get("font"))
+        notes += note_fonts(_texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
         say([*notes, *_note_others(guarded, paths, before)], self.quiet)
         self.show(record, paths)
         fail_if_not_whole(getattr(record, "corpus", {}), run)
@@ -287,7 +287,7 @@ def show(
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given, whole=whole)
     paths = [] if out is None else write(record, out, files, given, stem=stem)
     notes = [*_notes_of(record), *_note_repeated(record, given.get("query"))]
-    say([*notes, *note_fonts(_texts_in(record.describe()), map(str, paths), given.get("font"))], quiet)
+    say([*notes, *note_fonts(_texts_in(record.drawn_texts()), map(str, paths), given.get("font"))], quiet)
     wanted.show(record, paths)
 
 

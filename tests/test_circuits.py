@@ -1,6 +1,7 @@
 """What weights say: against dense matrices by NumPy, against planted heads, against random matrices."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,21 @@ def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Pa
     assert run(*told, "--pick", "L7H0")[0] == 2
     status, out, _ = run(*told, "--json")
     assert status == 0 and '"schema": "attnscope.circuits/1"' in out
+
+
+def test_the_matrix_is_coloured_up_to_its_largest_pair_and_fonts_are_for_what_is_drawn() -> None:
+    from attnscope.views import circuits_figures as figures
+
+    got = found("own")
+    drawn = np.random.default_rng(0).random(got.composition.shape).astype(got.composition.dtype)
+    got = replace(got, composition=np.where(np.isfinite(got.composition), drawn, np.nan).astype(drawn.dtype))
+    page = figures.composition_page(got, figures.lettering_for([got.run["model"]]))
+    shown = [image.get_clim() for image in page.axes.images]
+    high = float(np.nanmax(got.excess))
+    assert any(np.isclose(limits, (0.0, high)).all() for limits in shown)
+    texts = [text.get_text() for text in page.axes.texts]
+    assert ("≤ 0" in texts) == bool(np.nanmin(got.excess) < 0) and not any("read of" in text for text in texts)
+    assert got.drawn_texts() == got.run["model"]
 
 
 def test_a_figure_fits_the_column_of_a_paper(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from attnscope.errors import UsageError
 from attnscope.records.descriptions import Descriptions, Term
 from attnscope.records.findings import Findings
 from attnscope.views import heads_figures
-from attnscope.views.descriptions_figures import cards_layout, cards_page, short_words, texts_of
+from attnscope.views.descriptions_figures import _lines, cards_layout, cards_page, short_terms, texts_of
 from attnscope.views.heads_terminal import show
 from attnscope.views.lettering import lettering_for
 from attnscope.views.style import Style
@@ -84,11 +84,11 @@ def test_cards_stand_in_rows_of_layers_and_hold_their_words(n_layers: int, n_hea
     assert len(placed.strips[0][1]) == n_heads - 1  # the one that spreads evenly has no share
 
 
-def test_short_words_leave_out_shares_and_parts() -> None:
+def test_short_terms_leave_out_shares_and_parts() -> None:
     found = described_findings().descriptions
     assert found is not None
-    assert short_words(found.heads[0]) == "[CLS], at most 4 away to the left"
-    assert short_words(found.heads[1]) == "spreads evenly"
+    assert ", ".join(short_terms(found.heads[0])) == "[CLS], at most 4 away to the left"
+    assert ", ".join(short_terms(found.heads[1])) == "spreads evenly"
 
 
 def test_the_figure_is_written_where_heads_are_described(tmp_path: Path) -> None:
@@ -135,11 +135,20 @@ def test_cards_are_as_wide_as_asked_with_letters_no_smaller(
         assert card.lines and all(lettering.width_px(line, size) <= card.box[2] for line in card.lines)
 
 
+def test_cards_have_whole_terms_and_say_how_many_more() -> None:
+    lettering = lettering_for(["abc"])
+    terms = ["the previous token", "nearby capitals", "punctuation"]
+    assert _lines(terms, 3, 11.5, 116, lettering) == ["the previous", "token, nearby", "capitals, +1 more"]
+    assert _lines(terms, 9, 11.5, 900, lettering) == ["the previous token, nearby capitals, punctuation"]
+    (line,) = _lines(["x" * 99], 1, 11.5, 116, lettering)
+    assert line.endswith("…")
+
+
 def test_capitals_inside_sentences_are_called_so() -> None:
     term = Term("name", "capitalised words within a sentence", 1.0, 0.3, 0.1, 0.2)
     found = described_findings().descriptions
     assert found is not None
-    assert short_words(replace(found.heads[0], terms=(CLS, term))) == "[CLS], capitals inside sentences"
+    assert ", ".join(short_terms(replace(found.heads[0], terms=(CLS, term)))) == "[CLS], capitals inside sentences"
 
 
 def test_a_term_does_not_contradict_its_numbers() -> None:

@@ -102,7 +102,7 @@ def test_each_kind_of_attention_has_figures_of_its_own() -> None:
     kinds = ("encoder", "decoder", "cross")
     assert stems(record) == [f"{kind}-{stem}" for kind in kinds for stem in each]
     assert [stem for stem in stems(record, "x") if "query" in stem] == ["decoder-query-000", "cross-query-000"]
-    assert "toy · cross layer 1" in words(shown(record, "cross-L01"))
+    assert "toy · cross-attention · layer 1" in words(shown(record, "cross-L01"))
 
 
 def test_heads_that_one_kind_lacks_make_no_figure_of_it() -> None:
@@ -287,7 +287,8 @@ def test_a_seam_divides_what_was_given_from_what_was_written() -> None:
     tokens = replace(tokens_of(["a", "b", "c", "d"]), n_given=3)
     canvas = shown(record_of(map_of(tokens, layers=1, heads=1, kind="decoder"), text="a b c"), "L00H00")
     assert seams_of(canvas) == {((0, 3), (4, 3)), ((3, 0), (3, 4))}
-    assert "green tokens were written by the model itself" in " ".join(words(canvas))
+    said = " ".join(words(canvas))
+    assert "green tokens were written by the model itself" in said and "red lines: from here on the model wrote" in said
     colours = {text.get_text(): text.get_color() for text in canvas.axes.texts}
     assert colours["d"] != colours["c"]
     assert "“a b c”  …  “d”" in words(canvas)

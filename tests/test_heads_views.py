@@ -76,7 +76,8 @@ def written(page: Canvas) -> list[str]:
 
 
 def page_of(findings: Findings, stem: str) -> Any:
-    return next(page for name, page in heads_figures.pages(findings) if name == stem)
+    named = stem.removeprefix("measure-") if stem.startswith("measure-") else None
+    return next(page for name, page in heads_figures.pages(findings, measures=named) if name == stem)
 
 
 class TestMarks:
@@ -346,7 +347,11 @@ class TestMeasuresPage:
         findings = fake_findings(2, 2)
         stems = [stem for stem, _ in heads_figures.pages(findings, measures="local,induction")]
         assert {stem for stem in stems if stem.startswith("measure-")} == {"measure-local", "measure-induction"}
-        assert len([*heads_figures.pages(findings, measures="all")]) == len([*heads_figures.pages(findings)])
+        assert [stem for stem, _ in heads_figures.pages(findings)] == ["roles", "measures"]
+        nowhere = dict.fromkeys(["local"], replace(UNDEFINED))
+        undefined = tuple(replace(one, measures={**one.measures, **nowhere}) for one in findings.heads)
+        stems = [stem for stem, _ in heads_figures.pages(replace(findings, heads=undefined), measures="all")]
+        assert len(stems) == 1 + len(findings.measure_names) and "measure-local" not in stems
         told = {"writes": {"measures": ["local", "induction"], "predicted": "each next token"}}
         findings = replace(findings, options={**findings.options, **told})
         stems = [stem for stem, _ in heads_figures.pages(findings)]
@@ -426,8 +431,9 @@ class TestHostileNames:
 
     def test_files_stay_in_their_folder(self, findings: Findings, tmp_path: Path) -> None:
         names = ("../../x", "/etc/x", "..", "x/../x", "x", "X", "", "CON\x00", "ä" * 300)
-        heads = tuple(replace(one, measures=dict.fromkeys(names, UNDEFINED)) for one in findings.heads[:2])
-        stems = [stem for stem, _ in heads_figures.pages(replace(findings, heads=heads))]
+        known = findings.heads[0].measures[HOSTILE[0]]
+        heads = tuple(replace(one, measures=dict.fromkeys(names, known)) for one in findings.heads[:2])
+        stems = [stem for stem, _ in heads_figures.pages(replace(findings, heads=heads), measures="all")]
         assert len({stem.lower() for stem in stems}) == 2 + len(names)
         assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", stem) for stem in stems)
 
@@ -573,18 +579,27 @@ class TestScales:
 
 
 class TestMeasurePages:
-    def test_numbers_are_the_values_and_half_the_intervals(self) -> None:
+    def test_numbers_are_the_values_and_the_intervals(self) -> None:
         estimate = {"x": Estimate(0.5, 0.4, 0.6, 0.2, 9)}
         small = {"x": Estimate(0.25, 0.248, 0.252, 0.2, 9)}
         findings = of(Head("encoder", 0, 0, (), NAN, estimate), Head("encoder", 0, 2, (), NAN, small))
         scale = measure_figures.scale_of(findings, "x")
-        numbers = measure_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), 15, True)
-        assert [one.text for one in numbers] == ["0.50", "±0.10", "0.25", "±0.002"]
+        numbers = measure_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), 15, 9)
+        assert [one.text for one in numbers] == ["0.50", "0.40–0.60", "0.25", "0.248–0.252"]
         assert numbers[0].x == pytest.approx(129)
         assert numbers[2].x == pytest.approx(249)
         assert numbers[0].color != numbers[2].color
-        assert not any("±" in one.text for one in measure_figures.numbers_of(findings, "x", scale, {"encoder": (0, 0)},
-                                                                           (60, 50), 15, False))  # fmt: skip
+        alone = measure_figures.numbers_of(findings, "x", scale, {"encoder": (0, 0)}, (60, 50), 15, 0)
+        assert [one.text for one in alone] == ["0.50", "0.25"]
+
+    @pytest.mark.parametrize(
+        ("low", "high", "said"),
+        [(0, 0.031, "0.00–0.03"), (0, 0.0031, "0.000–0.003"), (0.9996, 1, "0.9996–1.0000"), (0, 0, "0.00–0.00"),
+         (-0.2, 0.1, "−0.20 to 0.10"), (12.31, 12.36, "12.31–12.36"), (101.2, 140, "101–140"), (NAN, NAN, "")],
+    )  # fmt: skip
+    def test_intervals_have_the_decimals_that_tell_their_ends_apart(self, low: float, high: float, said: str) -> None:
+        one = Head("encoder", 0, 0, (), NAN, {"x": Estimate(low, low, high, NAN, 9)})
+        assert measure_figures._interval(one, "x") == said
 
     def test_numbers_go_where_cells_are_too_small(self) -> None:
         few, many = fake_findings(1, 32), fake_findings(1, 64)
@@ -606,7 +621,7 @@ class TestMeasurePages:
     def test_pages_are_wide_enough_and_everything_is_on_them(self, shape: tuple[int, int]) -> None:
         findings = fake_findings(*shape)
         only = tuple(replace(one, measures={"local": one.measures["local"]}) for one in findings.heads)
-        for _, page in heads_figures.pages(replace(findings, heads=only)):
+        for _, page in heads_figures.pages(replace(findings, heads=only), measures="all"):
             assert page.width_px >= 1600
             for text in page.axes.findobj(Written):
                 x, y = text.get_position()
@@ -617,7 +632,7 @@ class TestMeasurePages:
         findings = fake_findings(3, 4)
         lettering = heads_figures.lettering_for(heads_figures._texts(findings))
         n_same = 0
-        for stem, page in heads_figures.pages(findings):
+        for stem, page in heads_figures.pages(findings, measures="all"):
             if stem.startswith("measure-"):
                 name = stem.removeprefix("measure-")
                 alone = measure_figures.measure_page(
@@ -645,9 +660,9 @@ class TestFiles:
         )
         findings = replace(findings, heads=heads)
         formats = ("png", "svg", "pdf")
-        first = findings.draw(tmp_path / "a", formats)
+        first = findings.draw(tmp_path / "a", formats, measures="all")
         with mpl.rc_context({"font.size": 30, "text.color": "red", "axes.facecolor": "green", "svg.hashsalt": None}):
-            second = findings.draw(tmp_path / "b", formats)
+            second = findings.draw(tmp_path / "b", formats, measures="all")
         assert [path.name for path in first[:6]] == [
             f"{stem}.{form}" for stem in ("roles", "measures") for form in formats
         ]

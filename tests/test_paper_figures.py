@@ -235,7 +235,7 @@ def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path: Path) -
 
 def test_numbers_of_a_table_of_heads_are_text_in_vector_files(made: Path, tmp_path: Path) -> None:
     findings: Any = load(made / "heads.npz")
-    page = dict(heads_figures.pages(findings))["measure-entropy_nats"]
+    page = dict(heads_figures.pages(findings, measures="entropy_nats"))["measure-entropy_nats"]
     with canvas.matplotlib_defaults():
         drawn = page.vector("svg").decode()
     assert {one.text for one in page.drawn} <= set(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))

@@ -406,7 +406,7 @@ class Measuring:
         str | None,
         typer.Option(
             help="Also print these measures, such as entropy_nats,positional; all: every one. Figures of heads then "
-            "show these alone at large.",
+            "have a large map of each.",
             autocompletion=options.complete_measures,
         ),
     ] = None

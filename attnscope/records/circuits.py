@@ -253,6 +253,10 @@ class Circuits(Record):
         require_known(known, picked, "this record")
         return replace(self, picked=tuple(known[pair] for pair in dict.fromkeys(picked)))
 
+    def drawn_texts(self) -> Any:
+        """Only the model: tables have tokens, figures have none."""
+        return self.run.get("model", "")
+
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """A line a head; of compositions the strongest sender by queries, keys and values."""
         scores = ("value", "mean", "low", "high")

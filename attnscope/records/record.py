@@ -40,6 +40,10 @@ class Record:
         """All but the arrays that are kept beside, schema first; NaN stays."""
         return {"schema": self.SCHEMA, **codec.describe(self)}
 
+    def drawn_texts(self) -> Any:
+        """What holds all texts that its figures may show, to find fonts for."""
+        return self.describe()
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays that an npz keeps beside what describes them, by name."""
         return codec.arrays_of(self)

@@ -57,7 +57,7 @@ def heads_page(found: Circuits, lettering: Lettering) -> Page:
     pitch_x, pitch_y = shape[1] * cell_w + names + gap, shape[0] * cell_h + 96
     width = paper.width_for(2 * layout.MARGIN_PX + across * pitch_x - gap, 900)
     footer_y = math.ceil(_TOP_PX + math.ceil(len(panels) / across) * pitch_y)
-    page = Page.above([*notes_of(found)[:-1], _of_places(found)], width, footer_y, lettering)
+    page = Page.above([*notes_of(found, marks=False)[:-1], _of_places(found)], width, footer_y, lettering)
     page.head(title_of(found), f"layers x heads · {amount(len(found.heads), 'head')}")
     outside = (
         {(h.layer, h.head) for h in found.heads if h.copying.is_outside},
@@ -86,7 +86,8 @@ def heads_page(found: Circuits, lettering: Lettering) -> Page:
 
 def _of_places(found: Circuits) -> str:
     return (
-        "a dot: not beyond the random heads · matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
+        f"a dot: not beyond all of {found.n_draws} random heads with the same singular values · "
+        "matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
         f"token · by position: the share of attention that the previous token gets where all tokens are alike, "
         f"{amount(found.n_places, 'place')}; uniform {number(min(found.uniform.get('previous', (math.nan,))))}"
     )
@@ -114,13 +115,16 @@ def _map(
         )
 
 
-def _bar(page: Page, box: tuple[float, float, float, float], cmap: str, low: float, high: float) -> None:
-    """A colour bar with its ends and, where it has two signs, its middle."""
+def _bar(
+    page: Page, box: tuple[float, float, float, float], cmap: str, low: float, high: float, least: str = ""
+) -> None:
+    """A colour bar with its ends and, where it has two signs, its middle; `least` is written at the first end."""
     x, y, width, height = box
     page.colour_bar(box, colormap(cmap))
     ticks = (low, 0.0, high) if low < 0 else (low, high)
     for tick in ticks:
         at, text = x + width * (tick - low) / (high - low), f"{tick:.2g}".replace("-", "−")
+        text = least if least and tick == low else text
         page.write(at, y + height + 12, text, 11.5, ha="center", color=FAINT)
 
 
@@ -138,12 +142,13 @@ def composition_page(found: Circuits, lettering: Lettering) -> Page:
     pitch_x, pitch_y = size + names + gap, size + 100
     width = paper.width_for(2 * layout.MARGIN_PX + across * pitch_x - gap, 900)
     notes = [
-        "rows: the heads that read · columns: the earlier heads that they read of · lines: layers",
+        "rows: the heads that read · columns: the earlier heads that they read from · lines: layers",
         notes_of(found)[-1],
     ]
     page = Page.above(notes, width, math.ceil(_TOP_PX + math.ceil(len(shown) / across) * pitch_y), lettering)
     page.head(title_of(found), "composition: the share of a pair's norm, less its mean for random directions")
-    high = max(float(np.nanpercentile(excess[shown], 99.9)), 1e-6)
+    high = max(float(np.nanmax(excess[shown])), 1e-6)
+    least = "≤ 0" if float(np.nanmin(excess[shown])) < 0 else "0"
     starts = [
         place for place, head in enumerate(found.heads) if not place or head.layer != found.heads[place - 1].layer
     ]
@@ -159,7 +164,7 @@ def composition_page(found: Circuits, lettering: Lettering) -> Page:
         page.set_cells(image, excess[kind].T.astype(np.float32), (0.0, high))
         page.frames([(left, top, size, size)])
         _layer_names(page, found, starts, (left, top), size, cell)
-        _bar(page, (left, top + size + 22, min(200, size), 11), _SHARE, 0.0, high)
+        _bar(page, (left, top + size + 22, min(200, size), 11), _SHARE, 0.0, high, least)
     return page
 
 

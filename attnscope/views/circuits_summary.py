@@ -60,12 +60,13 @@ def most_previous(found: Circuits, most: int) -> list[CircuitHead]:
     return sorted(known, key=lambda head: -head.previous)[:most]
 
 
-def notes_of(found: Circuits) -> list[str]:
-    """What must be known to read the numbers."""
+def notes_of(found: Circuits, *, marks: bool = True) -> list[str]:
+    """What must be known to read the numbers; `marks`: where scores have stars."""
     notes = [
         "copying: sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolute values, 1 = what is attended "
-        f"to is written, −1 = it is taken away; * = beyond all of {found.n_draws} random heads with the same singular "
-        "values"
+        "to is written, −1 = it is taken away"
+        + f"; * = beyond all of {found.n_draws} random heads with the same singular values"
+        * marks
     ]
     if found.ends == "static embeddings":
         notes.append("without a head for words, W_U is the static embeddings: a likeness, no logits")

@@ -152,12 +152,22 @@ def cards_page(findings: Findings, lettering: Lettering) -> Page:
     return page
 
 
-def short_words(one: HeadDescription) -> str:
-    """The terms without their shares: "[CLS], near tokens, not to the right"."""
+def short_terms(one: HeadDescription) -> list[str]:
+    """The terms without their shares: "[CLS]", "near tokens", "not to the right"."""
     if one.spreads_evenly:
-        return "spreads evenly"
-    terms = [term for term in one.terms if not term.part_of]
-    return ", ".join(map(_short, terms)) or "undescribed"
+        return ["spreads evenly"]
+    return [_short(term) for term in one.terms if not term.part_of] or ["undescribed"]
+
+
+def _lines(terms: Sequence[str], most: int, size: float, room: float, lettering: Lettering) -> list[str]:
+    """As many whole terms as so many lines have room for, and how many more there are."""
+    for kept in range(len(terms), 0, -1):
+        more = [f"+{len(terms) - kept} more"] if kept < len(terms) else []
+        lines = list(wrap_lines(", ".join([*terms[:kept], *more]), room * layout.CAPTION_PX / size, lettering))
+        if len(lines) <= most and all(lettering.width_px(line, size) <= room for line in lines):
+            return lines
+    lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]  # one term is more than there is room for
+    return [lettering.fit(line, size, room) for line in lines]
 
 
 _SHORTER = (
@@ -179,10 +189,8 @@ def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering
     if one is None:
         return Card(box, _NOTHING, name, "", "", ())
     room, size = box[2] - 2 * _PAD_PX, lettering.paper.letters(_TEXT_PX)
-    lines = list(wrap_lines(short_words(one), room * layout.CAPTION_PX / size, lettering))
     most = int(box[3] + 4 - _height_of(0)) // _LINE_PX
-    lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
-    lines = [lettering.fit(line, size, room) for line in lines]
+    lines = _lines(short_terms(one), most, size, room, lettering)
     if one.spreads_evenly or not math.isfinite(one.explained):
         return Card(box, _NOTHING, name, "", "", tuple(lines))
     fill = blend(min(1.0, max(0.0, one.explained)), _PALE, _DARK)

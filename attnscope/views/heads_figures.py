@@ -55,9 +55,9 @@ def pages(findings: Findings, style: Style = USUAL, measures: str | None = None)
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
     give no roles). `needles` has what `--probe needle` found. `descriptions` has a card a head, where heads were
     described. `measures` has a small map of each measure, `writes` of each of what heads write (`heads --writes`),
-    `measure-NAME` a large one with numbers: of the measures that are named, else of each, but with `--writes` of
-    `writes` alone. These share a canvas: each is whole until the next one is asked for. Where their width is fixed,
-    small maps that are more than a page of paper go on in `measures-2` ...
+    `measure-NAME` a large one with numbers, of each measure that is named and defined for some head, and with
+    `--writes` of the one that ranks heads. These share a canvas: each is whole until the next one is asked for. Where
+    their width is fixed, small maps that are more than a page of paper go on in `measures-2` ...
 
     Raises:
         AttnscopeError: There are no heads, or there is no such measure.

@@ -225,14 +225,16 @@ def require_measures(findings: Findings, names: Iterable[str]) -> None:
 
 
 def large_measures(findings: Findings, given: str | None) -> list[str]:
-    """The measures that have a figure of their own: those that are named.
+    """The measures that have a figure of their own: those that are named and defined for some head.
 
-    With none named, each; but of those of what heads write (`heads --writes`), which are many, and of those beside
-    them, the one that ranks heads.
+    With none named, only that of what heads write (`heads --writes`) which ranks heads.
     """
-    if given is not None:
-        return named_measures(findings, given)
-    return written_measures(findings)[:1] or list(findings.measure_names)
+    named = written_measures(findings)[:1] if given is None else named_measures(findings, given)
+    return [
+        name
+        for name in named
+        if any(name in head.measures and math.isfinite(head.measures[name].value) for head in findings.heads)
+    ]
 
 
 def unclassified(heads: Iterable[Head]) -> list[Head]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
 _BAR = "#2f6fb0"
+_MANY_LAYERS = 15  # more of them make an overview that no screen shows whole
 LABEL_ROOM_EM = 11
 _STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
 _LONGEST_TEXT = 2000
@@ -116,7 +117,7 @@ class Painter:
         titles = tuple(
             _head_title(attention, pair, short=len(layers) == 1 and record.picked is None) for pair in sheet.heads
         )
-        header = _header(record, attention)
+        header = _header(record, attention, sheet.form)
         labels = (attention.queries.labels, attention.keys.labels)
         name = (sheet.form, header, titles, *labels, sheet.query, record.picked is None, _label_traits(attention))
         if name not in self._canvases:
@@ -143,7 +144,7 @@ class Header:
     notes: tuple[str, ...]
 
 
-def _header(record: Heatmap, attention: AttentionMap) -> Header:
+def _header(record: Heatmap, attention: AttentionMap, form: str) -> Header:
     queries = attention.queries
     if attention.kind != "encoder" and len(record.maps) > 1:
         parts, joint = [record.text, queries.text], "→"
@@ -161,8 +162,13 @@ def _header(record: Heatmap, attention: AttentionMap) -> Header:
             "heads with the same kv read the same keys"
         )
     if 0 <= attention.queries.n_given < len(attention.queries):
-        notes.append("green tokens were written by the model itself")
-    notes += [" ".join(str(note).split()) for note in record.run.get("notes", ())]
+        notes += ["green tokens were written by the model itself"] if form != "overview" else []
+        notes += ["red lines: from here on the model wrote"] if form != "bars" and attention.queries.n_given else []
+    elif form != "bars" and any(len(set(one.segments.tolist())) > 1 for one in (queries, attention.keys)):
+        notes.append("red lines: the second text begins")
+    others = [f" {one.kind} layers" for one in record.maps if one.kind != attention.kind]
+    said = [" ".join(str(note).split()) for note in record.run.get("notes", ())]
+    notes += [note.removesuffix(".") for note in said if not any(other in note for other in others)]
     return Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
 
 
@@ -187,7 +193,8 @@ def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     model = str(record.run.get("model", "model"))
     if sheet.title:
         return f"{model} · {sheet.title}"
-    kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+    named = "cross-attention" if attention.kind == "cross" else attention.kind
+    kind = f"{named} · " if len(record.maps) > 1 else ""
     what = sheet.subject
     if sheet.form == "bars":
         label = attention.queries.labels[sheet.query]
@@ -244,7 +251,7 @@ class MapCanvas(_Page):
             if self.pool > 1:
                 notes.append(layout.pool_note(self.pool))
             shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
-            size = paper.letters(layout.PANEL_TITLE_PX)
+            size = paper.letters(layout.PANEL_TITLE_PX * self._zoom_of_names(len(rows), paper))
             left = max(52, *(math.ceil(lettering.width_px(row, size * 1.1)) + 20 for row in rows))
             grid = layout.overview_grid(
                 len(rows), len(columns), shape, notes, lettering.width_px, left, meaning=meaning, paper=paper
@@ -337,9 +344,14 @@ class MapCanvas(_Page):
                 text.set_color("white" if self._dark[round(share * 255)] else INK)
         return self
 
+    @staticmethod
+    def _zoom_of_names(n_rows: int, paper: layout.Paper) -> float:
+        """How much larger names of rows and columns are: a page of many layers is tall, and is seen shrunk."""
+        return 1.0 if paper.fixed else min(2.0, max(1.0, n_rows / _MANY_LAYERS))
+
     def _margins(self, rows: Sequence[str], columns: Sequence[str]) -> None:
         width, height = self.map_px
-        size = layout.PANEL_TITLE_PX * min(self.zoom, 1.4)
+        size = layout.PANEL_TITLE_PX * max(min(self.zoom, 1.4), self._zoom_of_names(len(rows), self.paper))
         for row, name in enumerate(rows):
             x, y = self.grid.corners[row * len(columns)]
             self.write(x - 10, y + height / 2, name, size, ha="right", weight="bold")

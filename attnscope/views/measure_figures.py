@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnscope.errors import amount
-from attnscope.records.findings import Findings
+from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary, layout
 from attnscope.views.ablation_summary import number as small_number
 from attnscope.views.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrap_lines
@@ -22,7 +22,9 @@ TOP_PX = layout.MARGIN_PX + 62
 KIND_PX = 54
 HEAD_NAMES_PX = 26
 _COMPACT_PX = 135  # width of a small map where the page is of paper
-_INTERVAL_SHARE = 0.7  # of the size of a number that its interval is
+_INTERVAL_SHARE = 0.7  # of the size of a number that its interval is at most
+_LEAST_INTERVAL_PX = 9.0  # smaller ones are left out
+_MOST_DECIMALS = 4
 _MOST_LINES = 4  # of what a measure is, above its map
 _MANY_LAYERS = 16  # more of them make a page that no screen shows whole
 _UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
@@ -261,15 +263,12 @@ def measure_page(
     written = [scale.written(head.measures[measure].value) for head in findings.heads if measure in head.measures]
     widest = max((lettering.width_px(text, size) for text in written), default=0.0)
     numbers = cell_w > widest * 1.05 if paper.fixed else cell_w >= 40
-    intervals = (
-        numbers
-        and cell_h >= 44
-        and size * _INTERVAL_SHARE >= paper.least_px
-        and any(measure in head.measures and math.isfinite(head.measures[measure].low) for head in findings.heads)
-    )
+    widest = max((lettering.width_px(_interval(head, measure), 1.0) for head in findings.heads), default=0.0)
+    small = min(size * _INTERVAL_SHARE, cell_w * 0.94 / widest) if widest else 0.0
+    intervals = numbers and cell_h >= 44 and small >= max(_LEAST_INTERVAL_PX, paper.least_px)
     said = [_UNIFORM] if math.isfinite(scale.uniform[0]) else []
     if intervals:
-        said.append("small numbers: ± half the width of the 95% interval")
+        said.append("small numbers: the 95% interval")
     if _any_undefined(findings, measure):
         said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
     said += heads_summary.corpus_notes(findings)
@@ -289,7 +288,7 @@ def measure_page(
     if numbers:
         lefts = layout.MARGIN_PX + LEFT_PX
         corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
-        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, intervals))
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, small * intervals))
     bar = (layout.MARGIN_PX + LEFT_PX, bar_y, min(420, room - 20), 14)
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
     unit = heads_summary.unit_of(findings, measure)
@@ -310,29 +309,39 @@ def numbers_of(
     corners: Mapping[str, tuple[float, float]],
     cell: tuple[float, float],
     size: float,
-    intervals: bool,
+    small: float,
 ) -> list[Number]:
-    """The value of each head, and below it how far its interval reaches."""
+    """The value of each head, and below it the ends of its interval; `small` is the size of these, 0 = none."""
     written = scale.written
     cmap = colormap(scale.cmap)
     found = []
     for head in findings.heads:
         one = head.measures.get(measure)
         value = one.value if one else math.nan
-        half = (one.high - one.low) / 2 if one else math.nan
         left, top = corners[head.kind]
         x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
         ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
-        found.append(Number(x, y - (cell[1] * 0.14 if intervals else 0), written(value), size, ink))
-        if intervals and math.isfinite(half):
-            said = _half(half) if written is number else f"±{written(half)}"
-            found.append(Number(x, y + cell[1] * 0.22, said, size * _INTERVAL_SHARE, ink))
+        found.append(Number(x, y - (cell[1] * 0.14 if small else 0), written(value), size, ink))
+        if small and (interval := _interval(head, measure)):
+            found.append(Number(x, y + cell[1] * 0.22, interval, small, ink))
     return found
 
 
-def _half(width: float) -> str:
-    """Half the width of an interval, with a third decimal where two would say 0.00."""
-    return "±<0.001" if 0 < width < 0.0005 else f"±{width:.3f}" if width < 0.00995 else f"±{number(width)}"
+def _interval(head: Head, measure: str) -> str:
+    """The ends of an interval, such as 0.00–0.03, with as many decimals as tell them apart; empty where there is none.
+
+    They are no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
+    """
+    one = head.measures.get(measure)
+    if one is None or not math.isfinite(one.high - one.low):
+        return ""
+    largest, width = max(abs(one.low), abs(one.high)), one.high - one.low
+    decimals = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2
+    while decimals < _MOST_DECIMALS and 0 < width < 1.5 * 10**-decimals:
+        decimals += 1
+    low, high = (f"{end:.{decimals}f}" for end in (one.low, one.high))
+    low, high = (end.lstrip("-") if not float(end) else end.replace("-", "−") for end in (low, high))
+    return f"{low} to {high}" if "−" in low + high else f"{low}–{high}"
 
 
 def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:

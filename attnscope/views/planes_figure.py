@@ -102,12 +102,13 @@ def _draw_head(axes: Any, points: Points, name: str, wide: float, sheet: Sheet, 
     shown: Any = {"s": area, "linewidths": 0, "alpha": 0.6}
     axes.scatter(*points.queries[:, :2].T, marker="o", color=COLORS[0], **shown)
     axes.scatter(*points.keys[:, :2].T, marker="s", color=COLORS[1], **shown)
-    most = 1.08 * float(max(np.abs(points.queries[:, :2]).max(), np.abs(points.keys[:, :2]).max())) or 1.0
-    ticks = [tick for tick in MaxNLocator(5).tick_values(-most, most) if abs(tick) < 0.97 * most]
-    axes.set_xticks(ticks)
-    axes.set_yticks(ticks)
-    axes.set_xlim(-most, most)
-    axes.set_ylim(-most, most)
+    middle, most = _window(points)
+    for at, set_ticks, set_limits in (
+        (middle[0], axes.set_xticks, axes.set_xlim),
+        (middle[1], axes.set_yticks, axes.set_ylim),
+    ):
+        set_ticks([tick for tick in MaxNLocator(5).tick_values(at - most, at + most) if abs(tick - at) < 0.97 * most])
+        set_limits(at - most, at + most)
     label: Any = {"fontsize": 9 * size, "family": sheet.families, "parse_math": False}
     axes.set_title(name, fontsize=10.5 * size, family=sheet.families, parse_math=False, loc="left", pad=4 * size)
     by_place = [f", {100 * share:.0f}% by position" if share > 0.5 and named else "" for share in points.plane.by_place]
@@ -122,7 +123,14 @@ def _draw_head(axes: Any, points: Points, name: str, wide: float, sheet: Sheet, 
         return
     taken: list[tuple[float, float, float]] = []
     for places, color in ((points.queries, COLORS[0]), (points.keys, COLORS[1])):
-        _name_furthest(axes, places[:, :2], points, color, taken, most, wide, sheet)
+        _name_furthest(axes, places[:, :2], points, color, taken, (middle, most), wide, sheet)
+
+
+def _window(points: Points) -> tuple[NDArray[np.float64], float]:
+    """Middle and half the side of the smallest square with all points and 0, and room around them."""
+    every = np.concatenate([points.queries[:, :2], points.keys[:, :2], np.zeros((1, 2))]).astype(np.float64)
+    low, high = every.min(0), every.max(0)
+    return (low + high) / 2, 0.55 * float((high - low).max()) or 1.0
 
 
 def _name_furthest(
@@ -131,11 +139,14 @@ def _name_furthest(
     points: Points,
     color: str,
     taken: list[tuple[float, float, float]],
-    most: float,
+    window: tuple[NDArray[np.float64], float],
     wide: float,
     sheet: Sheet,
 ) -> None:
     """Names the tokens that are furthest out, once each, where no other name stands."""
+    from matplotlib.patheffects import withStroke
+
+    middle, most = window
     letter = 9 * sheet.size / 72 / wide * 2 * most  # its height, in the plot's own unit
     step, seen, count = 1.3 * letter, set(), 0
     for at in np.argsort(-np.abs(places).max(1), kind="stable"):
@@ -144,14 +155,15 @@ def _name_furthest(
         half = 0.33 * letter * len(label)
         if label in seen or any(abs(y - v) < step and abs(x - u) < half + w for u, v, w in taken):
             continue
-        if abs(x) + half > most or y + 1.6 * letter > most:
+        if abs(x - middle[0]) + half > most or y - middle[1] + 1.6 * letter > most:
             continue
         seen.add(label)
         taken.append((x, y, half))
-        axes.annotate(
+        named = axes.annotate(
             label, (x, y), (0, 3 * sheet.size), textcoords="offset points", ha="center", va="bottom", color=color,
             fontsize=9 * sheet.size, family=sheet.families, parse_math=False,
         )  # fmt: skip
+        named.set_path_effects([withStroke(linewidth=2.2 * sheet.size, foreground="white")])
         count += 1
         if count == _NAMED:
             return

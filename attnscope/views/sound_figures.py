@@ -194,10 +194,18 @@ class SoundPage(Page):
             ticks = ticks[:: self.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]
             places = [(tick, x + width * tick / shown) for tick in ticks]
             self.lines([[(at, y + height + 1), (at, y + height + 5)] for _, at in places])
+            if self.small and (place + 1) % self.columns and place + 1 < len(self.corners):
+                # The first number of the next panel is centred on its edge, and so may reach into this one.
+                room = self.corners[place + 1][0] - self._tick_px(0.0) - 6
+                places = [(tick, at) for tick, at in places if not tick or at + self._tick_px(tick) <= room]
             for tick, at in places:
                 beyond = self.paper.fixed and at > x + width - 16
                 side = "right" if beyond else "center"
                 self.write(at, y + height + 14, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha=side, color=FAINT)
+
+    def _tick_px(self, tick: float) -> float:
+        """Half the width of a number of seconds."""
+        return self.lettering.width_px(f"{tick:g} s", layout.CAPTION_PX * 0.9) / 2
 
     def _names(self, tops: Sequence[float]) -> None:
         size = layout.PANEL_TITLE_PX
