@@ -315,11 +315,6 @@ def test_wrong_usage_is_one_line_and_2(attnscope: Run, tmp_path: Path, arguments
     assert files(tmp_path) == []
 
 
-def test_a_model_that_is_named_by_an_option_is_pointed_to_its_place(attnscope: Run) -> None:
-    error = attnscope("info", "-m", "minilm").err
-    assert "hint: name the model alone: " in error and error.endswith("attnscope info MODEL\n")
-
-
 # Failure: 1
 
 

@@ -161,8 +161,6 @@ def _fail_usage(error: Any) -> NoReturn:
     if "text" in takes and message.startswith("Got unexpected extra argument"):
         several = "several come from a file: --file" if "split" in takes else "for several: attnscope page, or batch"
         hint = f"quote a text of several words; {several}"
-    if "model" in takes and message.startswith(("No such option: -m", "No such option: --model")):
-        hint = f"name the model alone: {command} MODEL"
     _fail(message.rstrip("."), hint, status=2)
 
 
