@@ -223,7 +223,7 @@ def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Pa
     assert [answer.token for answer in record.heads[0].answers] == ["the", "cat"]
     assert len((tmp_path / "out" / "circuits.csv").read_text("utf-8").splitlines()) == 1 + 6
     status, out, err = run("show", tmp_path / "out" / "circuits.npz", "--pick", "L1H2", "-q")
-    assert status == 0 and "L1H2" in out and "rise most" in out and "reads of" in out
+    assert status == 0 and "L1H2" in out and "rise most" in out and "reads from" in out
     assert run(*told, "--pick", "L7H0")[0] == 2
     status, out, _ = run(*told, "--json")
     assert status == 0 and '"schema": "attnscope.circuits/1"' in out

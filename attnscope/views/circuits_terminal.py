@@ -152,14 +152,14 @@ def _links_of(found: Circuits, place: int) -> list[RenderableType]:
     for column in ("", *(f"by {READS[by]}" for by in COMPOSITIONS)):
         table.add_column(column, style="bold" if not column else "")
     excess, n = found.excess, len(found.heads)
-    for title, values in (("reads of", excess[:, :, place]), ("is read by", excess[:, place])):
+    for title, values in (("reads from", excess[:, :, place]), ("is read by", excess[:, place])):
         if not np.isfinite(values).any():
             continue
         row = []
         for by in range(len(COMPOSITIONS)):
             order = np.argsort(-np.nan_to_num(values[by], nan=-np.inf), kind="stable")[: min(3, n)]
             known = [one for one in order.tolist() if np.isfinite(values[by, one])]
-            pairs = [(one, place) if title == "reads of" else (place, one) for one in known]
+            pairs = [(one, place) if title == "reads from" else (place, one) for one in known]
             cells = [
                 f"{named(found, one)} {number(found.composition[by][pair])}"
                 for one, pair in zip(known, pairs, strict=True)

@@ -1,7 +1,7 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
-import { catalogs, commandOfExample, headOf, percent, shortNumber } from "./catalog.js";
+import { catalogs, commandOfExample, evenNumber, headOf, percent, shortNumber } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
@@ -255,7 +255,7 @@ export class Card {
         el("th", { scope: "row", title: `${[column.title, column.what].filter(Boolean).join(": ")} (${name})` }, column.title),
         el("td", { class: "strip" }, picture),
         el("td", { class: "number value" }, el("b", {}, shortNumber(value)), el("span", { class: "faint" }, interval(low, high))),
-        el("td", { class: "number faint" }, Number.isFinite(even) ? shortNumber(even) : ""),
+        el("td", { class: "number faint" }, evenNumber(even)),
         el("td", { class: "number faint" }, `${column.rank(at)}`),
       );
     };

@@ -1,6 +1,6 @@
 // A head's card as a figure: all that stands on it, drawn by the pens that save PNG and SVG.
 import { markOf } from "./atlas.js";
-import { catalogs, percent, shortNumber } from "./catalog.js";
+import { catalogs, evenNumber, percent, shortNumber } from "./catalog.js";
 import { manifest } from "./data.js";
 import { fitted, widthOf } from "./pen.js";
 
@@ -71,7 +71,7 @@ function measureParts(names, at, colours) {
       return columnsLine([
         [0, "left", fitted(column.title, 11, 280), { colour: colours.ink }],
         [460, "right", `${shortNumber(column.values[at])}${spanSaid(low, high)}`, { colour: colours.ink, weight: 600 }],
-        [540, "right", Number.isFinite(even) ? shortNumber(even) : "", faint],
+        [540, "right", evenNumber(even), faint],
         [WIDE, "right", String(column.rank(at)), faint],
       ]);
     }),

@@ -19,6 +19,11 @@ export function shortNumber(value) {
   return (value < 0 && /[1-9]/.test(text) ? "\u2212" : "") + text;
 }
 
+/** A value under uniform attention; what is left of 0 by rounding is 0. */
+export function evenNumber(value) {
+  return Number.isFinite(value) ? shortNumber(Math.abs(value) < 1e-6 ? 0 : value) : "";
+}
+
 function wordsOfTerm(term, parts) {
   const [share, even] = [numberOr(term.share), numberOr(term.even)];
   const avoided = term.weight < 0 && !(share >= even);
