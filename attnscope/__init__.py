@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from attnscope.records.timeline import Timeline
     from attnscope.studies.ablation import AblateOptions, ablate
     from attnscope.studies.atlas import AtlasOptions, atlas
-    from attnscope.studies.batch import BatchOptions, batch
+    from attnscope.studies.batch import batch
+    from attnscope.studies.batch_worker import BatchOptions
     from attnscope.studies.circuits import CircuitsOptions, circuits
     from attnscope.studies.compare import CompareOptions, compare, compare_models
     from attnscope.studies.compare_pictures import compare_pictures
@@ -95,7 +96,7 @@ _PUBLIC = {
     "AttentionMap": "attnscope.records:AttentionMap",
     "AttnscopeError": "attnscope.errors:AttnscopeError",
     "Batch": "attnscope.records.batches:Batch",
-    "BatchOptions": "attnscope.studies.batch:BatchOptions",
+    "BatchOptions": "attnscope.studies.batch_worker:BatchOptions",
     "Circuits": "attnscope.records.circuits:Circuits",
     "CircuitsOptions": "attnscope.studies.circuits:CircuitsOptions",
     "CompareOptions": "attnscope.studies.compare:CompareOptions",

@@ -49,8 +49,8 @@ def batch(
     """
     from attnscope.output import read_names
     from attnscope.records.kinds import KINDS
-    from attnscope.studies.batch import BatchOptions
     from attnscope.studies.batch import batch as draw
+    from attnscope.studies.batch_worker import BatchOptions
 
     choice = which.choice()
     formats = read_names(where.formats or "", KINDS["attnscope.heatmap"].formats, "format")
