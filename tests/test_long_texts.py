@@ -371,5 +371,8 @@ def test_what_heads_add_to_a_process_grows_with_the_length_at_most(
         # The least of two: what else happens to a process can only add.
         return min(int(python("-c", ADDS, tmp_path / "text.jsonl", n, check=True).stdout) for _ in range(2))
 
-    # Most of it is two buffers and what a tile needs for a moment, which do not grow. One map would take 1 GiB.
-    assert adds(16384) < 1.6 * adds(4096)
+    # Blocks of 128 queries grow with the keys, two buffers and what a tile needs for a moment do not: four times the
+    # length adds 1.8 (torch) and 2.5 times (numba) as much. One map would take 1 GiB.
+    long = adds(16384)
+    assert long < 3.2 * adds(4096)
+    assert long < 128 * 1024

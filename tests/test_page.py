@@ -15,6 +15,7 @@ from PIL import Image
 from attnscope.core import example, reference
 from attnscope.records import Heatmap
 from attnscope.views.page import PageText, document, page_of
+from tests import oracle
 from tests.findings_helpers import fake_findings
 from tests.page_helpers import SEEN, Opened, blues, number, pixels
 from tests.record_helpers import map_of, record_of, shares, tokens_of
@@ -412,7 +413,7 @@ def test_what_is_not_known_is_said(opened: Opened) -> None:
 @pytest.mark.parametrize("n_heads", [1, 2, 4])
 def test_the_worked_example(opened: Opened, n_heads: int) -> None:
     q, k, v = example.Q, example.K, example.V
-    output, weights = reference.multi_head(q, k, v, n_heads)
+    output, weights = oracle.multi_head(q, k, v, n_heads)
     opened.show(v="headcount")
     opened.page.click(f".segmented button[data-value='{n_heads}'] >> nth=0")
     opened.frame()
@@ -426,7 +427,7 @@ def test_the_worked_example(opened: Opened, n_heads: int) -> None:
         for head in range(n_heads):
             seen = opened.page.locator(f"table.attend[data-head='{head}'] [data-weight]").all_inner_texts()
             np.testing.assert_allclose(np.array(seen, float), weights[head, token], atol=6e-5)
-        for n, row in ((n, reference.multi_head(q, k, v, n)[0][token]) for n in (1, 2, 4)):
+        for n, row in ((n, oracle.multi_head(q, k, v, n)[0][token]) for n in (1, 2, 4)):
             shown = opened.text(f"[data-output='{n}']").removeprefix("o = ").replace("\u2212", "-").split()
             np.testing.assert_allclose(np.array(shown, float), row, atol=6e-5)
         opened.page.click("[data-step='4']")
@@ -464,7 +465,7 @@ def test_the_lines_of_numpy_compute_what_is_shown(opened: Opened, n_heads: int, 
     np.testing.assert_allclose(shown[3]["c"], known["C"][1], atol=6e-5)
     np.testing.assert_allclose(shown[4]["o"], known["O"][1], atol=6e-5)
     out = reference.Projection(known["W_O"].T)
-    true, _ = reference.multi_head(example.Q, example.K, example.V, n_heads, out=out)
+    true, _ = oracle.multi_head(example.Q, example.K, example.V, n_heads, out=out)
     np.testing.assert_allclose(known["O"], true, atol=1e-12)
     opened.until(f"location.hash.includes('wo=mixing') === {str(projection == 'mixing').lower()}")
     opened.page.click("[data-value=identity]")

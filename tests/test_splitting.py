@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.core import example, reference, splitting
+from attnscope.core import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.split import Split
 from attnscope.studies.split import SplitOptions, split, split_example
 from attnscope.views import split_figure
+from tests import oracle
 from tests.core_helpers import EXACT, WORKED, few_examples
 from tests.rounding import require_no_worse
 from tests.test_trace import tiny
@@ -40,7 +41,7 @@ def test_heads_and_what_is_said_of_them_are_the_loops(n_queries: int, n_keys: in
     may = chance.random((n_queries, n_keys)) > 0.5
     may[:, 0] = True
     found = splitting.cut(q, k, v, count, may=may)
-    output, weights = reference.multi_head(q, k, v, count, mask=may)
+    output, weights = oracle.multi_head(q, k, v, count, mask=may)
     np.testing.assert_allclose(found.weights, weights, **EXACT)
     np.testing.assert_allclose(found.joined, output, **EXACT)
     for head in range(count):

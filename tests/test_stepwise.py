@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from attnscope.core import example, reference, stepwise
 from attnscope.core.stepwise import Inputs, Rotation
+from tests import oracle
 from tests.core_helpers import WORKED, few_examples
 
 
@@ -98,7 +99,7 @@ def test_lines_and_loops_agree(
         bias=None if inputs.bias is None else inputs.bias[head, rows],
         sink=None if inputs.sinks is None else float(inputs.sinks[head]),
     )  # fmt: skip
-    output, weights = reference.attention(
+    output, weights = oracle.attention(
         inputs.Q[rows, head * d : (head + 1) * d], inputs.K[:, read * d : (read + 1) * d],
         inputs.V[:, read * d_value : (read + 1) * d_value], scale=inputs.scale,
         mask=may[head, rows] if has_mask else None, softcap=softcap,
@@ -147,7 +148,7 @@ def test_heads_are_joined_and_projected_as_the_loops_do() -> None:
     lines = [line for head in range(6) for line in stepwise.head_lines(inputs, head, None)]
     lines += stepwise.concatenation_lines(inputs, None)
     values = stepwise.compute(lines, inputs)
-    expected, _ = reference.multi_head(
+    expected, _ = oracle.multi_head(
         inputs.Q, inputs.K, inputs.V, 6, n_kv_heads=2, scale=0.37, out=reference.Projection(w_o, b_o)
     )
     assert lines[-1].code == "output = joined @ W_O.T + b_O"

@@ -111,7 +111,7 @@ class OfChosen(Generic[Kept]):
 
 
 def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
-    """A probe that hands each kind of attention to its own; kinds without one are computed as they are."""
+    """A probe that hands each kind of attention to its own; the output and its dtype are the same as without it."""
     return lambda call: probes.get(call.kind, attend)(call)
 
 
@@ -125,7 +125,7 @@ class Weights(OfChosen[Tensor]):
     """
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps its weights if its layer is chosen; see OfChosen."""
+        """Computes an attention, the same as without it, and keeps its weights if its layer is chosen; see OfChosen."""
         if not self._wants(call.kind, call.layer):
             return attend(call)
         self._check_heads(call.kind, call.layer, call.n_heads)
@@ -224,7 +224,7 @@ class Pooled(OfChosen[PooledAttention]):
         self.grids = dict(grids)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and pools it if its layer is chosen; see OfChosen."""
+        """Computes an attention, the same as without it, and pools it if its layer is chosen; see OfChosen."""
         if self.heads is not None or not self._wants(call.kind, call.layer):
             return super().__call__(call)
         pooled = pool_attention(call, self.grids[call.kind])  # of all heads: the output comes with it

@@ -53,15 +53,20 @@ class Ranges:
             self._group_tokens()
 
     def sees_padding(self, first: Edge, last: Edge) -> bool:
-        """Whether some query may attend to padding."""
+        """Whether some query may attend to padding.
+
+        Args:
+            first: The first key of each query, (text, mask head or 1, query or 1).
+            last: The key after the last one, likewise; first, where there is none.
+        """
         return bool((self._between(first, last)[..., self._at[PADDING]] > 0).any())
 
     def ground(self, first: Edge, last: Edge, asking: Tensor, queries: slice) -> Ground:
         """As `queries.ground`, of queries that may attend to all keys from `first` to just before `last`.
 
         Args:
-            first: The first key of each query.
-            last: The key after the last one; first, where there is none.
+            first: The first key of each query, (text, mask head or 1, query or 1).
+            last: The key after the last one, likewise; first, where there is none.
             asking: Which queries are tokens that count, (text, query), bool.
             queries: Which queries these are.
         """
@@ -216,7 +221,7 @@ def spread_over(steps: Tensor, first: Edge, last: Edge, shares: Tensor) -> Tenso
     Args:
         steps: (text, head, key + 1), written to.
         first: The first key of each query, (text, head, query).
-        last: The key after the last one.
+        last: The key after the last one, likewise.
         shares: What it gives to each key, likewise.
 
     Returns:
