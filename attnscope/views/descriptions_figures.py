@@ -121,9 +121,9 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
 
 
 def _card_height(findings: Findings, per_layer: int, paper: layout.Paper) -> int:
-    """Two lines of words a card; on paper three, or as many fewer as it takes to fit a page."""
+    """Three lines of words a card; on paper as many fewer as it takes to fit a page."""
     n_rows = per_layer * sum(findings_shape(findings, kind)[0] for kind in findings.kinds)
-    lines = 3 if per_layer > 1 else 2
+    lines = 3
     while paper.fixed and lines > 1 and n_rows * _height_of(lines) > _TALLEST_INCHES * paper.inch_px:
         lines -= 1
     return _height_of(lines)
