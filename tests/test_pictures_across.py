@@ -333,7 +333,8 @@ print(len(record.maps[-1].keys), record.maps[-1].n_layers * record.maps[-1].n_he
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
 def test_a_long_prompt_of_queries_adds_a_tenth_of_what_eager_weights_take_at_most(tmp_path: Path) -> None:
-    made = python("-c", ADDS, tmp_path, check=True)
-    n_tokens, n_heads, added_kib = map(int, made.stdout.split())
+    # The least of three: what else happens to a process can only add.
+    made = [python("-c", ADDS, tmp_path / str(turn), check=True).stdout.split() for turn in range(3)]
+    n_tokens, n_heads, added_kib = min((list(map(int, told)) for told in made), key=lambda told: told[-1])
     assert n_tokens > 1100 and n_heads == 64
     assert 1 < added_kib < 0.1 * n_heads * n_tokens**2 * 4 / 1024
