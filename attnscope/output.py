@@ -7,7 +7,6 @@ took the time is saved before it is drawn.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import sys
 import tempfile
@@ -31,9 +30,6 @@ HOME = Path("attnscope-out")
 """Where files go that no folder is named for."""
 
 TEXT = "text"
-
-_SHOWN_WITH = ("measures", "where", "sort", "query")
-"""Options of what is printed; the others are of figures."""
 
 """The format that is drawn in the terminal."""
 
@@ -126,15 +122,9 @@ class Output:
         from attnscope.views.plain_text import open_console
 
         kind = record.record_kind()
-        how: dict[str, Any] = {n: self.options.get(n) for n in _SHOWN_WITH if n in kind.options}
-        if kind.glance:
-            how["drawn"] = self.drawn
-        if {*kind.pages} & {*kind.usual}:
-            how["has_page"] = any(path.suffix == ".html" for path in paths)
-        show = kind.view("show")
-        if self.whole is not None and "among" in inspect.signature(show).parameters:
-            how["among"] = self.whole
-        show(record, open_console(), **how)
+        has_page = any(path.suffix == ".html" for path in paths)
+        known = {**self.options, "drawn": self.drawn, "has_page": has_page, "among": self.whole}
+        kind.view("show")(record, open_console(), **{name: known.get(name) for name in kind.shown_with})
         print_paths(paths)
 
 
@@ -325,7 +315,8 @@ def write(
 
 
 def _draw(record: Record, out: Path, figures: Sequence[str], options: Mapping[str, Any]) -> list[Path]:
-    known = {*record.record_kind().options, *SIZES} & {*_STYLE, "query", "measures"}
+    kind = record.record_kind()
+    known = {*kind.options} & {*_STYLE, *kind.drawn_with}
     return record.draw(out, figures, **{name: value for name, value in options.items() if name in known})
 
 

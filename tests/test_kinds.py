@@ -1,6 +1,7 @@
 """Every kind of record with every format and option: what it has is written and read, what it has not is refused."""
 
 import json
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Pa
         assert record.record_kind() is kind is kind_of_schema(record.SCHEMA)
         for which in ("show", "draw", "glance", "query", "page"):
             assert not getattr(kind, which) or callable(kind.view(which))
+        assert {*kind.shown_with} <= {*signature(kind.view("show")).parameters}
+        assert not kind.draw or {*kind.drawn_with} <= {*signature(kind.view("draw")).parameters}
         assert {*kind.usual} <= {*kind.formats} and {*kind.lossless} <= {*kind.data}
 
 

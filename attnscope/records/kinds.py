@@ -17,6 +17,10 @@ PAGE_FORMATS = ("html",)
 SIZES = ("width", "dpi", "font_size", "title", "font")
 """Options of how any figure is drawn."""
 
+KNOWN = ("drawn", "has_page", "among")
+"""What is known where a record is printed, and no option: whether its maps are drawn and a page was written, and the
+record that its heads were picked from."""
+
 NOTEBOOK = "attnscope.views.notebook:to_html"
 """What shows a record of any kind in a notebook."""
 
@@ -36,13 +40,14 @@ class Kind:
         stem: How its files are called in a folder.
         data: The formats that hold what it says.
         usual: The formats that are written into a folder where none is named.
-        show: What prints it: `(record, console, **options)`.
-        draw: What draws it: `(record, style, query)`, figures one after the other; empty = it has none.
+        show: What prints it: `(record, console, **shown_with)`.
+        draw: What draws it: `(record, style, **drawn_with)`, figures one after the other; empty = it has none.
         glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
         query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
         page: What makes its HTML page: `(record, findings=...)`; empty = it has none.
-        options: What `show` may be given beside: some of "query", "pick", "scale", "cmap", "measures", "where",
-            "sort", "folder", "with"; what has figures may be given `SIZES` too.
+        shown_with: What `show` takes: options, and some of `KNOWN`.
+        drawn_with: What `draw` takes beside the style: options.
+        others: Options that neither of these takes: of the style, of the page, or of which heads.
         lossless: The formats that it can be loaded from.
         files: File names that are not `stem` with the format as ending.
     """
@@ -59,7 +64,9 @@ class Kind:
     glance: str = ""
     query: str = ""
     page: str = ""
-    options: tuple[str, ...] = ()
+    shown_with: tuple[str, ...] = ()
+    drawn_with: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     lossless: tuple[str, ...] = ("npz",)
     files: tuple[tuple[str, str], ...] = ()
 
@@ -84,6 +91,12 @@ class Kind:
         return PAGE_FORMATS if self.page else ()
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """What may be said of how it is shown; of what has figures `SIZES` too."""
+        given = (name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN)
+        return (*dict.fromkeys(given), *(SIZES if self.draw else ()))
+
+    @property
     def formats(self) -> tuple[str, ...]:
         """All formats that it is written in."""
         return (*self.figures, *self.data, *self.pages)
@@ -103,7 +116,7 @@ class Kind:
             UsageError: One of them does.
         """
         for name in given:
-            if name not in (*self.options, *(SIZES if self.draw else ())):
+            if name not in self.options:
                 option = "no-title" if name == "title" else name.replace("_", "-")
                 raise UsageError(f"{self.one} has no --{option}", "leave it out")
 
@@ -124,18 +137,20 @@ KINDS = {
         Kind(
             "attnscope.heatmap", "record of attention", "maps:Heatmap", "heatmap", "weights", ("npz", "json"), ("png",),
             "terminal:show", "figures:pages", "figures:glance", "figures:require_query",
-            "page:page_of_record", ("query", "pick", "scale", "cmap"), ("npz", "json"), (("json", "record.json"),),
+            "page:page_of_record", ("drawn", "query"), ("query",), ("pick", "scale", "cmap"), ("npz", "json"),
+            (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "pooled:PooledHeatmap", "heatmap", "pooled",
             ("npz", "json"), ("png",), "terminal:show", "figures:pages", "figures:glance",
-            page="page:page_of_saved", options=("pick", "scale", "cmap"), lossless=("npz", "json"),
-            files=(("json", "record.json"),),
+            page="page:page_of_saved", shown_with=("drawn",), others=("pick", "scale", "cmap"),
+            lossless=("npz", "json"), files=(("json", "record.json"),),
         ),
         Kind(
             "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),
             ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:pages",
-            page="page:page_of_saved", options=("pick", "measures", "where", "sort"),
+            page="page:page_of_saved", shown_with=("measures", "where", "sort", "among"), drawn_with=("measures",),
+            others=("pick",),
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
@@ -155,11 +170,11 @@ KINDS = {
         Kind(
             "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
             "atlas_terminal:show", "planes_figure:pages", page="page.atlas:page_of_atlas",
-            options=("pick", "measures", "where", "sort", "folder", "with"),
+            shown_with=("measures", "where", "sort", "has_page"), others=("pick", "folder", "with"),
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:pages", options=("pick",),
+            ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:pages", others=("pick",),
         ),
         Kind(
             "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
@@ -168,7 +183,8 @@ KINDS = {
         Kind(
             "attnscope.rollout", "record of rollout", "rollouts:Rollout", "rollout", "rollout", ("npz", "json"),
             ("npz", "png"), "rollout_terminal:show", "rollout_figures:pages",
-            query="rollout_figures:require_query", options=("query", "scale", "cmap"), lossless=("npz", "json"),
+            query="rollout_figures:require_query", shown_with=("query",), drawn_with=("query",),
+            others=("scale", "cmap"), lossless=("npz", "json"),
         ),
         Kind(
             "attnscope.trace", "trace", "trace:Trace", "trace", "trace", ("npz", "json", "py"), ("npz", "json", "py"),

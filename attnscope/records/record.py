@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -186,8 +185,7 @@ class Record:
         if not kind.draw:
             return []
         pages = kind.view("draw")
-        # Of an atlas `measures` are for the terminal's table alone.
-        how = {name: value for name, value in asked.items() if name in inspect.signature(pages).parameters}
+        how = {name: asked[name] for name in kind.drawn_with}
         write = load_named("attnscope.views.canvas:write_pages")
         made: list[Path] = write(pages(self, self.style(**style), **how), folder, wanted)
         return made
