@@ -2,12 +2,16 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.core.probes import Place
+
+Role = Literal["query", "key", "value"]
+ROLES: tuple[Role, ...] = ("query", "key", "value")
+"""What projections of a head's input give; fields of an `AttentionCall`."""
 
 
 class OutputWatch:

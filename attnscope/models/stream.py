@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,7 @@ from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.models.projections import OutputWatch, hooks, is_transposed, linear_maps
-
-Role = Literal["query", "key", "value"]
-ROLES: tuple[Role, ...] = ("query", "key", "value")
+from attnscope.models.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
 
 _BASE = 16  # digits that half precision still tells apart after it was scaled
 _MOST_DIGITS = 6

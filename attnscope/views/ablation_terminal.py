@@ -21,8 +21,9 @@ from attnscope.views.ablation_summary import (
     predicted_line,
     short_label,
 )
+from attnscope.views.head_grid import head_grid, room_for
 from attnscope.views.heads_summary import corpus_line, printable
-from attnscope.views.plain_text import dim_lines, plain_table, shade
+from attnscope.views.plain_text import dim_lines, heading, plain_table, shade
 
 _MOST = 15
 _FEW = 3
@@ -45,7 +46,7 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
         parts.append(Text(f"{label(main)}{_unit(found, main)}", style="bold"))
         for kind in found.kinds:
             if len(found.kinds) > 1:
-                parts.append(Text(f"\n{printable(kind)} attention", style="bold"))
+                parts.append(heading(f"{printable(kind)} attention"))
             if len(found.heads) > _FEW:
                 parts.append(_grid([head for head in found.heads if head.kind == kind], main, console.width))
         parts += [*([Text()] if len(found.heads) > _FEW else []), _ranking(found, main, console.width)]
@@ -71,25 +72,18 @@ def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
     by_head = {(head.layer, head.head): head.effects[name].value for head in heads if name in head.effects}
     layers, numbers = sorted({head.layer for head in heads}), sorted({head.head for head in heads})
     largest = max((abs(value) for value in by_head.values() if math.isfinite(value)), default=0.0) or 1.0
-    margin = len(f"L{layers[-1]} ")
-    fits = margin + len(numbers) * _CELL <= width
+    fits = len(numbers) * _CELL <= room_for(layers, width)
     cell = _CELL if fits else 2
-    text = Text(no_wrap=True, overflow="crop")
-    if fits:
-        text.append(" " * margin + "".join(f"H{head}".rjust(cell - 1) + " " for head in numbers) + "\n", style="dim")
-    for layer in layers:
-        text.append(f"L{layer}".rjust(margin - 1) + " ", style="dim")
-        for head in numbers:
-            value = by_head.get((layer, head), math.nan)
-            share = abs(value) / largest if math.isfinite(value) else 0.0
-            shown = number(value) if fits else f"{min(9, int(share * 10))}" if math.isfinite(value) else " "
-            text.append(f"{shown:>{cell - 1}}", style=_style(share, value) if math.isfinite(value) else "dim")
-            text.append(" ")
-        text.append("\n")
-    if not fits:
-        text.append(f"tenths of the largest, {number(largest)}; columns are heads 0 to {numbers[-1]}", style="dim")
-    text.rstrip()
-    return text
+
+    def draw(text: Text, layer: int, head: int) -> None:
+        value = by_head.get((layer, head), math.nan)
+        share = abs(value) / largest if math.isfinite(value) else 0.0
+        shown = number(value) if fits else f"{min(9, int(share * 10))}" if math.isfinite(value) else " "
+        text.append(f"{shown:>{cell - 1}}", style=_style(share, value) if math.isfinite(value) else "dim")
+        text.append(" ")
+
+    text = head_grid(layers, numbers, cell, width, draw)
+    return text if fits else text.append(f"\ntenths of the largest, {number(largest)}", style="dim")
 
 
 def _style(share: float, value: float) -> Style:

@@ -21,7 +21,7 @@ from attnscope.views.circuits_summary import (
     title_of,
     tokens,
 )
-from attnscope.views.plain_text import dim_lines, plain_table, spell_out_text
+from attnscope.views.plain_text import dim_lines, heading, plain_table, spell_out_text
 
 _MOST = 8
 
@@ -45,7 +45,7 @@ def _compositions(found: Circuits) -> list[RenderableType]:
     columns = [[link for link in found.strongest(by, _MOST) if link.share > 0] for by in COMPOSITIONS]
     for row in range(max(map(len, columns), default=0)):
         table.add_row(*(_link(found, links[row]) if row < len(links) else Text() for links in columns))
-    return [_heading("which heads feed which, most above chance (in brackets: chance)"), table]
+    return [heading("which heads feed which, most above chance (in brackets: chance)"), table]
 
 
 def _link(found: Circuits, link: Link) -> Text:
@@ -63,7 +63,7 @@ def _copying(found: Circuits) -> list[RenderableType]:
     for title, least in (("copy what they attend to", False), ("take away what they attend to", True)):
         shown = [h for h in most_copying(found, _MOST, least=least) if (h.copying.value < 0) is least]
         if shown:
-            said += [_heading(f"heads that {title} most"), _heads_table(shown)]
+            said += [heading(f"heads that {title} most"), _heads_table(shown)]
     share = 2 / (found.n_draws + 1)
     said.append(
         Text(
@@ -73,10 +73,6 @@ def _copying(found: Circuits) -> list[RenderableType]:
         )
     )
     return said
-
-
-def _heading(title: str) -> Text:
-    return Text(f"\n{title}", style="bold")
 
 
 def _heads_table(heads: list[CircuitHead]) -> Table:
@@ -101,13 +97,13 @@ def _places(found: Circuits) -> list[RenderableType]:
     for head in heads:
         table.add_row(head.name, number(head.previous), number(head.same), number(head.first))
     title = f"heads that would look at the previous token by position alone (positions are {found.places})"
-    return [_heading(title), table]
+    return [heading(title), table]
 
 
 def _head(found: Circuits, place: int) -> list[RenderableType]:
     """All that is known of one head."""
     head = found.heads[place]
-    said: list[RenderableType] = [Text(f"\n{head.name}", style="bold")]
+    said: list[RenderableType] = [heading(head.name)]
     for name, one in (("copying", head.copying), ("matching", head.matching)):
         chance = f"random {number(one.mean)} [{number(one.low)}, {number(one.high)}]"
         said.append(Text.assemble(f"{name} ", (score(one), "cyan"), (f"  {chance}", "dim")))
@@ -123,14 +119,14 @@ def _head(found: Circuits, place: int) -> list[RenderableType]:
         ("queries → keys", ("queries", "keys"), head.seeks),
     ):
         if directions:
-            said += [_heading(f"singular directions, {title}"), _directions(ends, directions)]
+            said += [heading(f"singular directions, {title}"), _directions(ends, directions)]
     if head.answers:
         table = plain_table()
         table.add_column("attended to", style="bold")
         table.add_column("rise most", overflow="fold")
         for answer in head.answers:
             table.add_row(Text(spell(answer.token)), Text(tokens(answer.written)))
-        said += [_heading("what it writes for common tokens"), table]
+        said += [heading("what it writes for common tokens"), table]
     said += _links_of(found, place)
     return said
 
@@ -166,4 +162,4 @@ def _links_of(found: Circuits, place: int) -> list[RenderableType]:
             ]
             row.append("  ".join(cells))
         table.add_row(title, *row)
-    return [_heading("composition, most above chance"), table] if table.row_count else []
+    return [heading("composition, most above chance"), table] if table.row_count else []

@@ -36,7 +36,7 @@ from attnscope.views.compare_summary import (
     tokens_changed,
 )
 from attnscope.views.heads_summary import label, model_of, printable
-from attnscope.views.plain_text import dim_lines, plain_table
+from attnscope.views.plain_text import dim_lines, heading, plain_table
 
 _MOST_PICKED = 12
 
@@ -85,9 +85,9 @@ def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
         within = distance(arrangement.layers[number, number])
         following = "" if number + 1 == len(layers) else _layers(arrangement, number)
         follow.add_row(f"L{layer}", within, following)
-    parts += [_heading(f"most alike, by {table_line(table)}"), alike]
-    parts += [_heading("most alone: the head nearest to them is far"), alone]
-    parts += [_heading("layers: the distance between all their heads"), follow, Text()]
+    parts += [heading(f"most alike, by {table_line(table)}"), alike]
+    parts += [heading("most alone: the head nearest to them is far"), alone]
+    parts += [heading("layers: the distance between all their heads"), follow, Text()]
     if found.roles is not None:
         parts.append(Text(f"roles: {printable(found.roles_source)}", style="dim"))
     return parts + dim_lines(_notes(table))
@@ -113,7 +113,7 @@ def _picked(found: PickedHeads, console: Console) -> list[RenderableType]:
     matrix = _table(["", *names[:shown]])
     for row, name in enumerate(names):
         matrix.add_row(name, *(distance(table.distances[row, column]) for column in range(shown)))
-    said += [_heading(table_line(table)), matrix]
+    said += [heading(table_line(table)), matrix]
     if shown < len(names):
         said.append(
             Text(f"{amount(len(names) - shown, 'more column is', 'more columns are')} in the record", style="dim")
@@ -135,7 +135,7 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
     overall, at = found.overall(), found.at_query()
     where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
     columns = ["head", *([where] if found.queries else []), "overall", "query", "the key that changes most"]
-    said.append(_heading(f"the heads whose rows change most {where}, by {distance_name(found.measure)}"))
+    said.append(heading(f"the heads whose rows change most {where}, by {distance_name(found.measure)}"))
     ranked = _table(columns)
     for head in found.ranked()[:most]:
         pairs = found.queries or tuple(range(len(found.aligned)))
@@ -164,7 +164,7 @@ def _pictures(found: PicturePair, most: int) -> list[RenderableType]:
     overall, at = found.overall(), found.at_query()
     where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
     columns = ["head", *([where] if found.queries else []), "overall", "on the picture", "most at the word"]
-    said.append(_heading(f"the heads whose attention changes most {where}, by {distance_name(found.measure)}"))
+    said.append(heading(f"the heads whose attention changes most {where}, by {distance_name(found.measure)}"))
     ranked = _table(columns)
     for head in found.ranked()[:most]:
         before, after = (float(cells.sum()) for cells in found.maps(head))
@@ -180,7 +180,7 @@ def _models(found: ModelComparison, most: int) -> list[RenderableType]:
     said: list[RenderableType] = [Text(texts_line(found.corpus), style="dim")]
     same = sorted(found.same(), key=lambda pair: -np.nan_to_num(table.mean[pair], nan=-1.0))
     names = model_of(found.run), model_of(found.other_run)
-    said.append(_heading(f"the heads that differ most from those of the same number, by {table_line(table)}"))
+    said.append(heading(f"the heads that differ most from those of the same number, by {table_line(table)}"))
     moved = _table(["head", "distance", "best match", "its distance"])
     for a, b in same[:most]:
         match = matching.get(a)
@@ -203,10 +203,6 @@ def _notes(table: PairTable) -> list[str]:
 
 def _short(table: PairTable) -> str:
     return table.name.replace("_", " ").replace("without", "w/o")
-
-
-def _heading(title: str) -> Text:
-    return Text(f"\n{title}", style="bold")
 
 
 def _table(columns: Sequence[str]) -> Table:

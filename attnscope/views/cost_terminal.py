@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.cost import Cost, Quantity
-from attnscope.views.plain_text import plain_table, safe, spell_out, spell_out_text
+from attnscope.views.plain_text import heading, plain_table, safe, spell_out, spell_out_text
 from attnscope.views.units import abbreviate
 
 _INDENT = 6
@@ -35,10 +35,10 @@ def table(cost: Cost, console: Console) -> RenderableType:
     for name, quantities in cost.groups.items():
         if not quantities:
             continue
-        parts.append(Text(f"\n{_TITLES[name].format(n=cost.n_tokens)}", style="bold"))
+        parts.append(heading(_TITLES[name].format(n=cost.n_tokens)))
         parts.append(_group(quantities, console))
     parts += [
-        Text(f"\nThe same d_model of {cost.sizes['d_model']:,} in other heads", style="bold"),
+        heading(f"The same d_model of {cost.sizes['d_model']:,} in other heads"),
         _heads(cost, console),
     ]
     notes = [

@@ -20,11 +20,12 @@ from attnscope.records.head_query import choose
 from attnscope.views import heads_summary
 from attnscope.views.ablation_summary import number as small_number
 from attnscope.views.descriptions_terminal import description_table
+from attnscope.views.head_grid import head_grid, room_for
 from attnscope.views.heads_summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
 from attnscope.views.inks import ink_on
 from attnscope.views.needles_terminal import needles_table
 from attnscope.views.picture_heads_terminal import picture_measures
-from attnscope.views.plain_text import dim_lines, plain_table
+from attnscope.views.plain_text import dim_lines, heading, plain_table
 from attnscope.views.writes_terminal import writes_table
 
 _MORE = "+"
@@ -98,7 +99,7 @@ def grid(findings: Findings, console: Console) -> RenderableType:
     parts: list[RenderableType] = []
     for kind in findings.kinds:
         if len(findings.kinds) > 1:
-            parts.append(Text(f"\n{heads_summary.printable(kind)} attention", style="bold"))
+            parts.append(heading(f"{heads_summary.printable(kind)} attention"))
         parts.append(_kind_grid([head for head in findings.heads if head.kind == kind], marks, console.width))
     parts += [Text(), _legend(findings, marks)]
     return Group(*parts)
@@ -173,8 +174,8 @@ def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> 
         others = [other for other in among.heads if other.kind == head.kind]
         shown = plain_table(space=2)
         shown.add_column(full_name(head, findings), overflow="fold")
-        for heading in ("value", "95% interval", "uniform", f"rank of {len(others)}"):
-            shown.add_column(heading, justify="right", no_wrap=True)
+        for title in ("value", "95% interval", "uniform", f"rank of {len(others)}"):
+            shown.add_column(title, justify="right", no_wrap=True)
         for name in names:
             one = head.measures.get(name, _NOTHING)
             values = [other.measures[name].value for other in others if name in other.measures]
@@ -228,9 +229,9 @@ class _Measures:
             if len(self.names) <= _MOST_WITH_INTERVALS:
                 cells["95% interval"] = [Text(interval(one.low, one.high, written)) for one in estimates]
                 cells["uniform"] = [Text(written(one.uniform)) for one in estimates]
-            for heading, column in cells.items():
+            for over, column in cells.items():
                 widest = max((cell.cell_len for cell in column), default=1)
-                columns.append((Text(heading), max(widest, min(cell_len(heading), _TITLE_CELLS)), column))
+                columns.append((Text(over), max(widest, min(cell_len(over), _TITLE_CELLS)), column))
         return columns
 
 
@@ -238,29 +239,12 @@ def _kind_grid(heads: Sequence[Head], marks: Mapping[str, Mark], width: int) -> 
     by_head = {(head.layer, head.head): head for head in heads}
     layers = range(max(layer for layer, _ in by_head) + 1)
     n_heads = max(head for _, head in by_head) + 1
-    margin = len(f"L{layers[-1]} ")
-    cell = max(2, min(4, (width - margin) // n_heads))
-    per_block = max(1, (width - margin) // cell)
-    text = Text(no_wrap=True, overflow="crop")
-    for first in range(0, n_heads, per_block):
-        block = range(first, min(n_heads, first + per_block))
-        text.append("\n" if first else "")
-        text.append(" " * margin)
-        text.append(_head_numbers(block, cell) + "\n", style="dim")
-        for layer in layers:
-            text.append(f"L{layer}".rjust(margin - 1) + " ", style="dim")
-            for head in block:
-                _add_cell(text, by_head.get((layer, head)), marks, cell)
-            text.append("\n")
-    text.rstrip()
-    return text
+    cell = max(2, min(4, room_for(layers, width) // n_heads))
 
+    def draw(text: Text, layer: int, head: int) -> None:
+        _add_cell(text, by_head.get((layer, head)), marks, cell)
 
-def _head_numbers(heads: range, cell: int) -> str:
-    """The heads' numbers over their cells; where they do not fit, every second or third."""
-    step = -(-len(f"{heads[-1]} ") // cell)
-    numbers = (f"{head:^3} " if cell == 4 else f"{head:<{cell * step}}" for head in heads[:: 1 if cell == 4 else step])
-    return "".join(numbers).rstrip()
+    return head_grid(layers, range(n_heads), cell, width, draw)
 
 
 def _add_cell(text: Text, head: Head | None, marks: Mapping[str, Mark], cell: int) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.views.inks import blend
-from attnscope.views.plain_text import cut, has_unicode, plain_table, safe, weighted
+from attnscope.views.plain_text import cut, has_unicode, heading, plain_table, safe, weighted
 from attnscope.views.pooling import max_pool
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
@@ -39,12 +39,12 @@ def drawing(record: Heatmap, console: Console, query: str | None = None) -> Rend
     for attention in record.maps:
         heads = record.chosen(attention)
         if len(record.maps) > 1:
-            parts.append(Text(f"\n{attention.kind} attention", style="bold"))
+            parts.append(heading(f"{attention.kind} attention"))
         if len(heads) <= _MOST_LARGE:
             parts += [_large(attention, pair, console) for pair in heads]
         else:
             for layer in sorted({layer for layer, _ in heads}):
-                parts.append(Text(f"\nlayer {layer}", style="bold"))
+                parts.append(heading(f"layer {layer}"))
                 parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
         parts.append(_legend(console))
         parts.append(Text())

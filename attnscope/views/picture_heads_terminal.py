@@ -11,6 +11,7 @@ from rich.text import Text
 from attnscope.records.findings import Findings, Head
 from attnscope.views import heads_summary
 from attnscope.views.ablation_summary import number
+from attnscope.views.head_grid import head_grid
 from attnscope.views.heads_summary import interval
 from attnscope.views.plain_text import dim_lines, plain_table, shade
 
@@ -31,7 +32,7 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
         facts = findings.measure_facts(leading)
         title = Text(heads_summary.title_of(findings, leading), style="bold")
         parts += [title.append(f": {heads_summary.printable(facts.what)}", style="not bold"), Text()]
-        parts += [*_map(findings, leading, console.width), Text(), _extremes(findings, console.width)]
+        parts += [_map(findings, leading, console.width), Text(), _extremes(findings, console.width)]
     said = ["uniform: the value of a head that attends to all keys alike", heads_summary.corpus_line(findings)]
     said += heads_summary.corpus_notes(findings)
     grounding = [(head.name, role) for head in findings.heads for role in head.roles if role.name == "grounding"]
@@ -41,26 +42,19 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
     return Group(*parts, *dim_lines(said))
 
 
-def _map(findings: Findings, measure: str, width: int) -> list[Text]:
+def _map(findings: Findings, measure: str, width: int) -> Text:
     values = {(head.layer, head.head): _value(head, measure) for head in findings.heads}
     known = [value for value in values.values() if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     layers, n_heads = sorted({layer for layer, _ in values}), max(head for _, head in values) + 1
-    margin = len(f"L{layers[-1]} ")
     cell = max(len(f"H{n_heads - 1}"), *(len(number(value)) for value in values.values())) + 2
-    per_block = max(1, (width - margin) // cell)
-    lines = []
-    for first in range(0, n_heads, per_block):
-        block = range(first, min(n_heads, first + per_block))
-        lines.append(Text(" " * margin + "".join(f"H{head}".rjust(cell - 1) + " " for head in block), style="dim"))
-        for layer in layers:
-            line = Text(f"L{layer}".rjust(margin - 1) + " ", style="dim")
-            for head in block:
-                value = values.get((layer, head), math.nan)
-                share = (value - low) / (high - low) if high > low and math.isfinite(value) else 0.0
-                line.append(number(value).rjust(cell - 1) + " ", style=shade(share, "#f7fbff", "#08519c"))
-            lines.append(line)
-    return lines
+
+    def draw(text: Text, layer: int, head: int) -> None:
+        value = values.get((layer, head), math.nan)
+        share = (value - low) / (high - low) if high > low and math.isfinite(value) else 0.0
+        text.append(number(value).rjust(cell - 1) + " ", style=shade(share, "#f7fbff", "#08519c"))
+
+    return head_grid(layers, range(n_heads), cell, width, draw)
 
 
 def _extremes(findings: Findings, width: int) -> Table:

@@ -10,7 +10,7 @@ from attnscope.records import Heatmap
 from attnscope.views.heatmap_terminal import side_by_side
 from attnscope.views.picture_figures import over_patches, query_of, row_of
 from attnscope.views.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
-from attnscope.views.plain_text import safe
+from attnscope.views.plain_text import heading, safe
 
 
 def picture_drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
@@ -39,7 +39,7 @@ def picture_drawing(record: Heatmap, console: Console, query: str | None = None)
             special = float(row_of(attention, pair, place)[attention.keys.special].sum())
             elsewhere = f" +{special:.2f}" if attention.keys.special.any() else ""
             titled.append((f"H{pair[1]} {top:.2g}{elsewhere}", (patches / (top or 1.0)).astype(np.float32)))
-        parts += [Text(f"\nlayer {layer}", style="bold"), side_by_side(titled, console, "weights")]
+        parts += [heading(f"layer {layer}"), side_by_side(titled, console, "weights")]
     parts.append(Text("\nbeside a head: its largest weight on a patch, by which it is shaded", style="dim"))
     if attention.keys.special.any():
         parts.append(Text("+: what goes to tokens that have no place in the picture", style="dim"))

@@ -85,6 +85,11 @@ def plain_table(title: str = "", space: int | None = None) -> Table:
     return table
 
 
+def heading(title: str) -> Text:
+    """What stands above a table or some lines, an empty line before it."""
+    return Text(f"\n{title}", style="bold")
+
+
 def weighted(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
     """Names, each with its number beside it."""
     text = Text()

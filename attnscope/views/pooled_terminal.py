@@ -12,7 +12,7 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.pooled import PooledHeatmap, PooledMap, around
 from attnscope.views.heatmap_terminal import side_by_side
-from attnscope.views.plain_text import plain_table, safe
+from attnscope.views.plain_text import heading, plain_table, safe
 from attnscope.views.pooling import DECADES, log_share
 
 _MOST_LARGE = 4
@@ -28,14 +28,14 @@ def pooled_drawing(record: PooledHeatmap, console: Console) -> RenderableType:
         if not heads:
             continue
         if len(record.maps) > 1:
-            parts.append(Text(f"\n{attention.kind} attention", style="bold"))
+            parts.append(heading(f"{attention.kind} attention"))
         if len(heads) <= _MOST_LARGE:
             for layer, head in heads:
                 parts.append(Text())
                 parts.append(_maps(attention, [(layer, head)], console, _LARGE_WIDTH))
         else:
             for layer in sorted({layer for layer, _ in heads}):
-                parts.append(Text(f"\nlayer {layer}", style="bold"))
+                parts.append(heading(f"layer {layer}"))
                 parts.append(_maps(attention, [pair for pair in heads if pair[0] == layer], console, 24))
         parts.append(_legend(record, attention))
         parts.append(Text())

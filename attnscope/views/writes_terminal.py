@@ -10,7 +10,7 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.findings import Estimate, Findings, Head
-from attnscope.views.plain_text import dim_lines, plain_table
+from attnscope.views.plain_text import dim_lines, heading, plain_table
 
 _MOST = 6
 _NONE = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
@@ -29,7 +29,7 @@ def writes_table(findings: Findings) -> list[RenderableType]:
         ("lower them most", [h for h in ranked[::-1][:_MOST] if h.measures["writes"].value < 0]),
     ):
         if shown:
-            said += [Text(f"\nheads that {title}", style="bold"), _table(shown)]
+            said += [heading(f"heads that {title}"), _table(shown)]
     parts = told.get("parts", {})
     line = " + ".join(f"{name.replace('_', '-')} {_number(value)}" for name, value in parts.items() if name != "logit")
     return [

@@ -102,12 +102,17 @@ def _text_examples(
     return padded, Example({names[0]: alone, **causal_types(model, alone)}, real[1:, : lengths[1]])
 
 
+def is_paligemma(model: PreTrainedModel) -> bool:
+    """Whether it is PaliGemma, whose prompt is photos, then a text without a template, and sees all of itself."""
+    return model.config.model_type == "paligemma"
+
+
 def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     """What makes PaliGemma read a text as what it writes, each token with those before it alone.
 
     Without it, its masks say one thing to eager attention and another to sdpa. Its prompts are all of the other type.
     """
-    return {"token_type_ids": torch.ones_like(ids)} if model.config.model_type == "paligemma" else {}
+    return {"token_type_ids": torch.ones_like(ids)} if is_paligemma(model) else {}
 
 
 def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers.processing_utils import ProcessorMixin
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.hf.examples import Example, accepts
+from attnscope.models.hf.examples import Example, accepts, is_paligemma
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import in_one_line, silence
 from attnscope.models.hf.patch_places import FAMILIES, Made, Pane, Unplaced, area_of, panes_of, slopes
@@ -101,8 +101,7 @@ class VisionLanguageReader:
         if not getattr(self._processor, "chat_template", None):
             mark = str(getattr(self._processor, "image_token", "<image>"))
             plain = "the processor has no chat template: the model reads the pictures, then the text"
-            # PaliGemma was trained so.
-            return mark * n + text, [] if self._base.config.model_type == "paligemma" else [plain]
+            return mark * n + text, [] if is_paligemma(self._base) else [plain]
         content: list[dict[str, str]] = [*({"type": "image"} for _ in range(n)), {"type": "text", "text": text}]
         messages: list[Any] = [{"role": "user", "content": content}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
@@ -135,7 +134,7 @@ class VisionLanguageReader:
         more = len(ids) - inputs[self.ids_name].shape[1]
         longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self._network.device)}
         # All of PaliGemma's prompt sees all of it; what is written after it sees what comes before, and is told so.
-        suffix = int(self._base.config.model_type == "paligemma")
+        suffix = int(is_paligemma(self._base))
         for name, value in (("attention_mask", 1), ("token_type_ids", suffix), ("mm_token_type_ids", 0)):
             if name in inputs:
                 longer[name] = pad(inputs[name], (0, more), value=value)

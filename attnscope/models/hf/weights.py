@@ -8,7 +8,7 @@ The output projection is the first one whose input is what the seam gave out.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,7 @@ from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import perform
 from attnscope.models.hf.survey import Survey
 from attnscope.models.model import Slice
-from attnscope.models.projections import OutputWatch, hooks, is_transposed, linear_maps
-
-Role = Literal["query", "key", "value"]
-_ROLES: tuple[Role, ...] = ("query", "key", "value")
+from attnscope.models.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
 
 
 @dataclass(eq=False)
@@ -58,7 +55,7 @@ def head_slices(
         chosen: list[tuple[Role, int, list[int]]] = [("query", head, [head]) for head in numbers]
         group = attention.n_heads // attention.n_kv_heads
         for kv_head in range(attention.n_kv_heads):
-            members = list(range(kv_head * group, (kv_head + 1) * group))
+            members = list(_members(kv_head, group))
             if set(members) <= set(numbers):
                 chosen += [("key", kv_head, members), ("value", kv_head, members)]
         for role, head, members in chosen:
@@ -138,7 +135,7 @@ def _dependencies(
     modules, outputs = list(given), list(given.values())
     found: dict[tuple[Role, int], dict[nn.Module, Tensor]] = {}
     chance = torch.Generator().manual_seed(0)
-    for role in _ROLES:
+    for role in ROLES:
         tensor: Tensor = getattr(call, role)
         for head in range(tensor.shape[1]):
             one = tensor[:, head]
