@@ -95,6 +95,7 @@ def main() -> None:
     _tolerate_unprintable()
     status = 0
     try:
+        _require_folder()
         status = _run()
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -127,12 +128,24 @@ def main() -> None:
     sys.exit(status)
 
 
+def _require_folder() -> None:
+    """Ends where the current folder has been removed: libraries would end the process, or open nothing by its name."""
+    try:
+        os.getcwd()  # noqa: PTH109  # pathlib takes longer to load
+    except OSError as error:
+        raise AttnscopeError(
+            f"the current folder cannot be used: {error.strerror}", "it has been removed, or is closed: cd to another"
+        ) from None
+
+
 def _run() -> int:
     """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
     named = [command for command in _COMMANDS if command.callback and [command.callback.__name__] == sys.argv[1:2]]
     app.registered_commands = named or _COMMANDS
     try:
         return app(standalone_mode=False) or 0
+    except typer.Abort as error:  # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt
+        raise error.__cause__ or error from None
     finally:
         app.registered_commands = _COMMANDS
 

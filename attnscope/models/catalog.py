@@ -440,7 +440,10 @@ def _cache() -> Path:
 
 
 def _cached_ids() -> list[str]:
-    return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
+    try:
+        return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
+    except OSError:  # the home folder of another user, as sudo leaves it
+        return []
 
 
 def _cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN) -> Path | None:

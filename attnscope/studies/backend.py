@@ -165,6 +165,9 @@ def is_compiled() -> bool:
     source = Path(__file__).parents[1] / "core" / "measures" / "numba_kernel.py"
     given = os.environ.get("NUMBA_CACHE_DIR")
     cache = Path(given) if given else Path.home() / ".cache" / "numba"
-    folders = [source.parent / "__pycache__", *(path.parent for path in cache.glob(f"*{source.parent.name}*/"))]
-    found = [path for folder in {*folders, cache} for path in folder.glob(f"**/{source.stem}.read_rows-*.nbi")]
-    return any(path.stat().st_mtime >= source.stat().st_mtime for path in found)
+    try:
+        folders = [source.parent / "__pycache__", *(path.parent for path in cache.glob(f"*{source.parent.name}*/"))]
+        found = [path for folder in {*folders, cache} for path in folder.glob(f"**/{source.stem}.read_rows-*.nbi")]
+        return any(path.stat().st_mtime >= source.stat().st_mtime for path in found)
+    except OSError:  # the home folder of another user, as sudo leaves it
+        return False

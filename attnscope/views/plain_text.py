@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.style import Style
@@ -20,6 +20,9 @@ _ASCII = {
     "≤": "<=", "≥": ">=", "ᵀ": "^T", "‖": "||", "Δ": "D", "→": "->",
 }  # fmt: skip
 """What stands for the signs of our own formulas where the terminal's encoding cannot write them."""
+
+_USUAL_WIDTH = 80
+"""Characters in a line where nothing says how many there are."""
 
 
 class _PlainConsole(Console):
@@ -40,14 +43,17 @@ def open_console(**how: Any) -> Console:
     Args:
         how: Arguments of `rich.console.Console`.
     """
-    return _PlainConsole(markup=False, emoji=False, **how)
+    console = _PlainConsole(markup=False, emoji=False, **how)
+    if console.width < 1:  # a terminal that does not know its size says 0
+        console.width = _USUAL_WIDTH
+    return console
 
 
 def cut(label: str, cells: int) -> str:
     """A label in at most so many cells, with a mark where something is missing."""
-    while cell_len(label) > cells:
-        label = label[:-2] + "…"
-    return label
+    if cell_len(label) <= cells:
+        return label
+    return set_cell_size(label, cells - 1).rstrip() + "…" if cells > 0 else ""
 
 
 def has_unicode(console: Console) -> bool:

@@ -1,9 +1,9 @@
 """The compiled half of `numba_pass`: softmax and every sum over rows of scores, in place. Ours.
 
 Compiled by its signature as it is imported, and kept on disk: beside this file, or in the user's cache folder where
-that may not be written. Loops over vectors (`numba_vectors`) and no threads of numba's own: its layers bring a second
-pool beside torch's, abort when two Python threads call at once, or die after a fork; `numba_pass` has threads of
-Python's, which let each other run.
+that may not be written, else not at all. Loops over vectors (`numba_vectors`) and no threads of numba's own: its
+layers bring a second pool beside torch's, abort when two Python threads call at once, or die after a fork; `numba_pass`
+has threads of Python's, which let each other run.
 
 A row's largest score, its denominator and its sums wait for each other, and a short row for little else: several rows
 take each step together.
@@ -13,7 +13,9 @@ short row. What is needed of a row when its end is known, logarithms above all, 
 is worked out for sixteen rows at once. Exponentials are within 1e-7.
 """
 
+import contextlib
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +136,26 @@ _GIVEN = types.NamedTuple((_I4, _F4, _F4, _I8, _I8, _I8, _I8, _I8, _F4, _I8, _I8
 _READ_ROWS = types.void(_F4, types.UniTuple(_i8, 10), _I8, _F4, _GIVEN, _F8, _F4, _F4)
 
 
-@njit(_READ_ROWS, nogil=True, cache=True, error_model="numpy")
+def compile_for(signature):
+    """Compiles a function for a signature and keeps that on disk; where that fails, for this process alone.
+
+    It fails where no folder may be written or the disk is full, and where what is kept is damaged, which is removed.
+    """
+
+    def decorate(function):
+        try:
+            return njit(signature, nogil=True, cache=True, error_model="numpy")(function)
+        except Exception:
+            with contextlib.suppress(Exception):
+                kept = Path(njit(cache=True)(function).stats.cache_path)
+                for path in kept.glob(f"{Path(function.__code__.co_filename).stem}.{function.__name__}-*"):
+                    path.unlink()
+            return njit(signature, nogil=True, error_model="numpy")(function)
+
+    return decorate
+
+
+@compile_for(_READ_ROWS)
 def read_rows(scores, sizes, slots, sinks, given, board, received, active):
     """Turns scores into weights, and adds up what is read off their rows. All arrays are flat.
 

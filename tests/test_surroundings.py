@@ -1,0 +1,112 @@
+"""Machines as they may be: folders that nobody may read or that are gone, damaged caches, terminals of no width."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attnscope.models.catalog import list_models
+from attnscope.studies import heatmap_order
+from attnscope.studies.backend import is_compiled
+from attnscope.views.plain_text import cut
+from tests.conftest import Run
+from tests.processes import LIMIT_S
+
+RECORDS = sorted(path for path in (Path(__file__).parent / "records").iterdir() if path.name != "told.json")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("width", ["20", "1", "0"])
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.name)
+def test_every_record_is_shown_whatever_the_terminal_says_of_its_width(
+    path: Path, width: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    status, _, err = run("show", path)
+    assert status == 0 and "error" not in err, err
+
+
+def test_a_label_of_any_length_is_cut_to_any_room() -> None:
+    assert [cut("label", cells) for cells in (9, 5, 3, 1, 0, -2)] == ["label", "label", "la…", "…", "", ""]
+    assert [cut("字字", cells) for cells in (4, 3, 2)] == ["字字", "字…", "…"]
+    assert cut("字" * 500_000, 5) == "字字…"
+
+
+def test_the_caches_of_another_user_are_as_if_they_were_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sudo leaves HOME: what lies there may not even be asked for."""
+    stat = Path.stat
+
+    def refuse(path: Path, **how: bool) -> os.stat_result:
+        if str(path).startswith("/nobody"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/nobody/numba")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nobody/hub")
+    assert not is_compiled()
+    assert {one.state for one in list_models()} <= {"installed", "built in", "not here"}
+
+
+def test_a_current_folder_that_was_removed_is_said(tmp_path: Path) -> None:
+    script = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m attnscope models"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: the current folder cannot be used: No such file") and "hint" in done.stderr
+
+
+def test_a_file_that_ends_too_early_is_no_ctrl_c(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object) -> None:
+        raise EOFError("ran out of input")
+
+    monkeypatch.setattr(heatmap_order, "study", end)
+    status, _, err = run("heatmap", "x")
+    assert status == 1 and "EOFError: ran out of input" in err
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda _: b"",
+    "cut": lambda held: held[: len(held) // 2],
+    "zeros": lambda held: bytes(len(held)),
+    "of another version": lambda held: held.replace(b"numba.core", b"numba.cure"),
+}
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_kernel_on_disk_is_compiled_anew(
+    how: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numba = pytest.importorskip("numba")
+    from attnscope.core.measures.numba_kernel import compile_for
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    source = tmp_path / "doubling.py"
+    source.write_text("def double(x):\n    return 2 * x\n")
+    held: dict[str, Callable[[float], float]] = {}
+    exec(compile(source.read_text(), str(source), "exec"), held)
+
+    def compiled() -> Callable[[float], float]:
+        found: Callable[[float], float] = compile_for("f8(f8)")(held["double"])
+        return found
+
+    assert compiled()(4) == 8
+    (path,) = (tmp_path / "kept").rglob(f"*.{ending}")
+    path.write_bytes(DAMAGE[how](path.read_bytes()))
+    assert compiled()(4) == 8
+    assert compiled()(4) == 8 and [*(tmp_path / "kept").rglob("*.nbc")]  # kept again
+
+
+def test_a_kernel_that_cannot_be_kept_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    caching = pytest.importorskip("numba.core.caching")
+    from attnscope.core.measures.numba_kernel import compile_for
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+
+    def double(x: float) -> float:
+        return 2 * x
+
+    assert compile_for("f8(f8)")(double)(4) == 8
