@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
+from attnscope.records.head_maps import spans
 from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
 from attnscope.records.shards import shards_note
 from attnscope.records.storage import PAGE_MARK, kind_of, require_replaceable, require_replaceable_folder
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 HOME = Path("attnscope-out")
 """Where files go that no folder is named for."""
 
-TEXT = "text"
+MOST_SAVED = 1 << 26
+"""Bytes of weights up to which a heatmap that is drawn is saved too, so that `show` can draw it again."""
 
+TEXT = "text"
 """The format that is drawn in the terminal."""
 
 _NO_FOLDER = "there is no folder to write files to"
@@ -54,6 +57,7 @@ class Output:
         options: How it is shown: some of those that its kind has a use for.
         stem: How files of data are called, without their endings; None = as their kind says.
         whole: The record that some heads were picked from, among which they are ranked.
+        named: Whether the formats were asked for by name.
     """
 
     kind: Kind
@@ -66,6 +70,7 @@ class Output:
     options: Mapping[str, Any] = field(default_factory=dict)
     stem: str | None = None
     whole: Record | None = None
+    named: bool = True
 
     @property
     def figures(self) -> list[str]:
@@ -103,16 +108,38 @@ class Output:
         record, out = settle(record, self.out or folder, self.stem or self.kind.stem)
         guarded = self.out if self.kind.glance else None
         before: Mapping[Path, bytes] = {}
+        formats, unsaved = self._formats_for(record, guarded if not self.replace else None)
         if guarded is not None and not self.replace:
-            _require_same_maps(record, guarded, self.formats, self.options.get("query"))
-            before = _digests(guarded, self.formats)
-        paths = [] if out is None else write(record, out, self.formats, self.options, drawing, self.stem)
+            before = _digests(guarded, formats)
+        paths = [] if out is None else write(record, out, formats, self.options, drawing, self.stem)
         run: Mapping[str, Any] = getattr(record, "run", {})
-        notes = [*_notes_of(record), *_note_repeated(record, self.options.get("query"))]
+        notes = [*_notes_of(record), *unsaved, *_note_repeated(record, self.options.get("query"))]
         notes += note_fonts(_texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
         say([*notes, *_note_others(guarded, paths, before)], self.quiet)
         self.show(record, paths)
         fail_if_not_whole(getattr(record, "corpus", {}), run)
+
+    def _formats_for(self, record: Record, guarded: Path | None) -> tuple[tuple[str, ...], list[str]]:
+        """The formats that a record is written in, and why weights that nobody asked for by name are not saved.
+
+        Raises:
+            AttnscopeError: A file in the guarded folder would be replaced by one of other maps.
+        """
+        query = self.options.get("query")
+
+        def other_maps(formats: Sequence[str]) -> str:
+            return "" if guarded is None else _other_maps(record, guarded, formats, query)
+
+        if said := other_maps(self.formats if self.named else self.figures):
+            raise AttnscopeError(said, "choose another folder with --out, or give up what is there with --replace")
+        if self.named or not record.record_kind().glance:
+            return self.formats, []
+        size = sum(array.nbytes for array in record.arrays().values())
+        if size > MOST_SAVED:
+            said = f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
+        elif said := other_maps(self.formats):
+            said += ": it stays, and what is drawn now is not saved"
+        return (tuple(self.figures), [said]) if said else (self.formats, [])
 
     def show(self, record: Record, paths: Sequence[Path]) -> None:
         """Prints a record on stdout: one JSON document; else its tables, then the paths of its files."""
@@ -206,7 +233,7 @@ def plan(
     if given.get("folder"):
         _require_page(found, out, files, stem)
     load_named("attnscope.views.style:Style")(**_of_style(given))
-    return Output(found, out, files, json, quiet, TEXT in named, replace, given, stem)
+    return Output(found, out, files, json, quiet, TEXT in named, replace, given, stem, named=formats is not None)
 
 
 def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: str | None) -> None:
@@ -379,34 +406,29 @@ def require_writable(folder: Path) -> None:
                 part.rmdir()
 
 
-def _require_same_maps(record: Record, folder: Path, formats: Sequence[str], query: str | None) -> None:
-    """Refuses to write files over those of another run, where a record in the folder says that they are.
+def _other_maps(record: Record, folder: Path, formats: Sequence[str], query: str | None) -> str:
+    """Of which other maps the files in a folder are that would be replaced, by a record there; empty = of none.
 
     Colours may change: what they replace can be drawn again from that record. Where no record tells, a note does.
-
-    Raises:
-        AttnscopeError: It is of another text, model, or choice of heads.
     """
     from attnscope.records.reading import described_by
 
     names = {kind.file(ending) for kind in KINDS.values() if kind.glance for ending in kind.lossless}
     there = [path for name in sorted(names) if (path := folder / name).is_file()]
     if not there:
-        return
+        return ""
     kind, stems = record.record_kind(), load_named("attnscope.views.figures:stems")(record, query)
     written = [kind.file(name) for name in formats if name in kind.data]
     written += [f"{stem}.{name}" for stem in stems for name in formats if name in kind.figures]
     if not any((folder / name).is_file() for name in written):
-        return
+        return ""
     now = _traits(record.describe())
     for path in there:
         before = _traits(described_by(path))
         differ = [f"{name} {was}, now {now[name]}" for name, was in before.items() if was != now.get(name, was)]
         if differ:
-            raise AttnscopeError(
-                f"{path} is of other maps: {'; '.join(differ)}",
-                "choose another folder with --out, or give up what is there with --replace",
-            )
+            return f"{path} is of other maps: {'; '.join(differ)}"
+    return ""
 
 
 def _traits(described: Mapping[str, Any]) -> dict[str, str]:
@@ -416,10 +438,20 @@ def _traits(described: Mapping[str, Any]) -> dict[str, str]:
         return {}
     told: dict[str, Any] = {name: described.get(name) for name in ("text", "model", "sha256", "picture", "sound")}
     told |= {"pictures": described.get("pictures")} if described.get("pictures") else {}
-    told |= {"heads": described.get("picked") or [[one.get("layers"), one.get("heads")] for one in maps]}
+    told |= {"heads": _heads_of(described.get("picked"), maps)}
     told |= {"changes": described.get("changes"), "pooling": described.get("pool")}
     told |= {"part": [one.get("part") or one.get("query_cell") for one in maps]}
-    return {name: _brief(value) for name, value in told.items()}
+    return {name: _brief(value).strip('"') if name == "heads" else _brief(value) for name, value in told.items()}
+
+
+def _heads_of(picked: Any, maps: Sequence[Mapping[str, Any]]) -> object:
+    """The heads that maps are of, as a user writes them; of a damaged record whatever it says."""
+    try:
+        if picked:
+            return ",".join(f"L{layer}H{head}" for layer, head in picked)
+        return "; ".join(f"-L {spans(one['layers'])} -H {spans(one['heads'])}" for one in maps)
+    except (TypeError, ValueError, LookupError):
+        return [picked, [[one.get("layers"), one.get("heads")] for one in maps]]
 
 
 def _brief(value: object) -> str:

@@ -53,7 +53,7 @@ def test_long_texts_stay_whole_where_that_is_asked_for(run: Run) -> None:
 
 def test_a_part_is_drawn(run: Run) -> None:
     status, out, err = run("heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a")
-    assert (status, out.split()) == (0, ["a/L00H01.png"])
+    assert (status, out.split()) == (0, ["a/L00H01.png", "a/weights.npz"])
     assert "queries 400 to 409 and keys 0 to 11" in err
 
 

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 @groups.command(
     out="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]",
-    formats=groups.Changed(
-        "Several of png, svg, pdf (figures), npz, json (data), text (in the terminal).", default="png"
-    ),
+    formats="Several of png, svg, pdf (figures), npz, json (data), text (in the terminal).  [default: png,npz]",
     scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
     "[default: fixed; head for pictures and sound]",
 )

@@ -1,6 +1,7 @@
 """What every model is, whichever engine runs it."""
 
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from attnscope.errors import AttnscopeError, amount
@@ -472,7 +473,23 @@ class Model(Protocol):
         """The same architecture with random weights."""
 
 
-class LayeredModel:
+class ShownModel:
+    """How a model shows itself: in one line, and in a notebook with what `attnscope info` says of it."""
+
+    info: ModelInfo
+    tokenizer: Any
+
+    def __repr__(self) -> str:
+        extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
+        kinds = f", {', '.join(self.info.kinds)}" if len(self.info.kinds) > 1 else ""
+        return f"{type(self).__name__}({self.info.name!r}, {self.info.architecture}: {extent}{kinds})"
+
+    def _repr_html_(self) -> str:
+        lines = [(escape(name), escape(value)) for name, value in self.info.lines(self.tokenizer.name)]
+        return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in lines)}</table>"
+
+
+class LayeredModel(ShownModel):
     """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
 
     writer = eyes = ears = viewer = run_inputs = head_slices = look = None

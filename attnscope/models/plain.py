@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.checkpoint import Checkpoint
 from attnscope.models.layouts import ACTIVATIONS, Encoder, native_info, supports
-from attnscope.models.model import Maps, ModelInfo, Tokenizer, require_length, require_numbers
+from attnscope.models.model import Maps, ModelInfo, ShownModel, Tokenizer, require_length, require_numbers
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.records import Tokens
 
@@ -33,7 +33,7 @@ class _Attention(NamedTuple):
     output: Array  # (query, d_model), before the output projection
 
 
-class PlainEncoder:
+class PlainEncoder(ShownModel):
     """A loaded encoder that computes with NumPy alone; see models.model.Model. It looks at single texts."""
 
     writer = eyes = ears = viewer = run_inputs = head_slices = loss = None

@@ -135,14 +135,14 @@ KINDS = {
     kind.schema: kind
     for kind in (
         Kind(
-            "attnscope.heatmap", "record of attention", "maps:Heatmap", "heatmap", "weights", ("npz", "json"), ("png",),
-            "terminal:show", "figures:pages", "figures:glance", "figures:require_query",
+            "attnscope.heatmap", "record of attention", "maps:Heatmap", "heatmap", "weights", ("npz", "json"),
+            ("png", "npz"), "terminal:show", "figures:pages", "figures:glance", "figures:require_query",
             "page:page_of_record", ("drawn", "query"), ("query",), ("pick", "scale", "cmap"), ("npz", "json"),
             (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "pooled:PooledHeatmap", "heatmap", "pooled",
-            ("npz", "json"), ("png",), "terminal:show", "figures:pages", "figures:glance",
+            ("npz", "json"), ("png", "npz"), "terminal:show", "figures:pages", "figures:glance",
             page="page:page_of_saved", shown_with=("drawn",), others=("pick", "scale", "cmap"),
             lossless=("npz", "json"), files=(("json", "record.json"),),
         ),

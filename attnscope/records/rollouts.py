@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
 from attnscope.records.codec import build
 from attnscope.records.pictures import Picture, picture_from
 from attnscope.records.reading import require_weights
@@ -74,8 +73,7 @@ class Rollout(Record):
         """
         if found := self.tokens.find(query):
             return found
-        labels = self.tokens.numbered()
-        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels}")
+        raise self.tokens.refuse(query)
 
     @property
     def usual_scale(self) -> str:

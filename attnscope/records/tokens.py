@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import AttnscopeError
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
@@ -71,6 +73,21 @@ class Tokens:
             return found
         parts = [self.find_one(part.strip()) for part in wanted.split(",")]
         return tuple(sorted({place for places in parts for place in places})) if all(parts) else ()
+
+    def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
+        """What to raise where `find` finds nothing: says which of a list is missing, and which tokens there are.
+
+        Args:
+            wanted: What a user named.
+            others: Tokens that were looked through as well.
+        """
+        texts = (self, *others)
+        parts = [part.strip() for part in wanted.split(",")]
+        missing = [part for part in parts if not any(tokens.find_one(part) for tokens in texts)]
+        if len(missing) < len(parts):
+            wanted = ",".join(missing) or wanted
+        labels = "; ".join(dict.fromkeys(tokens.numbered() for tokens in texts))
+        return AttnscopeError(f"no token is {wanted!r}", f"the tokens are: {labels}")
 
     def numbered(self) -> str:
         """Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""

@@ -185,8 +185,7 @@ def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.i
             f"{query!r} is in one of the texts alone: there is nothing to compare its row with",
             "choose a token that stands in both",
         )
-    labels = tokens[0].numbered()
-    raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels}")
+    raise tokens[0].refuse(query)
 
 
 def _note_pooled(query: str, tokens: tuple[Tokens, Tokens], pairs: NDArray[np.int64]) -> list[str]:

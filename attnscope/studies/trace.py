@@ -469,9 +469,7 @@ def _query_of(token: str | int | None, queries: Tokens) -> int | None:
         return _place(token, queries.labels)
     places = queries.find_one(token)
     if not places:
-        raise AttnscopeError(
-            f"no token is {token!r}", f"the tokens are: {queries.numbered()}"
-        )  # fmt: skip
+        raise queries.refuse(token)
     return places[0]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Canvas, Page, colormap, matplotlib_defaults, write_pages
@@ -63,8 +63,8 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
         for place in attention.queries.find(query) if query is not None else ():
             sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", heads, number, place))
     if query is not None and not any(sheet.form == "bars" for sheet in sheets):
-        labels = "; ".join(dict.fromkeys(m.queries.numbered() for m in record.maps))
-        raise AttnscopeError(f"no token is {query!r}", f"the tokens are: {labels}")
+        first, *others = (attention.queries for attention in record.maps)
+        raise first.refuse(query, *others)
     return sheets
 
 

@@ -89,7 +89,7 @@ class Map:
 
 def map_of(found: Relations) -> Map:
     """The map's rows and columns: heads by layer, or in a large model layers with their best head."""
-    ranked = found.ranked
+    ranked = summary.listed(found)
     expressed = [one for one in ranked if one.found.any()]
     rest = sorted((one for one in ranked if not one.found.any()), key=lambda one: -one.n)
     kept = {one.name for one in (*expressed, *rest[: max(0, MOST_RELATIONS - len(expressed))])}
@@ -140,10 +140,10 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
         summary.explanation(found),
         *corpus_notes(found),
     ]
-    if len(found.relations) > len(shown.relations):
-        said.insert(
-            0, f"not shown: {amount(len(found.relations) - len(shown.relations), 'rarer relation')} without such a head"
-        )
+    if unlisted := summary.unlisted_line(found):
+        said.append(unlisted)
+    if (n := len(summary.listed(found)) - len(shown.relations)) > 0:
+        said.insert(0, f"not shown: {amount(n, 'rarer relation')} without such a head")
     page = Page.above(said, width, bottom + 88, lettering)
     page.head(f"{model_of(found.run)} · which heads express which relations", "")
     subtitle = lettering.fit(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from attnscope.errors import amount
 from attnscope.records.pair_tables import head_name
 from attnscope.records.relations import LEAST_MASS, Example, Relation, Relations
 from attnscope.views.heads_summary import UNDEFINED, interval, number, printable
@@ -24,6 +25,22 @@ def verdict(relation: Relation) -> Verdict:
     if relation.best_found:
         return "weakly" if relation.weak else "yes"
     return "others" if relation.found.any() else "no"
+
+
+def listed(found: Relations) -> list[Relation]:
+    """The relations that have a row: one example is none, unless no relation has more."""
+    several = [one for one in found.ranked if one.n_scored > 1 or one.found.any()]
+    return several or [*found.ranked]
+
+
+def unlisted_line(found: Relations) -> str:
+    """Which relations have no row, and why; empty if all have one."""
+    shown = {one.name for one in listed(found)}
+    names = [printable(one.name, 40) for one in found.ranked if one.name not in shown]
+    if not names:
+        return ""
+    few = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    return f"without a row, as there is one example at most: {amount(len(names), 'relation')} ({few})"
 
 
 @dataclass(frozen=True)

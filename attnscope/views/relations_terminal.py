@@ -49,7 +49,7 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
         console: Tells the width.
         most: How many of those that no head expresses are listed; a line says how many more there are.
     """
-    ranked = found.ranked
+    ranked = summary.listed(found)
     kept = sum(one.best_found or bool(one.found.any()) for one in ranked)
     shown_relations = ranked[: max(kept, most)]
     names, left_out = list(_WIDTHS), []
@@ -77,10 +77,10 @@ def table(found: Relations, console: Console, most: int = 40) -> RenderableType:
     if len(ranked) > len(shown_relations):
         parts.append(Text(f"and {len(ranked) - len(shown_relations)} more: see --json or the CSV file", style="dim"))
     parts += [Text(), Text(summary.count_line(found), style="bold")]
-    said = [summary.explanation(found), corpus_line(found), *corpus_notes(found)]
+    said = [summary.explanation(found), summary.unlisted_line(found), corpus_line(found), *corpus_notes(found)]
     if left_out:
         said.append(f"not shown in {console.width} columns: {', '.join(left_out)}")
-    return Group(*parts, *dim_lines(said))
+    return Group(*parts, *dim_lines([line for line in said if line]))
 
 
 def together(found: Relations, console: Console, most: int = 40) -> RenderableType:

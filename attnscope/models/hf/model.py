@@ -42,7 +42,7 @@ from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.hf.writing import HuggingFaceWriter
-from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, Slice
+from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, ShownModel, Slice
 from attnscope.models.tape import blocks_of
 
 
@@ -71,7 +71,7 @@ class RawModel:
     adapter: Adapter = NONE
 
 
-class HuggingFaceModel:
+class HuggingFaceModel(ShownModel):
     """A loaded transformers model; see models.model.Model.
 
     Args:
