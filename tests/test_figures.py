@@ -89,8 +89,8 @@ def test_a_query_adds_bars_for_each_token_that_it_names() -> None:
     assert stems(record, "is,@0")[3:] == ["query-000", "query-001"] and stems(record, " it , is ")[3:] == [
         "query-000", "query-001", "query-002",
     ]  # fmt: skip
-    for wrong in ("it,was", "it,", ","):
-        with pytest.raises(AttnscopeError, match=f"no token is '{wrong}'"):
+    for wrong, missing in (("it,was", "was"), ("it,", "it,"), (",", ",")):
+        with pytest.raises(AttnscopeError, match=f"no token is '{missing}'"):
             sheets_of(record, wrong)
     with pytest.raises(AttnscopeError, match="no token is ''"):
         sheets_of(record, "")

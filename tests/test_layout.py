@@ -128,6 +128,13 @@ def test_a_layer_of_twelve_heads_fills_the_page() -> None:
     assert len({x for x, _ in grid.corners}) == 4
 
 
+@pytest.mark.parametrize(("n_layers", "n_heads"), [(6, 12), (2, 7), (30, 9), (12, 12)])
+def test_layers_stand_as_close_as_heads(n_layers: int, n_heads: int) -> None:
+    corners = overview_grid(n_layers, n_heads, (16, 16), NOTES, width_of).corners
+    across, down = corners[1][0] - corners[0][0], corners[n_heads][1] - corners[0][1]
+    assert down == across
+
+
 @pytest.mark.parametrize(("n_layers", "n_heads", "shape"), [(6, 8, (63, 15)), (2, 4, (63, 15)), (4, 4, (40, 10))])
 def test_maps_of_a_long_target_and_a_short_text_fill_their_page(
     n_layers: int, n_heads: int, shape: tuple[int, int]

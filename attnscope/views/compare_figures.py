@@ -46,6 +46,7 @@ from attnscope.views.heads_summary import UNCLASSIFIED, Mark, label, marks_for, 
 from attnscope.views.inks import ink_on
 from attnscope.views.layout import SCREEN, Paper
 from attnscope.views.lettering import Lettering, lettering_for
+from attnscope.views.plots import spread
 from attnscope.views.style import USUAL, Style
 
 if TYPE_CHECKING:
@@ -244,10 +245,17 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
     low, high = arrangement.places.min(0, initial=0.0), arrangement.places.max(0, initial=0.0)
     extent = float((high - low).max()) * 1.1 or 1.0
     tall = max(min(320, plane), math.ceil(plane * min(1.0, (float(high[1] - low[1]) / extent) + 0.1)))
+    radius = 11.0 if len(found.heads) <= 100 else 8.5 if numbered else 5.0
+    if paper.fixed:  # discs of which none hides too many others; letters where they have room
+        wanted = paper.least_px / 1.1
+        radius = wanted if radius < wanted < plane / 60 else min(radius, max(3.0, plane / 45))
+    if not (lettered := numbered and radius * 1.1 >= paper.least_px):
+        radius = min(radius, max(3.0, plane / 80))
     shares = [f"{share:.0%}" for share in arrangement.explained]
     notes = [
         f"classical multidimensional scaling; the axes hold {shares[0]} and {shares[1]} of the variance: heads "
         "that are close here may still be far apart along others",
+        *(["heads that would cover each other stand side by side: a line leads to the true place"] * lettered),
         *table_notes(table),
         *([f"roles: {found.roles_source}"] if found.roles is not None else []),
     ]
@@ -260,19 +268,17 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
     page.head(f"{title_of(found)}: a map", f"{table_line(table)} · {texts_line(found.corpus)}")
     scale = plane / extent
     middle = (low + high) / 2
-    radius = 11.0 if len(found.heads) <= 100 else 8.5 if numbered else 5.0
-    if paper.fixed:  # discs of which none hides too many others; letters where they have room
-        radius = min(radius, max(3.0, plane / 45))
     for number, (heading, fills, inside, entries) in enumerate(panels):
         left = layout.MARGIN_PX + number * pitch * beside
         top += pitch_y * (number > 0)
         box = (left, top, plane, tall)
-        heading = heading if radius * 1.1 >= paper.least_px else heading.partition(" · ")[0].partition(" and ")[0]
+        heading = heading if lettered else heading.partition(" · ")[0].partition(" and ")[0]
         page.write(left, top - 12, heading, layout.PANEL_TITLE_PX, ha="left", weight="bold")
         page.frames([box])
         at = (arrangement.places - middle) * (scale, -scale) + (left + plane / 2, top + tall / 2)
-        _discs(page, at, radius, fills, inside)
-        _scale_bar(page, box, scale, extent)
+        shown = spread(at, radius * 1.05, box) if lettered else at
+        _discs(page, at, shown, radius, fills, inside if lettered else [""] * len(inside))
+        _scale_bar(page, box, scale, extent, shown)
         if beside:
             _legend(page, left + plane + 20, top + 10, "", entries)
         else:
@@ -280,22 +286,38 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
     return page
 
 
-def _discs(page: Page, at: NDArray[np.float64], radius: float, colors: Sequence[str], inside: Sequence[str]) -> None:
-    """Discs with a letter or number in each; later ones lie over earlier ones, what is written in them too."""
+def _discs(
+    page: Page,
+    true: NDArray[np.float64],
+    at: NDArray[np.float64],
+    radius: float,
+    colors: Sequence[str],
+    inside: Sequence[str],
+) -> None:
+    """Discs with a letter or number in each; from those that were moved a line leads to their true places.
+
+    Where they overlap all the same, later ones lie over earlier ones, what is written in them too.
+    """
     from matplotlib.patches import Circle
 
+    page.lines([pair for pair in np.stack([true, at], 1).tolist() if math.dist(*pair) > 1], color=FAINT, width_px=0.9)
     for number, ((x, y), color, text) in enumerate(zip(at.tolist(), colors, inside, strict=True)):
         order = 3 + number * 1e-3
         disc = Circle((x, y), radius, facecolor=color, edgecolor="#ffffff", linewidth=page.points(1.25), zorder=order)
         page.axes.add_artist(disc)
-        if text and radius * 1.1 >= page.paper.least_px:
+        if text:
             page.outline_numbers([Number(x, y, text, radius * 1.1, ink_on(color), "bold")], order + 5e-4)
 
 
-def _scale_bar(page: Page, box: Box, scale: float, extent: float) -> None:
-    """How long a distance is on the map, at its lower left corner."""
+def _scale_bar(page: Page, box: Box, scale: float, extent: float, discs: NDArray[np.float64]) -> None:
+    """How long a distance is on the map, in the corner with the fewest discs, the lower left one first."""
     length = layout.nice_ticks(extent / 4)[-1] or extent / 4
-    x, y = box[0] + 18, box[1] + box[3] - 18
+    room = np.array([length * scale, 16])
+    near, far = np.array(box[:2]) + (18, 34), np.array(box[:2]) + box[2:] - (18 + room[0], 18)
+    corners = [np.array([x, y]) for x in (near[0], far[0]) for y in (far[1], near[1])]
+    x, y = min(
+        corners, key=lambda at: int((np.abs(discs - at - room * (0.5, -0.5)) < room / 2 + 12).all(-1).sum())
+    ).tolist()
     page.lines([[(x, y - 4), (x, y), (x + length * scale, y), (x + length * scale, y - 4)]], color=INK, width_px=1.4)
     page.write(x + length * scale / 2, y - 12, f"{length:g}", layout.CAPTION_PX, ha="center")
 

@@ -331,9 +331,8 @@ def overview_grid(
     pitch_x, pitch_y = shape[1] * cell + gap + spare, shape[0] * cell + gap
     zoom = _zoom(total)
     header = round((_HEADER_PX + 30) * zoom)
-    if not paper.fixed:
-        wanted = MIN_SINGLE_PX - header - 12 - _BAR_HEIGHT_PX - 40 - MARGIN_PX
-        pitch_y += max(0, min(spare + 40, -(-wanted // n_rows) - pitch_y))
+    if not paper.fixed and not is_tall:
+        pitch_y += min(spare, 40)  # as far apart as columns are
     corners = tuple(
         (MARGIN_PX + left + column * pitch_x + spare // 2, header + row * pitch_y)
         for row in range(n_rows)

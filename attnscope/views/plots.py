@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attnscope.views.canvas import FAINT, INK, LINE, wrap_lines
+from attnscope.views.canvas import FAINT, INK, LINE, Box, wrap_lines
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import Lettering
 
@@ -163,3 +164,29 @@ def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> No
         text.set_fontsize(9 * sheet.size)
     for text in (axes.title, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_family(sheet.families)
+
+
+def spread(places: NDArray[np.float64], radius: float, box: Box) -> NDArray[np.float64]:
+    """Places of discs, (disc, 2), moved as little as it takes that none covers another.
+
+    Discs that overlap push each other apart, step by step; where a box is too full for all of them some overlap stays.
+
+    Args:
+        places: Where their centres would be.
+        radius: Of all of them.
+        box: What they stay within.
+    """
+    at, n = places.astype(np.float64), len(places)
+    low, high = np.array(box[:2]) + radius, np.array(box[:2]) + box[2:] - radius
+    turn = np.arange(n) * 2.4  # discs in one and the same place part in different directions
+    aside = np.stack([np.cos(turn), np.sin(turn)], -1)
+    for _ in range(400):
+        apart = at[:, None] - at
+        distance = np.hypot(*np.moveaxis(apart, -1, 0))
+        close = (distance < 2 * radius) & ~np.eye(n, dtype=bool)
+        if not close.any():
+            break
+        same = distance < 1e-6
+        ways = np.where(same[..., None], aside[:, None] - aside, apart / np.where(same, 1, distance)[..., None])
+        at = (at + (ways * (np.where(close, 2 * radius - distance, 0) * 0.3)[..., None]).sum(1)).clip(low, high)
+    return at
