@@ -29,7 +29,7 @@ from tests import rounding
 from tests.conftest import Run
 from tests.core_helpers import few_examples, on
 from tests.processes import python
-from tests.test_sums import PROJECTION, check, long_call, made_up_norms, situations
+from tests.test_sums import check, long_call, made_up_norms, projection_of, situations
 
 PARTS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
 
@@ -54,10 +54,6 @@ def test_every_measure_of_the_fused_pass_is_its_definition(situation, pairs: int
         patch.setattr(numba_pass, "CHUNK", 4)
         patch.setattr(numba_pass, "CHUNK_OF_LONG", 2)
         check(in_float32(call), keys, queries, tolerance=1e-5, backend="numba")
-
-
-def projection_of(call: AttentionCall) -> torch.Tensor:
-    return PROJECTION[:, : call.n_heads * call.value.shape[3]]
 
 
 def measured(call: AttentionCall, keys: TextFacts, which: Any, device: str = "cpu") -> SumsOf:
@@ -101,6 +97,11 @@ HARD: dict[str, dict[str, Any]] = {
     "holes": {"mask": HOLES},
     "by head": {"mask": BY_HEAD},
     "some see nothing": {"mask": torch.arange(97) > 40, "is_causal": True},
+    "without BLAS": {"d_value": 16},
+    "without BLAS, causal": {"d_value": 16, "is_causal": True, "n_kv_heads": 6, "group": 1},
+    "without BLAS, window, sinks": {"d_value": 16, "is_causal": True, "window": 9, "with_sinks": True},
+    "without BLAS, two rows left": {"d_value": 16, "n": 38},
+    "without BLAS, some see nothing": {"d_value": 16, "mask": torch.arange(97) > 40, "is_causal": True},
 }
 
 
@@ -110,7 +111,7 @@ def test_the_fused_pass_is_at_most_twice_as_far_off_as_torch(name: str, dtype: t
     require_as_good_as_torch(*long_call(**HARD[name], dtype=dtype), "numba", name)
 
 
-@pytest.mark.parametrize("name", ["padded", "causal", "holes"])
+@pytest.mark.parametrize("name", ["padded", "causal", "holes", "without BLAS", "without BLAS, causal"])
 def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(numba_pass, "LEAST_SHARED", 0)
     monkeypatch.setattr(numba_pass, "CHUNK", 16)

@@ -25,7 +25,7 @@ from tests import rounding
 from tests.core_helpers import few_examples, make_call
 from tests.measure_helpers import Expected, LargestTensor, expected, make_facts, uniform_weights
 
-PROJECTION = torch.randn(7, 6 * 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+_PROJECTION = torch.randn(7, 6 * 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,6 +56,11 @@ def made_up_norms(keys: TextFacts) -> torch.Tensor:
     return torch.where(torch.rand(keys.real.shape, generator=chance) < 0.25, 9 * length, length)
 
 
+def projection_of(call: AttentionCall) -> torch.Tensor:
+    """An output projection, (7, n_heads * d_value)."""
+    return _PROJECTION[:, : call.n_heads * call.value.shape[3]]
+
+
 def check(
     call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11,
     backend: Backend = "torch",
@@ -63,23 +68,23 @@ def check(
     """Both roads against plain loops on the dense float64 weights of the call, and uniform attention likewise."""
     weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
-    norms = made_up_norms(keys)
+    norms, projection = made_up_norms(keys), projection_of(call)
     which = None if call.kind == "cross" else outlying(norms, keys)
-    wanted = expected(weights, may, keys, queries, call.value, PROJECTION, which)
-    even = expected(uniform_weights(call), may, keys, queries, call.value, PROJECTION, which)
+    wanted = expected(weights, may, keys, queries, call.value, projection, which)
+    even = expected(uniform_weights(call), may, keys, queries, call.value, projection, which)
     for i, name in enumerate(even.names):
         if name.endswith("_active"):
             even.sum[i] = wanted.even[i]
         if name.startswith("similar_token"):  # likeness is told less what uniform attention has
             even.sum[i] = 0.0
     n = call.key.shape[2]
-    probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): PROJECTION},
+    probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): projection},
                  norms=lambda kind, layer: norms, backend=backend)  # fmt: skip
     output = probe(call)
     rounding.require_output(output, call)
     assert output.dtype == call.value.dtype
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
-    factor = output_factor(PROJECTION, call.n_heads)
+    factor = output_factor(projection, call.n_heads)
     values = rounding.in_float64(call).value
     dense = measures_of_weights(weights, keys, queries, allowed=may, values=values, factor=factor, outlying=which)
     assert_sums(dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6,
@@ -117,7 +122,8 @@ def situations(draw: st.DrawFn) -> tuple[AttentionCall, TextFacts, TextFacts | N
     else:
         keys = dataclasses.replace(keys, real=torch.ones_like(keys.real), rarest=None)
     call = make_call(
-        seed=seed, batch=batch, n_kv_heads=6 // group, group=group, n_queries=n_queries, n_keys=n_keys, d_value=5,
+        seed=seed, batch=batch, n_kv_heads=6 // group, group=group, n_queries=n_queries, n_keys=n_keys,
+        d_value=draw(st.sampled_from([5, 16])),
         mask=mask, is_causal=draw(st.booleans()), with_sinks=draw(st.booleans()),
         softcap=draw(st.none() | st.just(2.0)),
         bias_shape=draw(st.none() | st.just((1, 6, n_queries, n_keys))),
@@ -154,14 +160,14 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int, 
         patch.setattr(catalogue, "MOST_UNITS", 20)
         size = catalogue.unit_queries(n)
         n_units = -(-n // size)
-        options = {"query_facts": queries, "output_projections": {(call.kind, 0): PROJECTION}}
+        options = {"query_facts": queries, "output_projections": {(call.kind, 0): projection_of(call)}}
         norms = made_up_norms(keys)
         probe = Sums(keys, **options, norms=lambda kind, layer: norms, in_units=True)
         whole = Sums(keys, **options, norms=lambda kind, layer: norms)
         rounding.require_output(probe(call), call)
         whole(call)
         which = None if call.kind == "cross" else outlying(norms, keys)
-        given = {"values": call.value, "factor": output_factor(PROJECTION, call.n_heads), "outlying": which}
+        given = {"values": call.value, "factor": output_factor(projection_of(call), call.n_heads), "outlying": which}
         weights, may = attention_weights(call), allowed(call)
         dense = measures_of_weights(weights, keys, queries, allowed=may, **given, in_units=True)
     of_texts = [catalogue.measure_names().index(name) for name in ("received", "sink")]
@@ -178,7 +184,7 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int, 
             here[:, unit * size : (unit + 1) * size] = True
             alone = dataclasses.replace(asking, context=~here if asking.context is None else asking.context | ~here)
             texts = (alone, None) if queries is None else (keys, alone)
-            wanted = expected(weights, may, *texts, call.value, PROJECTION, which)
+            wanted = expected(weights, may, *texts, call.value, projection_of(call), which)
             mine = [getattr(found, part)[:, unit::n_units].copy() for part in ("sum", "count")]
             for ours, theirs in zip(mine, (wanted.sum, wanted.count), strict=True):
                 ours[of_texts], theirs[of_texts] = 0, 0
@@ -325,7 +331,7 @@ def test_padding_and_company_change_nothing(minilm_folder) -> None:
 @pytest.mark.parametrize("chosen", [[name] for name in MEASURES] + [[], ["sink", "induction", "entropy_nats"]])
 def test_measures_chosen_alone_are_the_same(chosen: list[str]) -> None:
     call, keys = long_call(33)
-    projections = {("encoder", 0): PROJECTION.float()}
+    projections = {("encoder", 0): projection_of(call).float()}
     everything, some = Sums(keys, output_projections=projections), Sums(keys, chosen, output_projections=projections)
     torch.testing.assert_close(some(call), everything(call))
     whole, part = everything.sums["encoder"][0], some.sums["encoder"][0]

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.measures.numba_vectors import (
     LANES,
+    call_for,
     choose,
     exponent,
     fraction,
@@ -32,10 +33,12 @@ from attnscope.core.measures.numba_vectors import (
     larger,
     load,
     positive,
+    put,
     raise_exponent,
     ramp,
     spread,
     store,
+    take,
     total,
     widen,
 )
@@ -43,7 +46,7 @@ from attnscope.core.measures.numba_vectors import (
 _f4, _i4, _i8, _f8 = types.float32, types.int32, types.int64, types.float64
 _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i8))
 
-VECTORS = "ace081b03f83788b"
+VECTORS = "4bd6d16c767a8605"
 """The hash of numba_vectors.py: numba compiles this file again only where it changes."""
 
 _LOW = -87.0
@@ -131,9 +134,84 @@ class Given(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Factors(NamedTuple):
+    """What the scores are products of, and where the output goes, if the pass multiplies itself. Arrays are flat.
+
+    Attributes:
+        query: (text, head, query, width), float32, in steps as `shape` has them; empty where scores are given.
+        key: (text, kv_head, key, width).
+        value: (text, kv_head, key, width of values), which is a multiple of LANES.
+        output: (text, head, query, width of values); overwritten.
+        scale: Of the scores.
+        shape: How far apart texts, heads and tokens lie in query, key, value and output, then the keys, the width, that
+            of values, and how many heads share keys.
+    """
+
+    query: NDArray[np.float32]
+    key: NDArray[np.float32]
+    value: NDArray[np.float32]
+    output: NDArray[np.float32]
+    scale: np.float32
+    shape: tuple[int, ...]
+
+
+_FACTORS = types.NamedTuple((_F4, _F4, _F4, _F4, _f4, types.UniTuple(_i8, 16)), Factors)
 _GIVEN = types.NamedTuple((_I4, _F4, _F4, _I8, _I8, _I8, _I8, _I8, _F4, _I8, _I8, _I8, types.UniTuple(_i8, 7)), Given)
 
-_READ_ROWS = types.void(_F4, types.UniTuple(_i8, 10), _I8, _F4, _GIVEN, _F8, _F4, _F4)
+
+@njit
+def _lay_by_number(keys, first, step, n_keys, width, scale, n_padded, found):
+    """Keys times the scale, (width, padded key), with zeros behind."""
+    for k in range(n_keys):
+        for i in range(width):
+            put(found, i * n_padded + k, take(keys, first + k * step + i) * scale)
+    for i in range(width):
+        for k in range(n_keys, n_padded):
+            put(found, i * n_padded + k, np.float32(0))
+
+
+@njit
+def _multiply(rows, row, row_step, n_rows, n_shared, columns, column, column_step, n_columns, product, to, to_step):
+    """A product of matrices, (row, shared) times (shared, column), for some too small for BLAS. Arrays are flat.
+
+    Args:
+        rows: From `row` on, `row_step` apart.
+        row: Where they begin.
+        row_step: How far apart they lie.
+        n_rows: How many.
+        n_shared: How many numbers each has.
+        columns: From `column` on, `column_step` apart.
+        column: Where they begin.
+        column_step: How far apart they lie.
+        n_columns: A multiple of LANES.
+        product: From `to` on, rows `to_step` apart; overwritten.
+        to: Where it begins.
+        to_step: How far apart its rows lie.
+    """
+    zeros = _number(0.0)
+    for row_before in range(0, n_rows, 4):
+        r = max(min(row_before, n_rows - 4), 0)  # the last four again: one alone takes as long as four
+        first, there = row + r * row_step, to + r * to_step
+        second = first + row_step * min(1, n_rows - 1)
+        third, fourth = first + row_step * min(2, n_rows - 1), first + row_step * min(3, n_rows - 1)
+        for c in range(0, n_columns, LANES):
+            a, b, d, e = zeros, zeros, zeros, zeros
+            for i in range(n_shared):
+                x = load(columns, column + i * column_step + c)
+                a = fused(spread(take(rows, first + i)), x, a)
+                b = fused(spread(take(rows, second + i)), x, b)
+                d = fused(spread(take(rows, third + i)), x, d)
+                e = fused(spread(take(rows, fourth + i)), x, e)
+            store(product, there + c, a)
+            if n_rows > 1:
+                store(product, there + to_step + c, b)
+            if n_rows > 2:
+                store(product, there + 2 * to_step + c, d)
+            if n_rows > 3:
+                store(product, there + 3 * to_step + c, e)
+
+
+_READ_ROWS = types.void(_F4, types.UniTuple(_i8, 10), _I8, _F4, _GIVEN, _FACTORS, _F8, _F4, _F4)
 
 
 def compile_for(signature):
@@ -156,17 +234,19 @@ def compile_for(signature):
 
 
 @compile_for(_READ_ROWS)
-def read_rows(scores, sizes, slots, sinks, given, board, received, active):
+def read_rows(scores, sizes, slots, sinks, given, factors, board, received, active):
     """Turns scores into weights, and adds up what is read off their rows. All arrays are flat.
 
     Args:
-        scores: (text * head, query, padded key) of the tasks' heads; becomes weights, 0 beyond the edges.
+        scores: (text * head, query, padded key) of the tasks' heads; becomes weights, 0 beyond the edges. Where
+            `factors` are given: memory for one task's, (query of a chunk, padded key).
         sizes: The first and last + 1 task (task = text * head * chunk of queries, in that order), heads, queries,
             padded keys, queries of a chunk, the block's first query and first key in its text, 1 if queries and keys
             are of one text, and which text * head the scores begin with.
         slots: Where in the board and in `worth` each part begins; see `numba_pass.SLOTS`.
         sinks: One score a head, or empty.
         given: What is known of the block.
+        factors: What to multiply, task by task, while a task's scores lie in the cache; or none.
         board: (task, column); added to.
         received: (task, padded key); added to.
         active: (text * head, query); what each query gives to keys outside the sinks.
@@ -185,6 +265,14 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
         slots[11], slots[12], slots[13], slots[14], slots[15], slots[16],
         slots[17], slots[18], slots[19], slots[20], slots[21], slots[22],
     )  # fmt: skip
+    (
+        query_text, query_head, query_step, key_text, key_head, key_step, value_text, value_head, value_step,
+        output_text, output_head, output_step, n_keys, width, value_width, group_size,
+    ) = factors.shape  # fmt: skip
+    multiplies = factors.query.shape[0] > 0
+    keys_of_head = np.empty(n_padded * width * multiplies + LANES, np.float32)
+    keys_of_head = keys_of_head[-keys_of_head.ctypes.data // 4 % LANES :]
+    head_before = -1
     n_chunks = (n_queries + chunk - 1) // chunk
     reach, before = n_offsets // 2, first_query - first_key
     # Rows go from step to step together: the next row's numbers are there while the last one's are still summed up.
@@ -240,13 +328,32 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
         mask_row = (text * edge_heads + (head if edge_heads > 1 else 0)) * n_queries
         worth_row = (text * worth_heads + (head if worth_heads > 1 else 0)) * n_queries
         last_query = min(part * chunk + chunk, n_queries)
+        score_row = (text_head - first_head) * n_queries
+        if multiplies:
+            score_row = -part * chunk
+            kv_head = head // group_size
+            if text_head // group_size != head_before:
+                head_before = text_head // group_size
+                first = text * key_text + kv_head * key_head
+                _lay_by_number(factors.key, first, key_step, n_keys, width, factors.scale, n_padded, keys_of_head)
+            for r in range(n_queries):
+                for i in range(0, width, LANES):
+                    call_for(factors.query, (text + 1) * query_text + head * query_head + r * query_step + i)
+            for r in range(n_keys):
+                for i in range(0, width, LANES):
+                    call_for(factors.key, (text + 1) * key_text + kv_head * key_head + r * key_step + i)
+                    call_for(factors.value, (text + 1) * value_text + kv_head * value_head + r * value_step + i)
+            _multiply(
+                factors.query, text * query_text + head * query_head + part * chunk * query_step, query_step,
+                last_query - part * chunk, width, keys_of_head, 0, n_padded, n_padded, scores, 0, n_padded,
+            )  # fmt: skip
         for first_row in range(part * chunk, last_query, together):
             n_here = min(together, last_query - first_row)
             n_aside = 0
             # The largest score of each, while the row moves to where it is worked on. Vectors at its edges are cut.
             for i in range(n_here):
                 q = first_row + i
-                row, base = ((text_head - first_head) * n_queries + q) * n_padded, i * stride + _MARGIN
+                row, base = (score_row + q) * n_padded, i * stride + _MARGIN
                 start, stop = np.int64(edges[(mask_row + q) * 2]), np.int64(edges[(mask_row + q) * 2 + 1])
                 active[text_head * n_queries + q] = 0
                 aside_from[i] = n_aside
@@ -311,7 +418,7 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
                 if left == right:
                     continue
                 q = first_row + i
-                row, base = ((text_head - first_head) * n_queries + q) * n_padded, i * stride + _MARGIN
+                row, base = (score_row + q) * n_padded, i * stride + _MARGIN
                 total_off, times_off = offs[i], times_offs[i]
                 seen, times = total_off, times_off
                 for j in range(aside_from[i], aside_from[i + 1]):
@@ -380,7 +487,7 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
                 left, right, worths, here = lefts[i], rights[i], (worth_row + q) * n_worth, q + before
                 if left == right or worth[worths] == 0:
                     continue
-                row, base = ((text_head - first_head) * n_queries + q) * n_padded, i * stride + _MARGIN
+                row, base = (score_row + q) * n_padded, i * stride + _MARGIN
                 by, share = bys[i], shares[i]
                 if left - reach <= here < right + reach:
                     store(weights, base + left - LANES, zeros)
@@ -415,6 +522,12 @@ def read_rows(scores, sizes, slots, sinks, given, board, received, active):
                             weight_there = np.float64(scores[row + other + 1])
                             induced += weight_there
                             induced_off += weight_there * off_rest[text * n_tokens + token + 1]
+        if multiplies:
+            _multiply(
+                scores, 0, n_padded, last_query - part * chunk, n_keys,
+                factors.value, text * value_text + head // group_size * value_head, value_step, value_width,
+                factors.output, text * output_text + head * output_head + part * chunk * output_step, output_step,
+            )  # fmt: skip
         for i in range(rest_from[text + 1] - rest_from[text]):
             if aside_received[i] != 0:
                 received[taken + rest[rest_from[text] + i] - first_key] += np.float32(aside_received[i])

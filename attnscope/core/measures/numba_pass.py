@@ -1,11 +1,14 @@
-"""The pass over the weights in one go: scores by BLAS, one fused pass in place, then the product with the values. Ours.
+"""The pass over the weights in one go: scores, one fused pass in place, then the product with the values. Ours.
+
+Of long texts BLAS makes both products, tile by tile. Of short ones the pass does, head by head, from where queries,
+keys and values lie: to lay them out for BLAS takes as long as its product.
 
 Of float32 on the CPU. Chunks of queries are tasks that Python's threads share, as many as torch has; what each
 comes to is added up in their order, so that numbers do not depend on how many there are.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -18,7 +21,7 @@ from attnscope.core.attention import AttentionCall
 from attnscope.core.measures.board import BOARD, N_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import OFFSETS
 from attnscope.core.measures.families import PAIR_FACTS
-from attnscope.core.measures.numba_kernel import Given, read_rows
+from attnscope.core.measures.numba_kernel import Factors, Given, read_rows
 from attnscope.core.measures.numba_vectors import LANES
 from attnscope.core.measures.plan import Plan
 from attnscope.core.measures.torch_pass import Read, Reader
@@ -35,6 +38,12 @@ TILE = 300_000
 
 LEAST_SHARED = 200_000
 """Weights from which on a tile is shared by threads: fewer take less time than waking them."""
+
+SMALL = 256
+"""Keys up to which the pass multiplies itself."""
+
+_NOTHING = np.zeros(0, np.float32)
+_NO_FACTORS = Factors(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.float32(1), (1,) * 16)
 
 SLOTS = np.array(
     [len(OFFSETS)]
@@ -64,46 +73,96 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
     Returns:
         The output, (batch, n_heads, query, d_value), in the dtype of the values.
     """
-    batch, n_heads, n_queries, d_head = call.query.shape
-    n_kv_heads, d_value = call.n_kv_heads, call.value.shape[3]
-    group = n_heads // n_kv_heads
-    rows = torch.zeros(batch, n_queries, n_heads, d_value)
+    batch, n_heads, n_queries, _ = call.query.shape
+    rows = torch.zeros(batch, n_queries, n_heads, call.value.shape[3])
     output = rows.transpose(1, 2)
     sinks = np.zeros(0, np.float32) if call.sinks is None else call.sinks.detach().float().numpy()
-    largest = max((math.prod(block.shape[:2]) * _padded(block) for block in plan.blocks), default=0) * n_heads
-    most_a_head = max((block.shape[1] * _padded(block) for block in plan.blocks), default=0)
-    flat, spare = buffers.pair(min(largest, max(TILE, most_a_head)), torch.float32, call.query.device)
+    by_blas: _ByBlas | None = None
     with torch.autocast("cpu", enabled=False):
-        # Keys of zeros behind each text, for the last vectors of tiles to reach into.
-        n_padded = max([call.key.shape[2], *(block.keys.start + _padded(block) for block in plan.blocks)])
-        keys, values = _pad_keys(call, n_padded, spare)
         for block in plan.blocks:
-            n_texts, n_rows, n_keys = block.shape
-            if not n_keys:
+            if not block.shape[2]:
                 continue
-            n_padded = _padded(block)
-            of_keys = slice(block.keys.start, block.keys.start + n_padded)
-            queries = torch.empty(n_texts, n_heads, n_rows, d_head)
-            torch.mul(call.query[block.texts, :, block.queries].float(), call.scale, out=queries)
-            some_keys, some_values = keys[block.texts, ..., of_keys], values[block.texts, :, of_keys]
-            added = _added(call, plan, block)
             fused = _Fused(plan, block, n_heads, sinks)
-            for texts, heads in _parts(n_texts, n_heads, group, n_rows * n_padded):
-                kv_heads = slice(heads.start // group, (heads.stop - 1) // group + 1)
-                some_rows, columns = queries[texts, heads], some_keys[texts, kv_heads].flatten(0, 1)
-                shape = (*some_rows.shape[:3], n_padded)
-                scores = flat[: math.prod(shape)].view(len(columns), -1, n_padded)
-                torch.bmm(some_rows.view(len(columns), -1, d_head), columns, out=scores)
-                scores = scores.view(shape)
-                if call.softcap is not None:
-                    scores.div_(call.softcap).tanh_().mul_(call.softcap)
-                for part in added:
-                    scores[..., :n_keys] += part[texts, heads if part.shape[1] > 1 else slice(None)]
-                fused.read(scores, texts.start * n_heads + heads.start)
-                there = slice(block.texts.start + texts.start, block.texts.start + texts.stop)
-                output[there, heads, block.queries] = times_values(scores, some_values[texts, kv_heads])
+            if _is_small(call, plan, block):
+                fused.attend(_factors(call, output, block))
+            else:
+                by_blas = by_blas or _ByBlas(call, plan, buffers)
+                by_blas.attend(block, fused, output)
             read(block, fused.result())
     return output.to(call.value.dtype)
+
+
+def _is_small(call: AttentionCall, plan: Plan, block: Block) -> bool:
+    """Whether the pass multiplies itself: BLAS takes longer for so few keys, which must be laid out for it first."""
+    return (
+        block.shape[2] <= SMALL
+        and call.value.shape[3] % LANES == 0
+        and call.bias is None
+        and call.softcap is None
+        and not plan.hides(block)
+    )
+
+
+def _factors(call: AttentionCall, output: Tensor, block: Block) -> Factors:
+    """What a block's scores and output are products of, where it lies in memory."""
+    given = [
+        call.query[block.texts, :, block.queries],
+        call.key[block.texts, :, block.keys],
+        call.value[block.texts, :, block.keys],
+    ]
+    parts = [part.float() if part.stride(3) == 1 else part.float().contiguous() for part in given]
+    parts.append(output[block.texts, :, block.queries])
+    query, key, value, written = (_flat(part) for part in parts)
+    steps = [step for part in parts for step in part.stride()[:3]]
+    group = call.n_heads // call.n_kv_heads
+    shape = (*steps, block.shape[2], call.query.shape[3], call.value.shape[3], group)
+    return Factors(query, key, value, written, np.float32(call.scale), shape)
+
+
+def _flat(part: Tensor) -> NDArray[np.float32]:
+    """The memory from a tensor's first number to its last."""
+    reach = sum((n - 1) * step for n, step in zip(part.shape, part.stride(), strict=True)) + 1
+    found: NDArray[np.float32] = part.as_strided((reach,), (1,)).numpy()
+    return found
+
+
+class _ByBlas:
+    """Products by BLAS, of what makes a tile, around the pass."""
+
+    def __init__(self, call: AttentionCall, plan: Plan, buffers: Buffers) -> None:
+        self._call, self._plan = call, plan
+        largest = max((math.prod(block.shape[:2]) * _padded(block) for block in plan.blocks), default=0) * call.n_heads
+        most_a_head = max((block.shape[1] * _padded(block) for block in plan.blocks), default=0)
+        size = min(largest, max(TILE, most_a_head))
+        self._flat, spare = buffers.pair(size, torch.float32, call.query.device)
+        # Keys of zeros behind each text, for the last vectors of tiles to reach into.
+        n_padded = max([call.key.shape[2], *(block.keys.start + _padded(block) for block in plan.blocks)])
+        self._keys, self._values = _pad_keys(call, n_padded, spare)
+
+    def attend(self, block: Block, fused: "_Fused", output: Tensor) -> None:
+        """Shows the pass a block's tiles, and puts the output where it belongs."""
+        call, (n_texts, n_rows, n_keys) = self._call, block.shape
+        n_heads, d_head = call.n_heads, call.query.shape[3]
+        group, n_padded = n_heads // call.n_kv_heads, _padded(block)
+        of_keys = slice(block.keys.start, block.keys.start + n_padded)
+        queries = torch.empty(n_texts, n_heads, n_rows, d_head)
+        torch.mul(call.query[block.texts, :, block.queries].float(), call.scale, out=queries)
+        some_keys, some_values = self._keys[block.texts, ..., of_keys], self._values[block.texts, :, of_keys]
+        added = _added(call, self._plan, block)
+        for texts, heads in _parts(n_texts, n_heads, group, n_rows * n_padded):
+            kv_heads = slice(heads.start // group, (heads.stop - 1) // group + 1)
+            some_rows, columns = queries[texts, heads], some_keys[texts, kv_heads].flatten(0, 1)
+            shape = (*some_rows.shape[:3], n_padded)
+            scores = self._flat[: math.prod(shape)].view(len(columns), -1, n_padded)
+            torch.bmm(some_rows.view(len(columns), -1, d_head), columns, out=scores)
+            scores = scores.view(shape)
+            if call.softcap is not None:
+                scores.div_(call.softcap).tanh_().mul_(call.softcap)
+            for part in added:
+                scores[..., :n_keys] += part[texts, heads if part.shape[1] > 1 else slice(None)]
+            fused.read(scores, texts.start * n_heads + heads.start)
+            there = slice(block.texts.start + texts.start, block.texts.start + texts.stop)
+            output[there, heads, block.queries] = times_values(scores, some_values[texts, kv_heads])
 
 
 def _parts(n_texts: int, n_heads: int, group: int, a_head: int) -> Iterator[tuple[slice, slice]]:
@@ -185,23 +244,45 @@ class _Fused:
             scores: Of whole texts, or of some heads of one.
             first_head: Which head they begin with, those of all texts of the block counted.
         """
-        n_texts, some_heads, n_queries, n_padded = scores.shape
+        n_tiles = scores.shape[0] * scores.shape[1] * self._by_task[2]
+        start = first_head * self._by_task[2]
         array = scores.view(-1).numpy()
+        self._share(start, start + n_tiles, array.size, lambda: array, _NO_FACTORS, first_head)
+
+    def attend(self, factors: Factors) -> None:
+        """Makes a whole block's output, and adds up what is read off its weights, which are nowhere at once."""
+        one_task = self._chunk * self._n_padded
+        n_tasks = math.prod(self._by_task)
+
+        def room() -> NDArray[np.float32]:
+            found: NDArray[np.float32] = torch.empty(one_task).numpy()  # where a line of the cache begins
+            return found
+
+        self._share(0, n_tasks, n_tasks * one_task, room, factors, 0)
+
+    def _share(
+        self,
+        start: int,
+        stop: int,
+        n_weights: int,
+        scores: Callable[[], NDArray[np.float32]],
+        factors: Factors,
+        first_head: int,
+    ) -> None:
+        """Has threads do tasks, each with its share of them and with what `scores` gives."""
         outputs = tuple(numbers.view(-1).numpy() for numbers in (self._board, self._received, self._active))
-        _, n_heads, n_chunks = self._by_task
+        shape = (self._by_task[1], self._active.shape[2], self._n_padded, self._chunk, *self._begin, first_head)
 
-        def share(first: int, last: int) -> None:
-            sizes = (first, last, n_heads, n_queries, n_padded, self._chunk, *self._begin, first_head)
-            read_rows(array, sizes, SLOTS, self._sinks, self._given, *outputs)
+        def do(first: int, last: int) -> None:
+            read_rows(scores(), (first, last, *shape), SLOTS, self._sinks, self._given, factors, *outputs)
 
-        start, n_tasks = first_head * n_chunks, n_texts * some_heads * n_chunks
-        n_threads = min(count_threads(), n_tasks) if array.size >= LEAST_SHARED else 1
+        n_threads = min(count_threads(), stop - start) if n_weights >= LEAST_SHARED else 1
         if n_threads == 1:
-            share(start, start + n_tasks)
+            do(start, stop)
             return
-        edges = [start + n_tasks * i // n_threads for i in range(n_threads + 1)]
-        others = [_pool(n_threads - 1).submit(share, *edges[i : i + 2]) for i in range(1, n_threads)]
-        share(*edges[:2])
+        edges = [start + (stop - start) * i // n_threads for i in range(n_threads + 1)]
+        others = [_pool(n_threads - 1).submit(do, *edges[i : i + 2]) for i in range(1, n_threads)]
+        do(*edges[:2])
         for other in others:
             other.result()
 

@@ -75,11 +75,15 @@ def _halve(vector: ir.Value, builder: ir.IRBuilder, join: Callable[[ir.Value, ir
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
 
 
+def _number_at(context: Any, builder: ir.IRBuilder, array: types.Array, value: ir.Value, index: ir.Value) -> ir.Value:
+    """The address of a number in an array."""
+    return builder.gep(context.make_array(array)(context, builder, value).data, [index])
+
+
 def _at(context: Any, builder: ir.IRBuilder, array: types.Array, value: ir.Value, index: ir.Value) -> ir.Value:
     """The address of a vector in an array."""
-    data = context.make_array(array)(context, builder, value).data
     vector = ir.VectorType(_NUMBERS[array.dtype], LANES)
-    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
+    return builder.bitcast(_number_at(context, builder, array, value, index), vector.as_pointer())
 
 
 @intrinsic
@@ -107,6 +111,45 @@ def store(typing: Any, array: Any, index: Any, vector: Any) -> Any:
 def spread(typing: Any, number: Any) -> Any:
     """A number in every lane."""
     return _Vector(number)(number), lambda context, builder, sig, args: _all(args[0], builder)
+
+
+@intrinsic
+def take(typing: Any, array: Any, index: Any) -> Any:
+    """The number at an index that is not negative, which numba's own way would ask."""
+
+    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.load(_number_at(context, builder, sig.args[0], *args))
+
+    return array.dtype(array, types.int64), emit
+
+
+@intrinsic
+def call_for(typing: Any, array: Any, index: Any) -> Any:
+    """Has the line of the cache brought that holds an index, which may lie behind the array."""
+
+    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        byte = ir.IntType(8).as_pointer()
+        number = ir.IntType(32)
+        name = "llvm.prefetch.p0i8"
+        function = builder.module.globals.get(name) or ir.Function(
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, number, number, number]), name
+        )
+        address = builder.bitcast(_number_at(context, builder, sig.args[0], *args), byte)
+        builder.call(function, [address, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), emit
+
+
+@intrinsic
+def put(typing: Any, array: Any, index: Any, number: Any) -> Any:
+    """Puts a number at an index that is not negative."""
+
+    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        builder.store(args[2], _number_at(context, builder, sig.args[0], *args[:2]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, number), emit
 
 
 @intrinsic
