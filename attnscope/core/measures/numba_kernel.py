@@ -225,7 +225,7 @@ def compile_for(signature):
             return njit(signature, nogil=True, cache=True, error_model="numpy")(function)
         except Exception:
             with contextlib.suppress(Exception):
-                kept = Path(njit(cache=True)(function).stats.cache_path)
+                kept = Path(str(njit(cache=True)(function).stats.cache_path))
                 for path in kept.glob(f"{Path(function.__code__.co_filename).stem}.{function.__name__}-*"):
                     path.unlink()
             return njit(signature, nogil=True, error_model="numpy")(function)
