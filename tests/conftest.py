@@ -1,6 +1,7 @@
 """What all tests share: no network, a cache of their own, few threads, and models to try things on."""
 
 import atexit
+import io
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -45,8 +46,20 @@ def pytest_configure() -> None:
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
 
-Run = Callable[..., tuple[int, str, str]]
+
+class Result(NamedTuple):
+    """What a command line ended with."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
 """Runs a command line; see the fixture `run`."""
+
+SAMPLES = Path(__file__).parent.parent / "sample_texts"
+SENTENCES = [line for line in (SAMPLES / "sentences.txt").read_text("utf-8").splitlines() if line.strip()]
 
 SPECIAL = ["[PAD]", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [
@@ -196,15 +209,25 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 
-    def attnscope(*arguments: object) -> tuple[int, str, str]:
+    def attnscope(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["attnscope", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
+        return Result(int(ended.value.code or 0), out, err)
 
     return attnscope
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Puts bytes where stdin is, which Python would read as ASCII."""
+
+    def feed(raw: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), "ascii"))
+
+    return feed
 
 
 @pytest.fixture
@@ -231,3 +254,12 @@ def browser() -> Iterator[Any]:
 
     with open_browser() as opened:
         yield opened
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens pages for one test; see `page_helpers.page_opener`."""
+    from tests.page_helpers import page_opener
+
+    with page_opener(browser, tmp_path) as opener:
+        yield opener

@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from matplotlib.text import Text as Written
 
 from attnscope.records.descriptions import Descriptions, HeadDescription, Term
 from attnscope.records.findings import Estimate, Findings, Head, Role
+from attnscope.views import heads_figures
+from attnscope.views.canvas import Canvas
 
 NAN = math.nan
+UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)
 
 # role: (threshold, uniform's value, what it is)
 ROLES = {
@@ -163,3 +167,25 @@ def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ..
         heads.append(one)
     heads[1] = replace(heads[1], terms=(), nats=0.04, explained=math.nan, low=math.nan, high=math.nan)
     return replace(found, descriptions=Descriptions(tuple(heads), 54, 2000, 27))
+
+
+def of(*heads: Head, **more: object) -> Findings:
+    """Findings about some heads alone."""
+    settings: dict = {"run": {}, "corpus": {}, "options": {}, "sums": {}} | more
+    return Findings(heads=heads, **settings)
+
+
+def head(layer: int, number: int, *roles: object, kind: str = "encoder", resting: float = 0.5) -> Head:
+    """A head of one measure, with some roles."""
+    return Head(kind, layer, number, roles, resting, {"local": Estimate(0.5, 0.4, 0.6, 0.2, 9)})  # type: ignore[arg-type]
+
+
+def written(page: Canvas) -> list[str]:
+    """All texts on a page."""
+    return [text.get_text() for text in page.axes.findobj(Written) if text.get_text()]
+
+
+def page_of(findings: Findings, stem: str) -> Any:
+    """The figure of a name, such as measure-local."""
+    named = stem.removeprefix("measure-") if stem.startswith("measure-") else None
+    return next(page for name, page in heads_figures.pages(findings, measures=named) if name == stem)

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -137,6 +137,24 @@ class Opened:
     def matrix(self) -> np.ndarray:
         """The numbers of the CSV of a matrix."""
         return np.array([[float(x or 0) for x in row[1:]] for row in self.table()[1:]])
+
+
+@contextlib.contextmanager
+def page_opener(browser: Any, folder: Path) -> Iterator[Callable[..., Any]]:
+    """Opens pages, or files, each in a window of its own; at the end these close, and none may have complained."""
+    made: list[Opened] = []
+
+    def open_page(page: Any, of: type[Opened] = Opened, width: int = 1280, height: int = 800) -> Opened:
+        file = page if isinstance(page, Path) else page.save(folder / f"page-{len(made)}.html")
+        window = {"viewport": {"width": width, "height": height}, "accept_downloads": True}
+        context = browser.new_context(**window, permissions=["clipboard-read", "clipboard-write"])
+        made.append(of(context.new_page(), file))
+        return made[-1]
+
+    yield open_page
+    for opened in made:
+        opened.page.context.close()
+        assert opened.complaints == [], opened.complaints
 
 
 def number(text: str) -> float:

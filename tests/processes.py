@@ -4,6 +4,7 @@ They take Ctrl-C as the system does, however pytest was started: see conftest.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -30,23 +31,21 @@ def python(*arguments: object, **how: Any) -> "subprocess.CompletedProcess[str]"
     return done
 
 
-def modules_after(
-    arguments: Sequence[object], names: Sequence[str], **how: Any
-) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
-    """Runs a command line of attnscope, which must succeed, in a process of its own.
+def modules_after(*lines: Sequence[object], **how: Any) -> "tuple[subprocess.CompletedProcess[str], set[str]]":
+    """Runs command lines of attnscope, which must all succeed, in a process of their own.
 
     Returns:
-        The process, and which of some modules it has loaded.
+        The process, and the modules that it has loaded.
     """
     code = (
-        "import sys\nfrom attnscope.cli import main\n"
-        "names, sys.argv = sys.argv[1].split(), ['attnscope', *sys.argv[2:]]\n"
-        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
-        "print('loaded:', *(name for name in names if name in sys.modules), file=sys.stderr)"
+        "import json, sys\nfrom attnscope.cli import main\n"
+        "for line in json.loads(sys.argv[1]):\n    sys.argv = ['attnscope', *line]\n"
+        "    try:\n        main()\n    except SystemExit as ended:\n        assert not ended.code, line\n"
+        "print('loaded:', *sys.modules, file=sys.stderr)"
     )
-    done = python("-c", code, " ".join(names), *arguments, **how)
+    done = python("-c", code, json.dumps([[*map(str, line)] for line in lines]), **how)
     assert done.returncode == 0, done.stderr
-    return done, done.stderr.splitlines()[-1].split()[1:]
+    return done, set(done.stderr.splitlines()[-1].split())
 
 
 @contextlib.contextmanager

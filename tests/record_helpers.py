@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.records import AttentionMap, Heatmap, Tokens, load
 from attnscope.records.pictures import Picture
+from attnscope.records.record import Record
 
 RUN = {
     "model": "toy",
@@ -37,6 +39,19 @@ def tokens_of(labels: Sequence[str], special: Sequence[int] = (), **more: Any) -
         "segments": np.zeros(n, np.int32),
     }
     return Tokens(**(fields | more))
+
+
+def require_lossless(record: Record, folder: Path) -> None:
+    """It comes back as it was from every format that it is loaded from, and saved again it is the same bytes."""
+    for ending in record.record_kind().lossless:
+        path = record.save(folder / f"kept.{ending}")
+        again = load(path)
+        assert type(again) is type(record)
+        np.testing.assert_equal(again.describe(), record.describe())
+        assert [*again.arrays()] == [*record.arrays()]
+        for name, array in record.arrays().items():
+            np.testing.assert_array_equal(again.arrays()[name], array, strict=True, err_msg=name)
+        assert again.save(folder / f"again.{ending}").read_bytes() == path.read_bytes()
 
 
 def shares(*shape: int, seed: int = 0) -> np.ndarray:

@@ -17,8 +17,7 @@ from attnscope.annotated.texts import AnnotationError
 from attnscope.corpus import chunks
 from attnscope.errors import AttnscopeError
 from attnscope.records import Tokens
-
-SAMPLES = Path(__file__).parent.parent / "sample_texts"
+from tests.conftest import SAMPLES
 
 
 def row(number: object, form: str, head: object = "_", deprel: str = "_", misc: str = "_") -> str:

@@ -1,7 +1,7 @@
 """Atlases: planted heads, fair samples, values as the model has them, and the same bytes for every cut of a corpus."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,10 +30,9 @@ from attnscope.studies.heads import HeadsOptions
 from attnscope.studies.texts import batch_of
 from attnscope.studies.workers import Workers
 from attnscope.text import build_tokens
-from tests.conftest import Run, write_tiny
+from tests.conftest import SAMPLES, SENTENCES, Run, write_tiny
+from tests.heads_helpers import after
 
-SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
-SENTENCES = (SAMPLES / "sentences.txt").read_text("utf-8").splitlines()
 FEW = AtlasOptions(examples=3, sample=9)
 
 
@@ -467,49 +466,18 @@ def test_markup_in_texts_stays_text(own: Model, tmp_path: Path) -> None:
     assert "<script>alert" not in html and "<img src=x" not in html
 
 
-def after(n: int) -> Callable[[Any], None]:
-    """What interrupts a study at its n-th report of a step."""
-    seen = iter(range(n))
-
-    def report(done: Any) -> None:
-        if done.step != "counting tokens" and next(seen, None) is None:
-            raise KeyboardInterrupt
-
-    return report
-
-
 def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 30)
     monkeypatch.setattr("attnscope.studies.atlas_rows.TOKEN_BUDGET", 30)
-    first = atlas(own, SENTENCES, FEW, once(after(3)))
+    first = atlas(own, SENTENCES, FEW, after(3, ""))
     assert not first.corpus["complete"] and 0 < first.corpus["n_texts"] < len(SENTENCES)
     assert first.facts and {one.text for one in first.facts} < set(range(len(SENTENCES)))
     n_batches = len({*reports(own)})
     assert n_batches > 5
-    second = atlas(own, SENTENCES, FEW, at_step("reading examples", 3))
+    second = atlas(own, SENTENCES, FEW, after(3, "reading examples"))
     assert not second.corpus["complete"] and second.corpus["n_texts"] == len(SENTENCES)
     assert 0 < second.corpus["n_sampled"] < 9 and second.facts
     second.require_whole()
-
-
-def once(report: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Interrupts once alone."""
-    done = []
-
-    def tell(progress: Any) -> None:
-        if not done:
-            try:
-                report(progress)
-            except KeyboardInterrupt:
-                done.append(True)
-                raise
-
-    return tell
-
-
-def at_step(step: str, n: int) -> Callable[[Any], None]:
-    inner = once(after(n))
-    return lambda progress: inner(progress) if progress.step == step else None
 
 
 def reports(model: Model) -> list[int]:

@@ -1,5 +1,6 @@
 """What records of relations, ablations, circuits and needles add to an atlas of the same model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from attnscope.records.atlas_evidence import STRONGEST, with_records
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Score
 from attnscope.records.relations import Relation, Relations
 from attnscope.views.page.atlas import page_of_atlas
+from tests.atlas_page_helpers import OpenedAtlas
 from tests.conftest import Run
 from tests.needle_helpers import planted_findings
-from tests.test_atlas_page import OpenedAtlas
 
 RECORDS = Path(__file__).parent / "records"
 PLAIN = Atlas.load(RECORDS / "atlas.npz")
@@ -140,13 +141,11 @@ def test_the_commands_take_records(run: Run, tmp_path: Path, files: list[Path]) 
     assert status == 1 and "texts.txt" in err
 
 
-def test_the_card_shows_relations_effects_and_partners(browser: Any, tmp_path: Path, told: Atlas) -> None:
+def test_the_card_shows_relations_effects_and_partners(open_page: Callable[..., Any], told: Atlas) -> None:
     # By chance no pair of these composes above random directions: every other one is made to, the rest are not shown.
     raised = [replace(one, share=one.expected + 0.01 * (n + 1)) for n, one in enumerate(told.compositions[::2])]
     told = replace(told, compositions=(*raised, *told.compositions[1::2]))
-    opened = OpenedAtlas(
-        browser.new_page(viewport={"width": 1280, "height": 900}), page_of_atlas(told).save(tmp_path / "a.html")
-    )
+    opened = open_page(page_of_atlas(told), OpenedAtlas, height=900)
     names = [head.name for head in told.heads]
     at, head = next((at, one) for at, one in enumerate(told.heads) if any("→" in role.name for role in one.roles))
     opened.go(names[at])
@@ -172,5 +171,3 @@ def test_the_card_shows_relations_effects_and_partners(browser: Any, tmp_path: P
     assert "What changes without it" in said and "zero ablation: change of hidden states" in said
     assert "by, share" not in said and "+\u2212" not in said
     opened.go(ax="k_composition_sent", ay="v_composition_received")
-    assert opened.complaints == []
-    opened.page.close()

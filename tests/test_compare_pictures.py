@@ -12,13 +12,12 @@ from PIL import Image
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.records import load
 from attnscope.records.comparison import PicturePair
 from attnscope.studies.compare_pictures import spread
 from attnscope.views.compare_pictures import maps_page
 from attnscope.views.style import Style
 from tests.conftest import Run
-from tests.page_helpers import Opened
+from tests.record_helpers import require_lossless
 from tests.vision_language_helpers import write_family
 
 QUESTION = "what is on the table ?"
@@ -90,15 +89,8 @@ def test_two_questions_change_the_words_that_differ(model: Any) -> None:
         attnscope.compare_pictures(model, [noise(64, 96)], [QUESTION, QUESTION], query="cup")
 
 
-def test_it_is_saved_and_loaded(found: PicturePair, tmp_path: Path) -> None:
-    again = load(found.save(tmp_path / "compare.npz"))
-    assert isinstance(again, PicturePair)
-    assert (again.texts, again.words, again.heads, again.ranked()) == (
-        found.texts, found.words, found.heads, found.ranked(),
-    )  # fmt: skip
-    np.testing.assert_array_equal(again.weights, found.weights)
-    np.testing.assert_array_equal(again.pictures[1].pixels, found.pictures[1].pixels)
-    assert again.pictures[0].facts == found.pictures[0].facts
+def test_it_comes_back_without_loss(found: PicturePair, tmp_path: Path) -> None:
+    require_lossless(found, tmp_path)
 
 
 def _cut(name: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
@@ -149,8 +141,8 @@ def test_the_command_compares_photos_and_questions(run: Run, folder: Path) -> No
         assert (status, out) == (2, "") and err.startswith("error: ") and "hint: " in err
 
 
-def test_the_viewer_lists_its_heads(browser: Any, found: PicturePair, tmp_path: Path) -> None:
-    opened = Opened(browser.new_page(), found.page().save(tmp_path / "page.html"))
+def test_the_viewer_lists_its_heads(open_page: Callable[..., Any], found: PicturePair) -> None:
+    opened = open_page(found.page())
     opened.show(v="atlas")
     rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
     change = dict(zip(found.heads, found.overall().tolist(), strict=True))
@@ -159,5 +151,3 @@ def test_the_viewer_lists_its_heads(browser: Any, found: PicturePair, tmp_path: 
         place = int(row["layer"]), int(row["head"])
         assert float(row["change"]) == pytest.approx(change[place], rel=1e-5)
         assert float(row["on_picture"]) == pytest.approx(found.maps(found.heads.index(place))[0].sum(), rel=1e-4)
-    assert opened.complaints == []
-    opened.page.close()

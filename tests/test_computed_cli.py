@@ -22,7 +22,7 @@ from attnscope.views.split_terminal import summary
 from attnscope.views.trace_terminal import walk
 from tests.conftest import Run
 from tests.core_helpers import WORKED
-from tests.processes import modules_after, python
+from tests.processes import python
 
 TEXT = "The cat sat on the mat."
 
@@ -167,12 +167,6 @@ def test_failures_are_one_line_and_a_hint(attnscope: Run, arguments: list[str], 
     assert (code, out) == (status, ""), err
     assert lines[0].startswith("error: ") and re.search(said, err), err
     assert len(lines) <= 2 and (len(lines) == 1 or lines[1].startswith("hint: "))
-
-
-def test_help_loads_nothing_heavy() -> None:
-    for command in ("trace", "split", "cost"):
-        _, loaded = modules_after([command, "--help"], ["torch", "transformers", "matplotlib", "numpy"])
-        assert loaded == []
 
 
 # Drawn in any terminal

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.corpus import Copies, CorpusText, copies, distinct
+from attnscope.corpus import Copies, CorpusText, copies, copy_key, distinct
 from attnscope.studies.heads import HeadsOptions, heads
 from attnscope.studies.merging import merge_findings
 from attnscope.views.heads_summary import corpus_notes
@@ -107,3 +107,10 @@ def test_copies_are_counted_without_counting_tokens_too(own: Any, tmp_path: Any)
     counts = tmp_path / "counts.tsv"
     counts.write_text("the\t9\n", "utf-8")
     assert heads(own, [CAT] * 3, HeadsOptions(frequencies=counts)).corpus["n_copies"] == 2
+
+
+def test_copies_differ_in_case_and_whitespace_alone() -> None:
+    assert copy_key("The  cat\nsat. ") == copy_key("the cat sat.")
+    assert copy_key("STRASSE") == copy_key("straße")
+    assert len({copy_key(text) for text in ("the cat", "thecat", "the cat.", "")}) == 4
+    assert copy_key("\ud800") == copy_key(" \ud800")

@@ -1,3 +1,5 @@
+"""What is read of a corpus: formats, compressed files, patterns, stdin, and what becomes of what cannot be read."""
+
 import csv
 import gzip
 import importlib
@@ -12,25 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnscope.corpus import (
-    Corpus,
-    CorpusText,
-    Problem,
-    TokenCounts,
-    batches,
-    block_batches,
-    blocks,
-    chunks,
-    copy_key,
-    count_tokens,
-    read_frequencies,
-    repeat_probe,
-    tokens_of_ids,
-)
+from attnscope.corpus import Corpus, CorpusText, Problem, blocks
 from attnscope.corpus.lines import lines_of
 from attnscope.errors import AttnscopeError
-from attnscope.text import build_tokens, is_blank
-from tests.processes import python
+from attnscope.text import is_blank
+from tests.corpus_helpers import write
 
 # Part of Python from 3.14 on; before, of the package that the extra [zst] installs.
 ZSTD = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard")
@@ -38,21 +26,6 @@ ZSTD = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14)
 VISIBLE = st.characters(categories=["L", "N", "P", "S", "Zs"])
 # One line of text that is not blank; other characters that str.splitlines would cut at may be inside.
 LINE = st.text(VISIBLE | st.sampled_from("\x0b\x1c\x85\u2028")).map(lambda text: f"{text}x")
-CLS, SEP = 1, 2
-
-
-def encode(text: str):
-    """[CLS], one token a character, [SEP]; numbers by the letter's code, and by a code of its own after a space."""
-    ids = [CLS, *(3 + ord(char) % 1000 for char in text), SEP]
-    ends = [True, *[False] * len(text), True]
-    return build_tokens(
-        text, ids=ids, pieces=[f"t{i}" for i in ids], offsets=None, special=ends, segments=[0] * len(ids)
-    )
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def texts(*files, **options) -> list[str]:
@@ -61,14 +34,6 @@ def texts(*files, **options) -> list[str]:
 
 def zstd(content: bytes) -> bytes:
     return ZSTD.compress(content)
-
-
-@pytest.fixture
-def stdin(monkeypatch):
-    def feed(raw: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), "ascii"))
-
-    return feed
 
 
 # Plain text
@@ -470,279 +435,6 @@ def test_memory_does_not_grow_with_the_corpus(name, tmp_path):
     tracemalloc.stop()
     assert n == size // len(one)
     assert peak < 3_000_000
-
-
-# Blocks
-
-
-def stream(n: int, length=lambda i: 3) -> list[CorpusText]:
-    return [CorpusText(i, "s", i + 1, text="x" * length(i)) for i in range(n)]
-
-
-def test_a_block_ends_where_its_texts_are_many_characters(monkeypatch):
-    monkeypatch.setattr("attnscope.corpus.batching.BLOCK_CHARACTERS", 10)
-    texts = [CorpusText(i, "s", i + 1, text="x" * n) for i, n in enumerate([4, 4, 4, 30, 1, 9, 1, 1, 1, 1])]
-    texts.append(CorpusText(10, "s", 11, ids=(1, 2, 3)))
-    whole = list(blocks(texts, 3))
-    assert [[text.index for text in block.texts] for block in whole] == [[0, 1, 2], [3], [4, 5], [6, 7, 8], [9, 10]]
-    assert [block.index for block in whole] == [0, 1, 2, 3, 4]
-    second = list(blocks(texts, 3, shard=(2, 2)))
-    assert [block.texts for block in second] == [whole[1].texts, whole[3].texts]
-
-
-@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))
-def test_shards_are_whole_blocks_and_together_the_corpus(n, size, shards):
-    whole = list(blocks(stream(n), size))
-    assert [text for block in whole for text in block.texts] == stream(n)
-    assert all(len(block.texts) == size for block in whole[:-1])
-    assert [block.index for block in whole] == list(range(-(-n // size)))
-    parts = [list(blocks(iter(stream(n)), size, shard=(k, shards))) for k in range(1, shards + 1)]
-    assert sorted((block for part in parts for block in part), key=lambda block: block.index) == whole
-    for k, part in enumerate(parts):
-        assert all(block.index % shards == k for block in part)
-
-
-def test_shards_that_are_none_are_refused():
-    for shard in ((0, 2), (3, 2), (1, 0)):
-        with pytest.raises(AttnscopeError, match="no shard"):
-            blocks([], shard=shard)
-    with pytest.raises(AttnscopeError, match="at least one text"):
-        blocks([], 0)
-
-
-def described(made) -> list[list[tuple[int, int, list[int]]]]:
-    return [[(part.text, part.number, part.tokens.ids.tolist()) for part in batch] for batch in made]
-
-
-@given(st.lists(st.integers(0, 60), max_size=30), st.integers(1, 4), st.integers(10, 100))
-def test_batches_do_not_depend_on_shards(lengths, shards, budget):
-    whole_corpus = stream(len(lengths), lambda i: lengths[i])
-
-    def all_batches(shard):
-        made = [block_batches(block, encode, limit=11, budget=budget) for block in blocks(whole_corpus, 7, shard=shard)]
-        return [batch for block in made for batch in described(block)]
-
-    whole = all_batches((1, 1))
-    assert sorted(sum((all_batches((k, shards)) for k in range(1, shards + 1)), [])) == sorted(whole)
-    seen = sorted((text, number) for batch in whole for text, number, _ in batch)
-    assert len(seen) == len(set(seen))
-    assert {text for text, _ in seen} == set(range(len(lengths)))
-    for batch in whole:
-        sizes = [len(ids) for _, _, ids in batch]
-        assert sizes == sorted(sizes)
-        assert len(batch) == 1 or len(batch) * max(sizes) <= budget
-
-
-def test_batches_are_sorted_by_length_and_filled_up_to_the_budget():
-    parts = [chunks(encode("x" * n), i)[0] for i, n in enumerate([5, 1, 1, 20, 2, 1])]
-    made = batches(parts, budget=9)
-    assert [[part.text for part in batch] for batch in made] == [[1, 2, 5], [4], [0], [3]]
-    assert described(batches(reversed(parts), budget=9)) == described(made)
-    assert batches([]) == []
-
-
-# Chunks
-
-
-@given(st.integers(0, 40), st.integers(3, 12), st.data())
-def test_chunks_hold_every_token_and_the_special_ones_at_both_ends(n, size, data):
-    room = size - 2
-    stride = data.draw(st.none() | st.integers(1, room))
-    tokens = encode("".join(chr(97 + i) for i in range(n)))
-    made = chunks(tokens, 7, limit=size, stride=stride)
-    assert {part.text for part in made} == {7}
-    assert [part.number for part in made] == list(range(len(made)))
-    assert {part.n_chunks for part in made} == {len(made)}
-    rebuilt = []
-    for part in made:
-        assert len(part) <= size
-        assert part.tokens.ids[0] == CLS
-        assert part.tokens.ids[-1] == SEP
-        assert part.tokens.special.tolist() == [True, *[False] * (len(part) - 2), True]
-        inner = part.tokens.ids[1:-1].tolist()
-        assert rebuilt[len(rebuilt) - part.n_repeated :] == inner[: part.n_repeated]
-        rebuilt += inner[part.n_repeated :]
-        assert inner[: part.n_repeated] == part.tokens.ids[part.repeated].tolist()
-    assert rebuilt == tokens.ids[1:-1].tolist()
-    assert all(len(part) == size for part in made[:-1])
-
-
-def test_a_text_that_fits_stays_as_it_is():
-    tokens = encode("abc")
-    for options in ({}, {"limit": 5}, {"limit": 9, "chunk": 5}, {"stride": 1}):
-        (part,) = chunks(tokens, 3, **options)
-        assert part.tokens is tokens
-        assert (part.text, part.number, part.n_chunks, part.n_repeated) == (3, 0, 1, 0)
-    assert len(chunks(tokens, chunk=4)) == 2
-
-
-def test_special_tokens_inside_of_a_text_stay_where_they_are():
-    tokens = tokens_of_ids([CLS, 5, 6, SEP, 7, 8, SEP, SEP], [CLS, SEP])
-    assert [part.tokens.ids.tolist() for part in chunks(tokens, limit=6)] == [
-        [CLS, 5, 6, SEP, SEP, SEP],
-        [CLS, 7, 8, SEP, SEP],
-    ]
-    assert [len(part) for part in chunks(tokens_of_ids([4] * 10), limit=4)] == [4, 4, 2]
-    assert chunks(tokens_of_ids([])) == []
-    assert len(chunks(tokens_of_ids([CLS, SEP], [CLS, SEP]), limit=3)) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limit": 8, "chunk": 9}, "chunks of 9 tokens are too long .*at most 8"),
-        ({"chunk": 2}, "no room for text besides 2 special"),
-        ({"limit": 8, "stride": 7}, "stride of 7 .*at most 6"),
-        ({"limit": 8, "stride": 0}, "stride of 0"),
-        ({"stride": 0}, "at least 1"),
-    ],
-)
-def test_chunks_that_cannot_be_are_refused(options, message):
-    with pytest.raises(AttnscopeError, match=message):
-        chunks(encode("abcdefghij"), **options)
-
-
-def test_texts_of_numbers_need_no_tokenizer():
-    block = next(blocks([CorpusText(0, "s", 1, ids=(CLS, 9, 8, SEP))]))
-    (((part,),)) = block_batches(block, lambda text: pytest.fail(text), special_ids=[CLS, SEP])
-    assert part.tokens.labels == ("<1>", "<9>", "<8>", "<2>")
-    assert part.tokens.special.tolist() == [True, False, False, True]
-
-
-# The probe
-
-
-@given(st.sets(st.integers(0, 500), min_size=1), st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**70))
-def test_the_probe_repeats_what_it_says_first(vocabulary, n, length, seed):
-    made = list(repeat_probe(list(vocabulary), n, length, seed, before=[CLS], after=[SEP, SEP]))
-    assert [text.index for text in made] == list(range(n))
-    for text in made:
-        assert text.ids[0] == CLS
-        assert text.ids[-2:] == (SEP, SEP)
-        half = (len(text.ids) - 3) // 2
-        assert length <= 2 * half <= 2 * length
-        assert text.ids[1 : 1 + half] == text.ids[1 + half : -2]
-        assert set(text.ids[1:-2]) <= vocabulary
-    more = repeat_probe(sorted(vocabulary, reverse=True), n + 1, length, seed, before=[CLS], after=[SEP, SEP])
-    assert list(more)[:n] == made
-
-
-def test_the_probe_is_the_same_for_ever():
-    made = [text.ids for text in repeat_probe(range(100, 1100), 2, 4, seed=0)]
-    assert made == [(371, 717, 124, 633, 371, 717, 124, 633), (649, 880, 986, 649, 880, 986)]
-    assert made != [text.ids for text in repeat_probe(range(100, 1100), 2, 4, seed=1)]
-    drawn = np.concatenate([text.ids for text in repeat_probe(range(10), 50, 200, seed=3)])
-    assert np.bincount(drawn).min() > 0.085 * len(drawn)  # a tenth is expected
-
-
-def test_no_fixed_offset_passes_as_induction_on_the_probe():
-    """What follows the same token stands m - 1 back: were m always 50, a head of offset 49 would be right each time."""
-    texts = list(repeat_probe(range(1000), 50, 50, seed=0))
-    assert max(np.bincount([len(text.ids) // 2 - 1 for text in texts])) <= 6
-    assert {len(text.ids) // 2 for text in texts} <= set(range(25, 51))
-
-
-def test_probes_that_cannot_be_are_refused():
-    for arguments in (([], 1, 1, 0), ([1], 0, 1, 0), ([1], 1, 0, 0), ([1], 1, 1, -1)):
-        with pytest.raises(AttnscopeError, match="no probe"):
-            repeat_probe(*arguments)
-
-
-# Frequencies
-
-IDS = st.lists(st.integers(0, 300), max_size=20)
-
-
-@given(st.lists(IDS, max_size=6), st.randoms(use_true_random=False))
-def test_counts_do_not_depend_on_the_order(parts, random):
-    held = TokenCounts()
-    for ids in parts:
-        held.add(ids)
-    merged = TokenCounts()
-    for ids in random.sample(parts, len(parts)):
-        one = TokenCounts()
-        one.add(ids)
-        merged = one.merge(merged)
-    flat = [i for ids in parts for i in ids]
-    expected = np.bincount(np.array(flat, int))
-    assert held.counts.tolist() == merged.counts.tolist() == expected.tolist()
-    assert held.total == len(flat)
-    expected = np.log((np.bincount(np.array(flat, int), minlength=301) + 1) / (len(flat) + 301))
-    np.testing.assert_array_equal(held.log_frequency(301), expected)
-    assert np.exp(held.log_frequency(301)).sum() == pytest.approx(1)
-
-
-def test_token_numbers_out_of_range_are_refused():
-    held = TokenCounts()
-    held.add([7])
-    with pytest.raises(AttnscopeError, match="token 7 .* vocabulary has 7"):
-        held.log_frequency(7)
-    for ids in ([-1], [2**40]):
-        with pytest.raises(ValueError, match="token numbers"):
-            held.add(ids)
-    assert held.counts.tolist() == [0] * 7 + [1]
-
-
-def test_the_tokens_of_a_corpus_are_counted_without_special_ones(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"text": "ab"}\n{"input_ids": [1, 100, 2]}\n{"text": "b"}')
-    counts = count_tokens(Corpus([path]), encode, special_ids=[CLS, SEP]).counts
-    assert {i: int(n) for i, n in enumerate(counts) if n} == {100: 2, 101: 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("f.txt", "a\t3\n\nb\t1\na\t2\nb c\t0\n"),
-        ("f.tsv.gz", gzip.compress(b"a\t5\r\nb\t1 \n", mtime=0)),  # the same bytes in every process of the tests
-        ("f.jsonl", '{"word": "a", "count": 5}\n{"id": 101, "count": 1}\n'),
-    ],
-)
-def test_frequencies_from_a_file(name, content, tmp_path):
-    def plain(text):
-        return encode(text.removeprefix(" "))
-
-    counts = read_frequencies(write(tmp_path / name, content), plain).counts
-    assert {i: int(n) for i, n in enumerate(counts) if n} == {100: 5, 101: 1}
-
-
-def test_a_word_counts_for_both_of_its_forms(tmp_path):
-    counts = read_frequencies(write(tmp_path / "f", "a\t5\n"), lambda text: encode(text.replace(" a", "A"))).counts
-    assert {i: int(n) for i, n in enumerate(counts) if n} == {3 + ord("A"): 5, 3 + ord("a"): 5}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("f.txt", b"a\t1\nb 2\n", "line 2: not a word, a tab"),
-        ("f.txt", b"a\t1.5\n", "line 1"),
-        ("f.txt", b"\t1\n", "line 1"),
-        ("f.txt", b"a\t" + b"9" * 99, "line 1"),
-        ("f.txt", b"\n", "is empty"),
-        ("f.txt", b"a\t1\n\xff", "line 2: not UTF-8"),
-        ("f.jsonl", b'{"word": "a"}', 'line 1: no "word"'),
-        ("f.jsonl", b'{"id": "a", "count": 1}', "line 1"),
-        ("f.jsonl", b'{"word": "a", "count": -1}', "line 1"),
-        ("f.jsonl", b"{", "line 1: malformed JSON"),
-        ("nope", None, "cannot read .*nope: No such file"),
-    ],
-)
-def test_frequencies_that_cannot_be_read_are_refused(name, content, message, tmp_path):
-    path = tmp_path / name if content is None else write(tmp_path / name, content)
-    with pytest.raises(AttnscopeError, match=message):
-        read_frequencies(path, encode)
-
-
-def test_the_corpus_needs_no_heavy_library():
-    code = "import sys, attnscope.corpus; print(*sys.modules)"
-    loaded = python("-c", code, check=True).stdout.split()
-    assert not {"torch", "transformers", "tokenizers", "matplotlib", "scipy", "zstandard"} & set(loaded)
-
-
-def test_copies_differ_in_case_and_whitespace_alone() -> None:
-    assert copy_key("The  cat\nsat. ") == copy_key("the cat sat.")
-    assert copy_key("STRASSE") == copy_key("straße")
-    assert len({copy_key(text) for text in ("the cat", "thecat", "the cat.", "")}) == 4
-    assert copy_key("\ud800") == copy_key(" \ud800")
 
 
 @pytest.mark.parametrize(("split", "line"), [("line", ""), ("paragraph", "\n"), ("file", "\n")])

@@ -15,7 +15,6 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.models.decoder import own_decoder
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
-from attnscope.records.cost import Cost
 from attnscope.studies.cost import BYTES, cost, find_sizes
 from attnscope.views import cost_figure
 from attnscope.views.cost_terminal import show
@@ -23,7 +22,6 @@ from attnscope.views.layout import SCREEN
 from attnscope.views.plain_text import open_console
 from attnscope.views.units import abbreviate
 from tests.core_helpers import few_examples
-from tests.processes import python
 
 
 def on_meta(family: str, auto: str = "AutoModel", **settings: Any) -> Any:
@@ -302,33 +300,7 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypa
     assert find_sizes("some/llama").source == "Hugging Face Hub, some/llama@abc"
 
 
-def test_costs_need_no_torch() -> None:
-    code = (
-        "import sys, attnscope\nattnscope.cost('gpt3', 2048)\nattnscope.cost('minilm')\n"
-        "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
-    )
-    done = python("-c", code)
-    assert done.stdout.strip() == "[]", done.stderr
-
-
 # Records and figures
-
-
-def test_saved_costs_are_the_costs(tmp_path: Path) -> None:
-    record = cost("llama-2-70b", 5000)
-    assert Cost.load(record.save(tmp_path / "cost.json")) == record
-    assert json.loads((tmp_path / "cost.json").read_text("utf-8"))["schema"] == "attnscope.cost/1"
-    for content in ("", "[]", "{}", '{"schema": "attnscope.split/1"}', '{"schema": "attnscope.cost/1"}'):
-        (tmp_path / "bad.json").write_text(content, "utf-8")
-        with pytest.raises(AttnscopeError, match="is no cost"):
-            Cost.load(tmp_path / "bad.json")
-
-
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_figures_are_the_same_bytes_every_time(kind: str, tmp_path: Path) -> None:
-    record = cost("gpt2")
-    first, second = (record.draw(tmp_path / name, (kind,))[0].read_bytes() for name in ("a", "b"))
-    assert first == second and len(first) > 1000
 
 
 def test_the_figure_shows_the_curves_and_names_its_ticks() -> None:

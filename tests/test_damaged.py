@@ -14,10 +14,9 @@ import pytest
 
 from attnscope.cli import main
 from attnscope.records import reading
-from tests.conftest import Run
+from tests.conftest import SAMPLES, Run
 from tests.record_helpers import simple
 
-SAMPLES = Path(__file__).parent.parent / "sample_texts"
 RECORDS = Path(__file__).parent / "records"
 TEXTS = "the cat and the dog\na dog\nthe cat sat\n"
 

@@ -16,17 +16,14 @@ from attnscope.records.findings import Findings, Head
 from attnscope.studies.heads import heads
 from attnscope.studies.roles import LEAST_TEXTS, LEVEL, RULES, judge, thresholds_from
 from attnscope.studies.tally import Tally, tallies_of
-
-from .conftest import SPECIAL, VOCABULARY, write_tokenizer
-from .test_roles import N_QUERIES, NAMES, tally_of
+from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
+from tests.test_roles import N_QUERIES, NAMES, tally_of
 
 WORDS = [word for word in VOCABULARY if word not in SPECIAL and not word.startswith("##")]
 OFTEN = 1 / np.arange(1, len(WORDS) + 1)
 """Zipf's law: some words come again in nearly every text."""
 
-SAMPLES = Path(__file__).parent.parent / "sample_texts"
 PARAGRAPHS = [part for part in (SAMPLES / "alice.txt").read_text("utf-8").split("\n\n") if part.strip()]
-SENTENCES = [line for line in (SAMPLES / "sentences.txt").read_text("utf-8").splitlines() if line.strip()]
 
 
 def prose(n_texts: int, chance: np.random.Generator) -> list[str]:

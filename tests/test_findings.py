@@ -6,7 +6,6 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,17 +69,6 @@ def test_a_record_reads_back_as_it_was(
     for name, array in sums.items():
         assert back.sums[name].dtype == array.dtype
         np.testing.assert_array_equal(back.sums[name], array)
-
-
-def test_the_same_record_is_the_same_bytes(tmp_path: Path) -> None:
-    for ending in ("npz", "json", "csv"):
-        first, second = (fake_findings(3, 5).save(tmp_path / f"{name}.{ending}") for name in "ab")
-        assert first.read_bytes() == second.read_bytes()
-
-
-def test_saving_what_was_loaded_changes_nothing(tmp_path: Path) -> None:
-    first = fake_findings(3, 5, control=True, tentative=True).save(tmp_path / "a.npz")
-    assert findings.Findings.load(first).save(tmp_path / "b.npz").read_bytes() == first.read_bytes()
 
 
 def test_json_is_strict_and_says_null_for_what_is_undefined(tmp_path: Path) -> None:
@@ -224,68 +212,6 @@ def test_facts_that_a_record_does_not_tell_are_empty(options: dict) -> None:
 def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
     assert one(role("dobj", threshold=0.5)).role_facts("dobj").threshold == 0.5
     assert math.isnan(one().role_facts("dobj").threshold)
-
-
-def test_other_endings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match=r"\.npz, \.csv, \.json or \.parquet"):
-        one().save(tmp_path / "heads.txt")
-    assert not list(tmp_path.iterdir())
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-200])
-
-
-def bent(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[300:310] = b"0123456789"
-    path.write_bytes(content)
-
-
-def text(path: Path) -> None:
-    path.write_text('{"schema": "attnscope.heads/1"}')
-
-
-def array(path: Path) -> None:
-    with path.open("wb") as file:
-        np.save(file, np.arange(3))
-
-
-def other(path: Path) -> None:
-    np.savez(path, weights=np.arange(3))
-
-
-def headless(path: Path) -> None:
-    named = {"schema": "attnscope.heads/1", "run": {}, "corpus": {}, "options": {}}
-    np.savez(path, record=np.frombuffer(json.dumps(named).encode(), np.uint8))
-
-
-def newer(path: Path) -> None:
-    np.savez(path, record=np.frombuffer(json.dumps({"schema": "attnscope.heads/9"}).encode(), np.uint8))
-
-
-def pickled(path: Path) -> None:
-    np.savez(path, record=np.array([{}], object))
-
-
-@pytest.mark.parametrize("damage", [empty, cut, bent, text, array, other, headless, newer, pickled])
-def test_a_file_that_is_no_record_is_one_line(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    path = one(role("local")).save(tmp_path / "heads.npz")
-    damage(path)
-    with pytest.raises(AttnscopeError, match=r"heads\.npz") as raised:
-        findings.Findings.load(path)
-    assert "\n" not in raised.value.message
-
-
-def test_a_file_that_is_not_there_and_a_folder_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match="there is no file"):
-        findings.Findings.load(tmp_path / "heads.npz")
-    with pytest.raises(AttnscopeError, match="the folder .* holds no record of heads"):
-        findings.Findings.load(tmp_path)
 
 
 def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:

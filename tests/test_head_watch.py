@@ -12,7 +12,6 @@ import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.studies.head_watch import HeadWatch
 from attnscope.studies.timeline import Growing, TimelineOptions
-from tests.processes import python
 
 pytest.importorskip("accelerate")
 
@@ -154,11 +153,3 @@ def test_a_watch_makes_sense() -> None:
         HeadWatch(TEXTS, every=0)
     with pytest.raises(AttnscopeError, match="no text"):
         HeadWatch([])
-
-
-def test_importing_attnscope_loads_no_transformers() -> None:
-    code = (
-        "import attnscope, sys; assert 'HeadWatch' in dir(attnscope) and not {'torch', 'transformers'} & {*sys.modules}"
-    )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr

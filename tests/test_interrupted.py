@@ -15,9 +15,7 @@ from attnscope.records.storage import write_whole
 from attnscope.studies import ablation_sweep, pair_blocks, relations
 from attnscope.studies import heads as heads_study
 from attnscope.unfinished import settle
-from tests.conftest import Run
-
-SAMPLES = Path(__file__).parent.parent / "sample_texts"
+from tests.conftest import SAMPLES, Run
 
 COMMANDS = {
     "heads": ["heads", "--file", "texts.txt"],

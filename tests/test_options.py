@@ -18,7 +18,6 @@ from attnscope.cli import options
 from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
 from attnscope.errors import UsageError
 from tests.conftest import Run
-from tests.processes import python
 
 # Groups ---------------------------------------------------------------------------------------------------------
 
@@ -325,15 +324,6 @@ def test_the_shell_completes_commands_models_measures_and_roles(line: str, offer
     told = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner().invoke(cli.app, [], prog_name="attnscope", env=told)
     assert offered in done.output.split(), done.output
-
-
-def test_the_shell_is_offered_measures_without_torch() -> None:
-    done = python(
-        "-c",
-        "import sys; from attnscope.cli.options import complete_measures; "
-        "assert complete_measures('entr'); assert 'torch' not in sys.modules and 'numpy' not in sys.modules",
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_help_names_no_type_of_a_flag() -> None:

@@ -6,7 +6,6 @@ import os
 import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,9 +36,9 @@ from attnscope.models.own import (
 )
 from attnscope.studies.heatmap import heatmap
 from attnscope.text import _is_cjk, word_spans
+from tests.conftest import SAMPLES
 from tests.processes import python
 
-SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
 SHA256 = {
     "own": "66faa1315d316dd9abe51dca67776681a493489f67f06b86e9bd7831c463e1c4",
     "own-causal": "a9beb3d8b6a7ff05a028333c078042b55b62773b51b2d9d3979868d6c8a3da10",

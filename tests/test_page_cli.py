@@ -15,7 +15,6 @@ from attnscope.views.page import PageText, document, page_of
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run, write_tiny
 from tests.findings_helpers import fake_findings
-from tests.processes import python
 from tests.record_helpers import simple
 
 
@@ -85,18 +84,6 @@ def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
     assert held("p.html")["texts"][0]["maps"][0]["heads"] == [[1, 2]]
     assert held("p.html")["texts"][0]["maps"][0]["full"] == []
     assert held("p.html")["start"] == {"v": "matrix", "h": "1.2"}
-
-
-def test_a_saved_record_needs_no_torch(tmp_path: Path) -> None:
-    simple(5).save(tmp_path / "weights.npz")
-    code = (
-        "import sys; sys.argv = ['attnscope', 'page', '--record', 'weights.npz', '-o', 'p.html']\n"
-        "from attnscope import cli\n"
-        "try: cli.main()\n"
-        "finally: print([n for n in ('torch', 'transformers', 'matplotlib') if n in sys.modules])\n"
-    )
-    done = python("-c", code, cwd=tmp_path)
-    assert done.stdout == "p.html\n[]\n", done.stderr
 
 
 def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:

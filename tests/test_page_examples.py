@@ -2,9 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,8 @@ ATLAS = cut_atlas()
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    made = Opened(page, page_of_atlas(ATLAS).save(tmp_path / "atlas.html"))
-    yield made
-    assert made.complaints == []
-    page.close()
+def opened(open_page: Callable[..., Opened]) -> Opened:
+    return open_page(page_of_atlas(ATLAS))
 
 
 def example(head: int, number: int) -> Any:

@@ -1,9 +1,7 @@
 """How a page is used: keys alone, a phone, the browser's Back, scales that say what they mean, sizes that fit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,28 +29,13 @@ def large(layers: int = 30, heads: int = 9) -> Heatmap:
     return record_of(map_of(tokens_of(["a", "b", "c", "d"]), layers=layers, heads=heads, seed=5))
 
 
-class Pages:
-    """Opens records as pages of their own."""
-
-    def __init__(self, browser: Any, folder: Path) -> None:
-        self.browser, self.folder = browser, folder
-        self.opened: list[Opened] = []
-
-    def __call__(self, *records: Heatmap, width: int = 1280, height: int = 800) -> Opened:
-        file = page_of([PageText(record) for record in records]).save(self.folder / f"{len(self.opened)}.html")
-        self.opened.append(
-            Opened(self.browser.new_page(viewport={"width": width, "height": height}, accept_downloads=True), file)
-        )
-        return self.opened[-1]
+Pages = Callable[..., Opened]
 
 
 @pytest.fixture
-def pages(browser: Any, tmp_path: Path) -> Iterator[Pages]:
-    made = Pages(browser, tmp_path)
-    yield made
-    for opened in made.opened:
-        assert opened.complaints == []
-        opened.page.close()
+def pages(open_page: Callable[..., Opened]) -> Pages:
+    """Opens records as a page of their own."""
+    return lambda *records, **window: open_page(page_of([PageText(record) for record in records]), **window)
 
 
 def shade(opened: Opened, at: int) -> list[int]:

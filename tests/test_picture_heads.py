@@ -22,7 +22,6 @@ from attnscope.senses.photos import read_photo
 from attnscope.views.heads_summary import corpus_notes
 from attnscope.views.measure_figures import scale_of
 from tests.conftest import Run
-from tests.processes import modules_after
 from tests.senses_helpers import dense_float64, photo, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -268,13 +267,6 @@ def test_an_interruption_keeps_the_pictures_that_were_done(folders: dict[str, Pa
     assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
     assert found.run["notes"] == ["of one picture there are no intervals"]
     assert "it was stopped early: these are the pictures up to there" in corpus_notes(found)
-
-
-def test_showing_it_again_needs_no_torch(run: Run, folders: dict[str, Path]) -> None:
-    run("heads", "--image", "photos/a.png", "-m", str(folders["vit"]), "-o", "out", "-f", "npz")
-    shown, loaded = modules_after(["show", "out"], ["torch", "matplotlib"], encoding="utf-8")
-    assert loaded == []
-    assert "of one picture there are no intervals" in shown.stderr
 
 
 def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path]) -> None:

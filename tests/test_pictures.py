@@ -17,6 +17,7 @@ from attnscope.views import picture_figures
 from attnscope.views.picture_figures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
 from attnscope.views.rollout_figures import picture_sheets
 from tests.conftest import Run
+from tests.record_helpers import require_lossless
 from tests.senses_helpers import dense_float64, photo, sample, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -77,12 +78,7 @@ def test_the_picture_is_what_the_model_saw(record: attnscope.Heatmap, vit: Any) 
 
 
 def test_records_are_read_back_without_loss(record: attnscope.Heatmap, tmp_path: Path) -> None:
-    for name in ("weights.npz", "record.json"):
-        back = attnscope.load_record(record.save(tmp_path / name))
-        assert back.picture is not None and record.picture is not None
-        np.testing.assert_array_equal(back.picture.pixels, record.picture.pixels)
-        np.testing.assert_array_equal(back.weights, record.weights)
-        assert (back.picture.facts, back.describe()) == (record.picture.facts, record.describe())
+    require_lossless(record, tmp_path)
 
 
 def test_a_record_whose_picture_does_not_fit_is_refused(record: attnscope.Heatmap, tmp_path: Path) -> None:

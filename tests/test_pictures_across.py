@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from attnscope.senses.photos import read_photo
 from attnscope.views.page.document import page_of_saved
 from attnscope.views.picture_words import _figures, sheets_of
 from tests.conftest import Run
-from tests.page_helpers import Opened
 from tests.processes import python
+from tests.record_helpers import require_lossless
 from tests.vision_language_helpers import ACROSS, noise, write_family, write_queries
 
 QUESTION = "what is on the table ?"
@@ -97,11 +98,7 @@ def test_no_word_attends_to_what_a_tile_is_filled_up_with(models: dict[str, Any]
 def test_records_keep_all_kinds(models: dict[str, Any], tmp_path: Path) -> None:
     for name in ("mllama", "blip-2"):
         record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
-        for file in ("weights.npz", "record.json"):
-            back = attnscope.load_record(record.save(tmp_path / file))
-            assert back.describe() == record.describe()
-            for mine, kept in zip(record.maps, back.maps, strict=True):
-                np.testing.assert_array_equal(kept.weights, mine.weights)
+        require_lossless(record, tmp_path)
         merged = record.merge_words()
         np.testing.assert_allclose(merged.weights, record.weights, atol=1e-6)  # every word is one token here
         assert merged.maps[0].part == record.maps[0].part
@@ -132,17 +129,14 @@ def test_in_a_page_a_word_has_the_same_row_in_all_maps(models: dict[str, Any]) -
     np.testing.assert_allclose(across.weights[:, :, first:].sum(-1), 1, atol=1e-5)
 
 
-def test_pages_and_the_viewer_show_cross_attention(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
+def test_pages_and_the_viewer_show_cross_attention(models: dict[str, Any], open_page: Callable[..., Any]) -> None:
     for name, head in (("mllama", "1.2"), ("blip-2", "2.1")):
         record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
-        record.page().save(tmp_path / "page.html")
-        page_of_saved(record).save(tmp_path / "viewer.html")
         shares = []
-        for file in ("page.html", "viewer.html"):
-            opened = Opened(browser.new_page(), tmp_path / file)
+        for page in (record.page(), page_of_saved(record)):
+            opened = open_page(page)
             opened.show(v="photo", h=head)
             shares.append(re.findall(r"[\d.]+% of its attention goes here, at most [\d.]+", opened.text("body")))
-            assert opened.complaints == []
         layer, number = map(int, head.split("."))
         row = record.of(layer, number)[~record.maps[0].queries.special].mean(0)
         assert shares[0] == shares[1] and len(shares[0]) == 1
@@ -248,18 +242,16 @@ def test_numbers_of_heads_and_layers_say_what_they_are_of(models: dict[str, Any]
         shown.head = "L5H1"
 
 
-def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
+def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], open_page: Callable[..., Any]) -> None:
     record = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION)
-    record.page().save(tmp_path / "page.html")
-    page_of_saved(record).save(tmp_path / "viewer.html")
     n = len(record.maps[0].queries)
     assert record.maps[0].part[0] > 0
     a, b = record.of(1, 0), record.of(1, 1)
     patches = record.pictures[0].cells.ravel()
     given = [one[:, patches].astype(float).sum(-1) for one in (a, b)]
     apart = np.abs(given[0] - given[1]).mean()  # of two keys, the photo and all else
-    for file in ("page.html", "viewer.html"):
-        opened = Opened(browser.new_page(), tmp_path / file)
+    for page in (record.page(), page_of_saved(record)):
+        opened = open_page(page)
         opened.show(v="grid", m=0)
         assert f"{n} × 2 tokens" in opened.text("body")
         opened.show(v="compare", m=0, h="1.0", b="1.1")
@@ -267,12 +259,10 @@ def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], browse
         assert found and float(found[1]) == pytest.approx(apart, abs=1e-3)
         opened.show(v="photo", m=1, h="0.1")
         assert "the decoder heads do not look at the picture" in opened.text("body")
-        assert opened.complaints == []
 
 
-def test_the_photo_view_calls_learned_queries_so(models: dict[str, Any], browser: Any, tmp_path: Path) -> None:
-    attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION).page().save(tmp_path / "page.html")
-    opened = Opened(browser.new_page(), tmp_path / "page.html")
+def test_the_photo_view_calls_learned_queries_so(models: dict[str, Any], open_page: Callable[..., Any]) -> None:
+    opened = open_page(attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION).page())
     opened.show(v="photo", h="0.1")
     assert "The learned queries" in opened.text("body") and "words after" not in opened.text("body")
 
@@ -308,6 +298,7 @@ import transformers as t
 import attnscope
 from attnscope.host import claim_process
 from tests import vision_language_helpers as helpers
+from tests.record_helpers import require_lossless
 claim_process()  # as the command line does
 torch.set_num_threads(1)
 text = t.OPTConfig(

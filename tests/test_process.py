@@ -15,7 +15,6 @@ from attnscope.records import Heatmap
 from attnscope.views import process
 from attnscope.views.process import DrawingProcess
 from attnscope.views.style import Style
-from tests.processes import python
 from tests.record_helpers import simple
 
 RECORD = simple(4, layers=1, heads=2)
@@ -159,11 +158,3 @@ def test_a_backend_that_does_not_exist_does_not_matter(
     monkeypatch.setenv("MPLBACKEND", "nonsense")
     with DrawingProcess() as drawing:
         assert drawn_by(drawing, tmp_path) == expected
-
-
-def test_it_starts_no_model_library() -> None:
-    code = (
-        "import sys, attnscope.views.process; print(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
-    )
-    result = python("-c", code)
-    assert result.stdout == "[]\n"

@@ -20,12 +20,9 @@ from attnscope.studies.relation_evidence import RULES, Cell, Lots, Tally, judge
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans
 from attnscope.views.relations_summary import row
-
-from .conftest import write_tokenizer
-from .test_heads import VOCABULARY
-from .test_relations import LETTERS, followers, own_heads
-
-SAMPLES = Path(__file__).parent.parent / "sample_texts"
+from tests.conftest import SAMPLES, write_tokenizer
+from tests.test_heads import VOCABULARY
+from tests.test_relations import LETTERS, followers, own_heads
 
 
 @pytest.fixture(scope="module")

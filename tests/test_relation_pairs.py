@@ -21,9 +21,8 @@ from attnscope.studies.relation_evidence import RULES, pair_rule_hits
 from attnscope.studies.relations import RelationsOptions, relations
 from attnscope.text import word_spans
 from attnscope.views.relations_summary import explanation, row
-
-from .conftest import Run
-from .test_relations_core import by_loops, facts_of, require
+from tests.conftest import Run
+from tests.test_relations_core import by_loops, facts_of, require
 
 ENGLISH = [
     "one",

@@ -14,10 +14,8 @@ from attnscope.records.relations import Example, ExampleLink, Relation, Relation
 from attnscope.views.relations_figures import MOST_RELATIONS, map_of, pages
 from attnscope.views.relations_summary import row, verdict
 from attnscope.views.relations_terminal import examples, table
-from tests.conftest import Run
-from tests.processes import modules_after
+from tests.conftest import SAMPLES, Run
 
-SAMPLES = Path(__file__).parent.parent / "sample_texts"
 TREES = str(SAMPLES / "dependencies.conllu")
 
 
@@ -109,18 +107,6 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study: Run, tmp_path: Pa
     status, out, err = study("b.py")
     assert (status, out) == (1, "")
     assert "line 1: not Python" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "heavy"),
-    [(("show", "out"), ("torch", "transformers", "matplotlib")),
-     (("show", "out", "-o", "drawn"), ("torch", "transformers")),
-     (("relations", "--help"), ("torch", "numpy", "conllu"))],
-)  # fmt: skip
-def test_records_need_no_model(study: Run, tmp_path: Path, arguments: tuple[str, ...], heavy: tuple[str, ...]) -> None:
-    study(TREES, "-o", "out", "-f", "npz")
-    _, loaded = modules_after(arguments, heavy, cwd=tmp_path)
-    assert loaded == []
 
 
 # Views -----------------------------------------------------------------------------------------------------------
@@ -230,8 +216,6 @@ def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None
         if path.suffix == ".png":
             with Image.open(path) as image:
                 assert image.width >= 1600
-    again = found.draw(tmp_path / "again", ["png"])
-    assert again[0].read_bytes() == paths[0].read_bytes()
 
 
 def test_no_word_of_an_example_lies_over_another() -> None:

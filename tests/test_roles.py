@@ -11,6 +11,7 @@ from attnscope.errors import UsageError
 from attnscope.records.findings import Head
 from attnscope.studies.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, judge, thresholds_from
 from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
+from tests.heads_helpers import names_of
 
 NAMES = (
     "resting", "relative_entropy", "previous_token", "previous_token_active", "self_token", "self_token_active",
@@ -64,11 +65,6 @@ def only_head(tally: Tally, **thresholds: float) -> Head:
     """The one head of a tally, judged."""
     (head,) = judge([tally], thresholds_from([]) | thresholds, tally.n_texts)
     return head
-
-
-def names_of(head: Head) -> set[str]:
-    """The roles of a head."""
-    return {role.name for role in head.roles}
 
 
 def test_a_role_is_given_with_its_evidence() -> None:

@@ -8,20 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnscope import heatmap, load, load_rollout, rollout
+from attnscope import heatmap, load, rollout
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.reading import schema_of
 from attnscope.records.rollouts import Rollout
 from attnscope.studies import rollout as study
 from attnscope.views.heatmap_figures import MapCanvas
 from attnscope.views.rollout_figures import _as_maps, _RolloutPainter, sheets_of
 from attnscope.views.style import Style
-from tests.conftest import write_tiny
-from tests.record_helpers import RUN, shares, tokens_of
-from tests.test_cli import TIRED, Run, attnscope, elsewhere, loaded_once, require_one_line
+from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
+from tests.conftest import Run, write_tiny
+from tests.record_helpers import RUN, require_lossless, shares, tokens_of
 
-__all__ = ["attnscope", "elsewhere", "loaded_once"]
+__all__ = ["elsewhere", "loaded_once"]
 
 
 @pytest.fixture(scope="module")
@@ -100,31 +99,14 @@ def test_flow_that_would_take_long_is_left_out_and_that_is_said(minilm: Model, m
         rollout(minilm, TIRED, residual=1.5)
 
 
-@pytest.mark.parametrize("ending", ["npz", "json"])
-def test_a_record_reads_back_without_loss(ending: str, tmp_path: Path) -> None:
+def test_a_record_comes_back_without_loss_and_its_parts_fit(tmp_path: Path) -> None:
     flow = made().flow.copy()
     flow[:, 3] = np.nan
     record = made(flow=flow, run={**RUN, "notes": ["ä"]})
-    again = load_rollout(record.save(tmp_path / f"r.{ending}"))
-    assert schema_of(tmp_path / f"r.{ending}") == Rollout.SCHEMA
-    for name in ("mean", "rollout", "flow"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(record, name))
-    assert again.describe() == record.describe() and again.flowing == (0, 1, 2, 4)
-
-
-def test_a_damaged_record_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = made().save(tmp_path / "r.npz")
-    whole = path.read_bytes()
-    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "odd.json").write_text(json.dumps({"schema": Rollout.SCHEMA}))
-    replace(made(), mean=made(4).mean).save(tmp_path / "unfit.npz")
-    for name in ("cut.npz", "odd.json", "unfit.npz"):
-        with pytest.raises(AttnscopeError, match="is no record of rollout"):
-            load_rollout(tmp_path / name)
-    with pytest.raises(AttnscopeError, match="there is no file"):
-        load_rollout(tmp_path / "absent.npz")
-    with pytest.raises(AttnscopeError, match=r"\.npz or \.json"):
-        made().save(tmp_path / "r.csv")
+    require_lossless(record, tmp_path)
+    assert record.flowing == (0, 1, 2, 4)
+    with pytest.raises(ValueError):
+        replace(record, mean=made(4).mean).require_whole()
 
 
 def canvas(record: Rollout, stem: str, query: str | None = None) -> MapCanvas:
@@ -159,23 +141,16 @@ def test_flow_of_some_tokens_is_drawn_as_bars_only() -> None:
     assert bars == {"query-002": 6, "query-001": 4}
 
 
-def test_the_same_rollout_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        made().draw(tmp_path / name, ["png", "svg", "pdf"], query="t1")
-    for path in (tmp_path / "a").iterdir():
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
-
-
-def test_on_the_command_line(attnscope: Run, tmp_path: Path) -> None:
-    out = attnscope("rollout", TIRED, "--query", "it", "-o", "out", "-f", "npz,png").out
+def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
+    out = run("rollout", TIRED, "--query", "it", "-o", "out", "-f", "npz,png").out
     assert re.search(r"L0 +because 0\.19 .*it 0\.53 .*it 0\.53", out)
     names = ["rollout.npz", "overview.png", *(f"L{i:02d}.png" for i in range(6)), "query-010.png"]
     assert out.splitlines()[-9:] == [f"out/{name}" for name in names]
-    shown = attnscope("show", "out", "--query", "it", "-o", "again").out
+    shown = run("show", "out", "--query", "it", "-o", "again").out
     assert shown.splitlines()[-8:] == [f"again/{name}" for name in names[1:]]
     assert all(Path("again", name).read_bytes() == Path("out", name).read_bytes() for name in names[1:])
-    assert attnscope("show", "out", "--query", "it").out == out.split("out/")[0]
-    told = json.loads(attnscope("rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
+    assert run("show", "out", "--query", "it").out == out.split("out/")[0]
+    told = json.loads(run("rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
     assert told["schema"] == Rollout.SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.3
     assert np.array(told["flow"]).shape == np.array(told["rollout"]).shape
 
@@ -190,6 +165,6 @@ def test_on_the_command_line(attnscope: Run, tmp_path: Path) -> None:
         (["rollout"], 2, "no text is given"),
     ],
 )
-def test_what_is_refused(attnscope: Run, arguments: list[str], status: int, said: str) -> None:
-    result = attnscope(*arguments)
+def test_what_is_refused(run: Run, arguments: list[str], status: int, said: str) -> None:
+    result = run(*arguments)
     require_one_line(result, said, status)

@@ -2,11 +2,11 @@
 
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
 
-SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
+from tests.conftest import SAMPLES
+
 LINE_BY_LINE = ["sentences.txt", "multilingual.txt"]
 
 

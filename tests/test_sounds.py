@@ -14,6 +14,7 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.recordings import read_recording
 from attnscope.views.sound_figures import max_pool, share_after_sound, sheets_of
+from tests.record_helpers import require_lossless
 from tests.senses_helpers import speech, write_vision
 
 pytestmark = pytest.mark.filterwarnings("ignore:no transcript was given")
@@ -86,11 +87,7 @@ def test_without_a_transcript_the_model_writes(whisper: Any, whisper_folder: Pat
 
 
 def test_records_are_read_back_and_drawn(record: attnscope.Heatmap, tmp_path: Path) -> None:
-    for name in ("weights.npz", "record.json"):
-        back = attnscope.load_record(record.save(tmp_path / name))
-        assert back.sound is not None and record.sound is not None
-        np.testing.assert_array_equal(back.sound.envelope, record.sound.envelope)
-        assert (back.describe(), back.sound.facts) == (record.describe(), record.sound.facts)
+    require_lossless(record, tmp_path)
     assert [sheet.stem for sheet in sheets_of(record)] == ["overview", "L00", "L01"]
     paths = record.only([(1, 2)]).draw(tmp_path, ["png", "svg"], scale="head")
     assert [path.name for path in paths] == ["L01H02.png", "L01H02.svg"]

@@ -1,7 +1,6 @@
 """The same queries, keys and values in more and fewer heads."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from attnscope.studies.split import SplitOptions, split, split_example
 from attnscope.views import split_figure
 from tests import oracle
 from tests.core_helpers import EXACT, WORKED, few_examples
+from tests.record_helpers import require_lossless
 from tests.rounding import require_no_worse
 from tests.test_trace import tiny
 
@@ -206,25 +206,9 @@ def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) 
 
 def test_a_saved_split_is_the_split(tmp_path: Path) -> None:
     record = split_example(SplitOptions(project="permute", drop=(1,)))
-    again = Split.load(record.save(tmp_path / "split.json"))
-    assert again.as_json() == record.as_json()
-    for mine, theirs in zip(record.seen, again.seen, strict=True):
-        for field in dataclasses.fields(mine):
-            if field.name != "drops":
-                np.testing.assert_array_equal(getattr(mine, field.name), getattr(theirs, field.name))
-    assert json.loads((tmp_path / "split.json").read_text("utf-8"))["schema"] == "attnscope.split/1"
+    require_lossless(record, tmp_path)
     with pytest.raises(AttnscopeError, match="it has 1, 2, 4"):
         record.of(3)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"schema": "attnscope.cost/1"}', '{"schema": "attnscope.split/1"}']
-)
-def test_what_is_no_split_is_refused(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "split.json"
-    path.write_text(content, "utf-8")
-    with pytest.raises(AttnscopeError, match="is no split"):
-        Split.load(path)
 
 
 def shrunk(record: Split, n: int) -> Split:
@@ -258,12 +242,3 @@ def test_many_heads_are_drawn_in_lines_and_counted() -> None:
     canvas = split_figure.split_page(record)
     assert len(canvas.axes.images) == 12 + 1 + 1
     assert any("first 12 are drawn" in text.get_text() for text in canvas.axes.texts)
-
-
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_figures_are_the_same_bytes_every_time(kind: str, tmp_path: Path) -> None:
-    record = split_example(SplitOptions((1, 2)))
-    first, second = (record.draw(tmp_path / name, (kind,))[0].read_bytes() for name in ("a", "b"))
-    assert first == second and len(first) > 1000
-    with pytest.raises(UsageError, match="gif"):
-        record.draw(tmp_path, ("gif",))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.text import build_tokens, read_text, slug, word_spans
-from tests.processes import python
 
 
 def labels(*pieces: str, style: str = "auto") -> tuple[str, ...]:
@@ -178,14 +177,6 @@ def test_lists_of_different_lengths_are_refused():
 # Sources
 
 
-@pytest.fixture
-def stdin(monkeypatch):
-    def feed(raw: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), "ascii"))
-
-    return feed
-
-
 def test_a_literal_text_stays_as_it_is():
     assert read_text(" a\r\nb\n") == " a\nb\n"  # but for line ends, as in a file
 
@@ -300,12 +291,6 @@ def test_slugs_are_safe_everywhere(text, n):
     assert name.strip("-") == name
     reserved = {"con", "prn", "aux", "nul", *(f"com{i}" for i in range(10)), *(f"lpt{i}" for i in range(10))}
     assert name not in reserved
-
-
-def test_text_needs_no_heavy_library():
-    code = "import sys, attnscope.text; print(*sys.modules)"
-    loaded = python("-c", code, check=True).stdout.split()
-    assert not {"torch", "transformers", "tokenizers", "matplotlib"} & set(loaded)
 
 
 def test_a_file_without_an_end_is_given_up(monkeypatch):

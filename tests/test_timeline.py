@@ -22,7 +22,6 @@ from attnscope.views.lettering import lettering_for
 from attnscope.views.plots import Sheet
 from attnscope.views.timeline_summary import are_logarithmic, every_nth, moving, series_of, since_lines, thinned
 from tests.conftest import Run
-from tests.processes import python
 from tests.timeline_helpers import TEXTS, small_timeline, train
 
 MEASURES = ("induction", "entropy_nats")
@@ -449,12 +448,8 @@ def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Pa
     assert record.draw(tmp_path / "again", ["svg"], **style)[0].read_bytes() == path.read_bytes()
 
 
-def test_loading_it_wants_no_torch(tmp_path: Path) -> None:
-    path = small_timeline().save(tmp_path / "timeline.npz")
-    code = f"import attnscope, sys; print(attnscope.load_record({str(path)!r})); assert 'torch' not in sys.modules"
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "Timeline('run', 3 texts, 4 heads, 4 steps)\n"
+def test_it_describes_itself_in_a_line() -> None:
+    assert repr(small_timeline()) == "Timeline('run', 3 texts, 4 heads, 4 steps)"
 
 
 def test_panels_of_heads_and_of_pairs_stand_one_below_the_other() -> None:

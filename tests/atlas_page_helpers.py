@@ -1,0 +1,56 @@
+"""The page of an atlas as tests open it: the atlas that they look at, and how they go through its heads."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attnscope.records.atlas import Atlas
+from attnscope.views.page.atlas import page_of_atlas
+from tests.atlas_helpers import small_atlas
+from tests.findings_helpers import described_findings
+from tests.page_helpers import Opened, page_opener
+
+ATLAS = replace(small_atlas(3, 4, n_tokens=24), descriptions=described_findings(3, 4).descriptions)
+NAMES = [head.name for head in ATLAS.heads]
+EXAMPLES = ATLAS.examples()
+
+
+def mine(head: str, why: str) -> list[Any]:
+    """The examples of a head that are shown for a reason, such as "top"."""
+    return [one for one in EXAMPLES if NAMES[one.facts.head] == head and one.facts.why == why]
+
+
+class OpenedAtlas(Opened):
+    """A page of an atlas."""
+
+    def settle(self, view: str) -> None:
+        """Waits until a view stands."""
+        super().settle("atlas" if view == "grid" else view)
+
+    def go(self, head: str = "", **state: object) -> None:
+        """Goes to a head, or to the landing."""
+        self.show(**({"v": "head", "head": head} if head else {"v": "atlas"}), **state)
+        if head:
+            self.page.wait_for_selector(f".view.head[data-shown='{head}']")
+
+    def listed(self) -> list[str]:
+        """The names of the heads in the list, those in sight."""
+        return self.page.eval_on_selector_all(".rows .row b", "all => all.map(b => b.textContent)")
+
+    def shown(self) -> int:
+        """How many heads pass filter and brush."""
+        return int(self.page.get_attribute(".view.atlas", "data-shown") or -1)
+
+
+@pytest.fixture
+def open_atlas(open_page: Callable[..., Any]) -> Callable[[Atlas], OpenedAtlas]:
+    """Opens the page of an atlas; see `open_page`."""
+    return lambda atlas: open_page(page_of_atlas(atlas), OpenedAtlas)
+
+
+@pytest.fixture(scope="module")
+def _opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedAtlas]:
+    with page_opener(browser, tmp_path_factory.mktemp("atlas")) as open_page:
+        yield open_page(page_of_atlas(ATLAS), OpenedAtlas)

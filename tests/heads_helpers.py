@@ -1,0 +1,47 @@
+"""What tests of the study of heads share: how findings are read, and what interrupts the study."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope.studies.heads as study
+from attnscope.records.findings import Findings, Head
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 texts, so that a few texts make several."""
+    monkeypatch.setattr(study, "BLOCK", 4)
+
+
+def names_of(head: Head) -> set[str]:
+    return {role.name for role in head.roles}
+
+
+def head_of(found: Findings, name: str) -> Head:
+    return next(head for head in found.heads if head.name == name)
+
+
+def require_same(one: Findings, other: Findings) -> None:
+    """Bit for bit, but for the order in which arrays are held."""
+    assert one.as_json() == other.as_json()
+    assert sorted(one.sums) == sorted(other.sums)
+    for name, array in one.sums.items():
+        np.testing.assert_array_equal(array, other.sums[name])
+
+
+def words(n: int, chance: np.random.Generator, known: Sequence[str]) -> str:
+    return " ".join(chance.choice(known) for _ in range(n))
+
+
+def after(n: int, step: str | None = None) -> Callable[[Any], None]:
+    """What interrupts a study once, when it has reported n times; of one of its steps, if one is named."""
+    reports = iter([False] * n + [True])
+
+    def report(done: Any) -> None:
+        if step in (None, done.step) and next(reports, False):
+            raise KeyboardInterrupt
+
+    return report

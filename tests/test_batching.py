@@ -1,0 +1,143 @@
+"""Texts on their way into a model: blocks and shards of them, chunks of long ones, batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.corpus import CorpusText, batches, block_batches, blocks, chunks, tokens_of_ids
+from attnscope.errors import AttnscopeError
+from tests.corpus_helpers import CLS, SEP, encode
+
+
+def stream(n: int, length=lambda i: 3) -> list[CorpusText]:
+    return [CorpusText(i, "s", i + 1, text="x" * length(i)) for i in range(n)]
+
+
+def test_a_block_ends_where_its_texts_are_many_characters(monkeypatch):
+    monkeypatch.setattr("attnscope.corpus.batching.BLOCK_CHARACTERS", 10)
+    texts = [CorpusText(i, "s", i + 1, text="x" * n) for i, n in enumerate([4, 4, 4, 30, 1, 9, 1, 1, 1, 1])]
+    texts.append(CorpusText(10, "s", 11, ids=(1, 2, 3)))
+    whole = list(blocks(texts, 3))
+    assert [[text.index for text in block.texts] for block in whole] == [[0, 1, 2], [3], [4, 5], [6, 7, 8], [9, 10]]
+    assert [block.index for block in whole] == [0, 1, 2, 3, 4]
+    second = list(blocks(texts, 3, shard=(2, 2)))
+    assert [block.texts for block in second] == [whole[1].texts, whole[3].texts]
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))
+def test_shards_are_whole_blocks_and_together_the_corpus(n, size, shards):
+    whole = list(blocks(stream(n), size))
+    assert [text for block in whole for text in block.texts] == stream(n)
+    assert all(len(block.texts) == size for block in whole[:-1])
+    assert [block.index for block in whole] == list(range(-(-n // size)))
+    parts = [list(blocks(iter(stream(n)), size, shard=(k, shards))) for k in range(1, shards + 1)]
+    assert sorted((block for part in parts for block in part), key=lambda block: block.index) == whole
+    for k, part in enumerate(parts):
+        assert all(block.index % shards == k for block in part)
+
+
+def test_shards_that_are_none_are_refused():
+    for shard in ((0, 2), (3, 2), (1, 0)):
+        with pytest.raises(AttnscopeError, match="no shard"):
+            blocks([], shard=shard)
+    with pytest.raises(AttnscopeError, match="at least one text"):
+        blocks([], 0)
+
+
+def described(made) -> list[list[tuple[int, int, list[int]]]]:
+    return [[(part.text, part.number, part.tokens.ids.tolist()) for part in batch] for batch in made]
+
+
+@given(st.lists(st.integers(0, 60), max_size=30), st.integers(1, 4), st.integers(10, 100))
+def test_batches_do_not_depend_on_shards(lengths, shards, budget):
+    whole_corpus = stream(len(lengths), lambda i: lengths[i])
+
+    def all_batches(shard):
+        made = [block_batches(block, encode, limit=11, budget=budget) for block in blocks(whole_corpus, 7, shard=shard)]
+        return [batch for block in made for batch in described(block)]
+
+    whole = all_batches((1, 1))
+    assert sorted(sum((all_batches((k, shards)) for k in range(1, shards + 1)), [])) == sorted(whole)
+    seen = sorted((text, number) for batch in whole for text, number, _ in batch)
+    assert len(seen) == len(set(seen))
+    assert {text for text, _ in seen} == set(range(len(lengths)))
+    for batch in whole:
+        sizes = [len(ids) for _, _, ids in batch]
+        assert sizes == sorted(sizes)
+        assert len(batch) == 1 or len(batch) * max(sizes) <= budget
+
+
+def test_batches_are_sorted_by_length_and_filled_up_to_the_budget():
+    parts = [chunks(encode("x" * n), i)[0] for i, n in enumerate([5, 1, 1, 20, 2, 1])]
+    made = batches(parts, budget=9)
+    assert [[part.text for part in batch] for batch in made] == [[1, 2, 5], [4], [0], [3]]
+    assert described(batches(reversed(parts), budget=9)) == described(made)
+    assert batches([]) == []
+
+
+# Chunks
+
+
+@given(st.integers(0, 40), st.integers(3, 12), st.data())
+def test_chunks_hold_every_token_and_the_special_ones_at_both_ends(n, size, data):
+    room = size - 2
+    stride = data.draw(st.none() | st.integers(1, room))
+    tokens = encode("".join(chr(97 + i) for i in range(n)))
+    made = chunks(tokens, 7, limit=size, stride=stride)
+    assert {part.text for part in made} == {7}
+    assert [part.number for part in made] == list(range(len(made)))
+    assert {part.n_chunks for part in made} == {len(made)}
+    rebuilt = []
+    for part in made:
+        assert len(part) <= size
+        assert part.tokens.ids[0] == CLS
+        assert part.tokens.ids[-1] == SEP
+        assert part.tokens.special.tolist() == [True, *[False] * (len(part) - 2), True]
+        inner = part.tokens.ids[1:-1].tolist()
+        assert rebuilt[len(rebuilt) - part.n_repeated :] == inner[: part.n_repeated]
+        rebuilt += inner[part.n_repeated :]
+        assert inner[: part.n_repeated] == part.tokens.ids[part.repeated].tolist()
+    assert rebuilt == tokens.ids[1:-1].tolist()
+    assert all(len(part) == size for part in made[:-1])
+
+
+def test_a_text_that_fits_stays_as_it_is():
+    tokens = encode("abc")
+    for options in ({}, {"limit": 5}, {"limit": 9, "chunk": 5}, {"stride": 1}):
+        (part,) = chunks(tokens, 3, **options)
+        assert part.tokens is tokens
+        assert (part.text, part.number, part.n_chunks, part.n_repeated) == (3, 0, 1, 0)
+    assert len(chunks(tokens, chunk=4)) == 2
+
+
+def test_special_tokens_inside_of_a_text_stay_where_they_are():
+    tokens = tokens_of_ids([CLS, 5, 6, SEP, 7, 8, SEP, SEP], [CLS, SEP])
+    assert [part.tokens.ids.tolist() for part in chunks(tokens, limit=6)] == [
+        [CLS, 5, 6, SEP, SEP, SEP],
+        [CLS, 7, 8, SEP, SEP],
+    ]
+    assert [len(part) for part in chunks(tokens_of_ids([4] * 10), limit=4)] == [4, 4, 2]
+    assert chunks(tokens_of_ids([])) == []
+    assert len(chunks(tokens_of_ids([CLS, SEP], [CLS, SEP]), limit=3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": 8, "chunk": 9}, "chunks of 9 tokens are too long .*at most 8"),
+        ({"chunk": 2}, "no room for text besides 2 special"),
+        ({"limit": 8, "stride": 7}, "stride of 7 .*at most 6"),
+        ({"limit": 8, "stride": 0}, "stride of 0"),
+        ({"stride": 0}, "at least 1"),
+    ],
+)
+def test_chunks_that_cannot_be_are_refused(options, message):
+    with pytest.raises(AttnscopeError, match=message):
+        chunks(encode("abcdefghij"), **options)
+
+
+def test_texts_of_numbers_need_no_tokenizer():
+    block = next(blocks([CorpusText(0, "s", 1, ids=(CLS, 9, 8, SEP))]))
+    (((part,),)) = block_batches(block, lambda text: pytest.fail(text), special_ids=[CLS, SEP])
+    assert part.tokens.labels == ("<1>", "<9>", "<8>", "<2>")
+    assert part.tokens.special.tolist() == [True, False, False, True]

@@ -1,0 +1,424 @@
+"""How the command line fails: in one line that says why, whatever is given, and it leaves nothing behind."""
+
+import dataclasses
+import errno
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from attnscope import cli
+from attnscope.models import catalog
+from attnscope.records import load
+from attnscope.studies import heatmap_order
+from tests.cli_helpers import elsewhere, files, loaded_once, process, require_one_line
+from tests.conftest import Run
+from tests.processes import LIMIT_S, started
+from tests.record_helpers import simple
+
+__all__ = ["elsewhere", "loaded_once"]
+
+
+# Wrong usage: 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["heatmap"], "no text is given"),
+        (["heatmap", "x", "--file", "y"], "both a text and a file"),
+        (["heatmap", "x", "y"], "unexpected extra argument"),
+        (["heatmap", "x", "--format", "gif"], "no format 'gif'"),
+        (["heatmap", "x", "--format", ","], "no format is given"),
+        (["heatmap", "x", "-m", "absent", "--cmap", "beige"], "no colormap 'beige'"),
+        (["heatmap", "x", "--scale", "log"], "no scale 'log'"),
+        (["heatmap", "x", "-L", "one"], "'one' is not a number"),
+        (["heatmap", "x", "-L", "3-1"], "'3-1' is not a range"),
+        (["heatmap", "x", "-L", "0-99999999999"], "is not a range"),
+        (["heatmap", "x", "-H", ","], "no layer or head"),
+        (["heatmap", "x", "-H", "-1"], "'-1' is not a number"),
+        (["heatmap", "x", "--pick", "3"], "'3' is not a head"),
+        (["heatmap", "x", "--pick", ""], "no head is given"),
+        (["heatmap", "x", "--pick", "L0H0", "-L", "0"], "either singly or by layers"),
+        (["heatmap", "x", "--engine", "gpu"], "no engine 'gpu'"),
+        (["heatmap", "x", "--dtype", "int4"], "no precision 'int4'"),
+        (["heatmap", "x", "--generate", "many"], "--generate"),
+        (["heatmap", "x", "--nonsense"], "No such option"),
+        (["heatmap", "x", "--out"], "requires an argument"),
+        (["info", "--engine", "gpu"], "no engine 'gpu'"),
+        (["show"], "Missing argument"),
+        (["draw"], "No such command"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    require_one_line(run(*arguments), said, status=2)
+    assert files(tmp_path) == []
+
+
+# Failure: 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["heatmap", ""], "the text is empty"),
+        (["heatmap", " \n\t"], "the text is blank"),
+        (["heatmap", "a", "--pair", ""], "the second text is empty"),
+        (["heatmap", "a", "--pair", "b\udcff"], "the second text is not valid Unicode"),
+        (["heatmap", "a\udcff"], "the text is not valid Unicode"),
+        (["heatmap", "x", "-L", "6"], "no layer 6: minilm has 6 layers"),
+        (["heatmap", "x", "-H", "0-12"], "no head 12: minilm has 12 heads"),
+        (["heatmap", "x", "--pick", "L9H0"], "no layer 9"),
+        (["heatmap", "x", "--query", "y"], "no token is 'y'"),
+        (["heatmap", "x", "--query", ""], "no token is ''"),
+        (["heatmap", "x", "--query", "@3"], "no token is '@3'"),
+        (["heatmap", "x", "--device", "toaster"], "device 'toaster'"),
+        (["heatmap", "--file", "absent.txt"], "cannot read absent.txt"),
+        (["heatmap", "--file", "."], "cannot read ."),
+        (["heatmap", "x", "-m", "minilmm"], "no model minilmm"),
+        (["heatmap", "x", "-m", "./absent"], "no folder"),
+        (["heatmap", "x", "-m", ""], "name is empty"),
+        (["heatmap", "x", "-m", "a\x1b[31m"], r"a<U\+001B>\[31m"),
+        (["show", "absent.npz"], "no file absent.npz"),
+        (["show", "."], "the folder . holds no attnscope record"),
+    ],
+)
+def test_failure_is_one_line_and_1_and_leaves_nothing(
+    run: Run, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    require_one_line(run(*arguments), said)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is blank"),
+        (b"caf\xe9", "not UTF-8: byte 0xE9 at offset 3, line 1"),
+        ("x".encode("utf-16"), "is UTF-16"),
+        (b"a\0b", "NUL"),
+    ],
+)
+def test_files_that_are_no_text(run: Run, tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "text.txt").write_bytes(content)
+    require_one_line(run("heatmap", "--file", "text.txt"), said)
+    assert files(tmp_path) == ["text.txt"]
+
+
+@pytest.mark.parametrize("out", ["a-file", "a-file/inner", "/dev/full", "/proc/attnscope/x"])
+@pytest.mark.parametrize("command", ["heatmap", "show"])
+def test_places_that_cannot_be_written(run: Run, tmp_path: Path, command: str, out: str) -> None:
+    (tmp_path / "a-file").write_text("kept")
+    subject = "x"
+    if command == "show":
+        subject = str(simple(4, layers=1).save(tmp_path / "saved.npz"))
+    before = files(tmp_path)
+    require_one_line(run(command, subject, "-o", out), "cannot write")
+    assert files(tmp_path) == before
+    assert (tmp_path / "a-file").read_text() == "kept"
+
+
+def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> Path:
+        from attnscope.errors import AttnscopeError
+
+        raise AttnscopeError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}", "make room there")
+
+    monkeypatch.setattr("attnscope.records.record.write_whole", full)
+    require_one_line(run("heatmap", "x", "-f", "npz", "-o", "out"), "No space left on device")
+    assert files(tmp_path) == []
+
+
+def test_a_folder_that_holds_files_of_another_run_is_said(run: Run, tmp_path: Path) -> None:
+    first = run("heatmap", "x", "-f", "npz,json", "-o", "out")
+    again = run("heatmap", "x", "-f", "npz,json", "-o", "out")
+    assert first.err == again.err == ""
+    (tmp_path / "out" / "other.npz").write_text("")
+    (tmp_path / "out" / "notes.txt").write_text("")
+    assert run("heatmap", "x", "-f", "npz", "-o", "out").err == (
+        "note: out also holds a file that this run did not write, such as other.npz\n"
+    )
+
+
+def test_figures_of_another_run_that_no_record_tells_of_are_said(run: Run, tmp_path: Path) -> None:
+    run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-q")
+    assert run("heatmap", "x", "--pick", "L0H0", "-o", "out").err == ""
+    again = run("heatmap", "x", "--pick", "L0H0", "-o", "out", "--cmap", "Greys")
+    assert again.err == "note: out held a file that showed something else before, such as L00H00.png\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (("heatmap", "y", "--pick", "L0H0", "-f", "npz"), 'text "x", now "y"'),
+        (("heatmap", "x", "--pick", "L1H1", "-f", "npz"), "heads L0H0, now L1H1"),
+        (("heatmap", "x", "--pick", "L0H0", "--hide-special"), 'changes [], now ["hide_special"]'),
+    ],
+)
+def test_maps_of_another_run_are_not_replaced_without_being_told_to(
+    run: Run, tmp_path: Path, other: tuple[str, ...], differs: str
+) -> None:
+    run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz,png")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    refused = run(*other, "-o", "out")
+    require_one_line(refused, re.escape(differs))
+    assert "--replace" in refused.err
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert run(*other, "-o", "out", "--replace").status == 0
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} != before
+
+
+def test_the_same_maps_are_drawn_twice_into_one_folder(run: Run, tmp_path: Path) -> None:
+    run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz,png")
+    for more in (("--cmap", "Greys"), ("--query", "x"), ("-f", "svg"), ("--pick", "L0H0,L1H1")):
+        assert run("heatmap", "x", "--pick", "L0H0", "-o", "out", *more).status == 0, more
+
+
+@pytest.mark.parametrize("format_", ["text", "png"])
+def test_all_places_of_a_repeated_token_are_shown_and_said(run: Run, format_: str) -> None:
+    given = ("heatmap", "cat dog cat", "--pick", "L0H0", "-o", "out", "-f", f"{format_},npz", "--query")
+    told = run(*given, "cat,dog")
+    assert told.err == "note: 'cat' stands at @1, @3: all are shown; --query @1 shows one\n"
+    shown = run("show", "out/weights.npz", "--query", "cat,dog")
+    assert shown.err == told.err and shown.out.count("attends to") == 3
+    require_one_line(run("show", "out/weights.npz", "--query", "bird"), "no token is 'bird'")
+
+
+# Models that cannot be shown
+
+
+def corrupt(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * 50 + path.read_bytes()[50:])
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"x": 1}))
+
+
+def nan_weights(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    next(iter(weights.values()))[..., 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{", "utf-8")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "corrupt": (corrupt, "model.safetensors"),
+    "truncated": (truncate, "model.safetensors"),
+    "pickle only": (only_pickle, "only as a pickle"),
+    "NaN": (nan_weights, "NaN"),
+    "no tokenizer": (no_tokenizer, "tokenizer|vocab"),
+    "no config": (no_config, "config.json"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_models_that_are_damaged(run: Run, tmp_path: Path, tiny_bert: Path, name: str) -> None:
+    damage, said = BROKEN[name]
+    damage(tiny_bert)
+    before = files(tmp_path)
+    require_one_line(run("heatmap", "the cat", "-m", tiny_bert, "-f", "png,npz"), said)
+    assert files(tmp_path) == before
+
+
+def test_weights_that_are_not_the_pinned_ones(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = dataclasses.replace(catalog.KNOWN["minilm"], pinned_sha256="0" * 64)
+    monkeypatch.setitem(catalog.KNOWN, "minilm", record)
+    require_one_line(run("heatmap", "x"), "sha256 53aa51172d14…, but must have 000000000000…")
+    assert files(tmp_path) == []
+
+
+def test_a_folder_is_a_model(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    result = run("heatmap", "the cat", "-m", tiny_bert, "-f", "npz")
+    assert result.status == 0
+    assert re.match(r"attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}/weights.npz", result.out)
+    odd = Path(shutil.copytree(tiny_bert, tmp_path / "模型\x1b[31m"))
+    result = run("heatmap", "the cat", "-m", odd, "-o", "out", "-q")  # there may be no font for its name
+    assert (result.status, result.err) == (0, "")
+
+
+# Bugs, interrupts, streams
+
+
+def test_a_bug_names_itself_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr(heatmap_order, "study", broken)
+    result = run("heatmap", "x")
+    require_one_line(result, "internal error: ZeroDivisionError: division by zero")
+    assert "ATTNSCOPE_TRACEBACK=1" in result.err
+    monkeypatch.setenv("ATTNSCOPE_TRACEBACK", "1")
+    monkeypatch.setattr(sys, "argv", ["attnscope", "heatmap", "x"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+@pytest.mark.parametrize(
+    ("raised", "said", "status"),
+    [
+        (MemoryError(), "not enough memory", 1),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (OSError(errno.ENOSPC, "No space left on device", "here"), "No space left on device here", 1),
+    ],
+)
+def test_what_is_nobodys_fault_is_one_line_too(
+    run: Run, monkeypatch: pytest.MonkeyPatch, raised: BaseException, said: str, status: int
+) -> None:
+    def broken(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(heatmap_order, "study", broken)
+    require_one_line(run("heatmap", "x"), said, status)
+
+
+def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "attnscope", "heatmap", "word " * 40, "-f", "png,svg", "-o", "out"]
+
+    def begun() -> bool:
+        try:
+            return any(tmp_path.glob("out/*.png"))
+        except FileNotFoundError:  # the folder is made for a moment, to find out whether it can be
+            return False
+
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        while not begun():
+            assert run.poll() is None, run.communicate(timeout=LIMIT_S)
+        os.killpg(run.pid, signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert (run.returncode, out, err) == (130, "", "error: interrupted\n")
+    left = [path.name for path in (tmp_path / "out").iterdir()]
+    assert left and all(name.endswith((".png", ".svg")) and not name.startswith(".") for name in left)
+    with pytest.raises(ProcessLookupError):  # nothing of the group is left running
+        os.killpg(run.pid, 0)
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    path = simple(200, layers=3).save(tmp_path / "weights.npz")
+    command = [sys.executable, "-m", "attnscope", "show", str(path), "--json"]
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.read(10)
+        run.stdout.close()
+        assert run.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--json"], ["--query", "t1"], ["-o", "out"]])
+def test_a_stdout_that_is_full_is_said(tmp_path: Path, arguments: list[str]) -> None:
+    path = simple(3, layers=1).save(tmp_path / "weights.npz")
+    with Path("/dev/full").open("w") as full:
+        result = process("show", path, *arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["-o", "out"], []])
+def test_a_stdout_that_is_closed_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+    path = simple(3, layers=1).save(tmp_path / "weights.npz")
+    script = f"exec {sys.executable} -m attnscope show {path} {' '.join(arguments)} >&-"
+    result = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path: Path) -> None:
+    path = simple(5, layers=1).save(tmp_path / "weights.npz")
+    result = process("show", path, env={"PYTHONIOENCODING": "ascii", "LANG": "C"})
+    assert (result.returncode, result.stderr) == (0, "") and result.stdout.isascii()
+    odd = os.fsdecode(b"out-\xff")
+    result = process("show", path, "-o", odd, "-f", "npz", text=False)
+    assert (result.returncode, result.stdout) == (0, b"out-\xff/weights.npz\n")
+    result = process("show", path, "-o", odd, "-f", "npz", "--json", text=False, env={"PYTHONIOENCODING": "ascii"})
+    assert json.loads(result.stdout)["files"] == [f"{odd}/weights.npz"]
+
+
+def test_odd_environments_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    odd = {"HOME": None, "MPLBACKEND": "nonsense", "COLUMNS": "20", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
+    result = process("heatmap", "The cat", "-L", "0", "-f", "png,text", env=odd)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\x1b" not in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("L00.png")
+    path = simple(3, layers=1, heads=1).save(tmp_path / "weights.npz")
+    result = process("show", path, "-o", "out", env=odd)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "out/L00H00.png\n", "")
+
+
+WEIRD = [
+    "😀🎉",
+    "...!?",
+    "word " * 10_000,
+    "x" * 3000,
+    "a\tb\n\nc",
+    "\x1b[31mred\x1b[0m [bold]x[/] [/]",
+    "שלום עולם",
+    "e\u0301\u0323",
+    "\ufeffa\u00adb\u202ec",
+]
+
+
+@pytest.mark.parametrize("text", WEIRD, ids=range(len(WEIRD)))
+def test_weird_texts(run: Run, text: str) -> None:
+    result = run("heatmap", text, "--pick", "L0H2", "-f", "npz,text", "-q", "-o", "out", "--pooled", "0")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.splitlines()[-1] == "out/weights.npz"
+    assert "\x1b" not in result.out
+    assert load("out/weights.npz").text == text
+
+
+@pytest.mark.parametrize("name", ["truncated", "zero", "huge header", "other shape", "absurd sizes"])
+def test_info_compares_weights_with_the_configuration(run: Run, tiny_bert: Path, name: str) -> None:
+    path, config = tiny_bert / "model.safetensors", tiny_bert / "config.json"
+    whole, described = path.read_bytes(), json.loads(config.read_text("utf-8"))
+    damaged = {
+        "truncated": whole[:-100],
+        "zero": bytes(len(whole)),
+        "huge header": b"\xff" * 7 + b"\x7f" + whole[8:],
+    }
+    path.write_bytes(damaged.get(name, whole))
+    changed = {"other shape": {"intermediate_size": 7}, "absurd sizes": {"vocab_size": 10**19}}
+    config.write_text(json.dumps(described | changed.get(name, {})), "utf-8")
+    said = "damaged or cut short" if name in damaged else "but config.json makes it"
+    require_one_line(run("info", tiny_bert, "--engine", "native"), said)
+
+
+@pytest.mark.parametrize(("asked", "built"), [(["info", "--help"], ["info"]), (["inof"], None), ([], None)])
+def test_a_command_that_is_named_is_built_alone(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], built: list[str] | None
+) -> None:
+    found = []
+    monkeypatch.setattr(sys, "argv", ["attnscope", *asked])
+    monkeypatch.setattr(cli, "claim_process", lambda: None)
+    monkeypatch.setattr(typer.Typer, "__call__", lambda app, **how: found.append(app.registered_commands))
+    with pytest.raises(SystemExit):
+        cli.main()
+    names = [command.callback.__name__ for command in found[0]]
+    assert names == built if built else len(names) == len(cli._COMMANDS)

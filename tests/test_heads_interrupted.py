@@ -1,0 +1,196 @@
+"""The study of heads when it is interrupted, and how much memory it takes."""
+
+import gc
+import signal
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+import attnscope.studies.heads as study
+from attnscope.corpus import CorpusText, chunks
+from attnscope.host import delay_interrupts
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.merging import merge_findings
+from tests.conftest import SAMPLES, SENTENCES, write_tiny
+from tests.heads_helpers import after, small_blocks
+from tests.processes import python
+
+__all__ = ["small_blocks"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interruption_leaves_whole_blocks(own: Any, tmp_path: Path) -> None:
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts)
+    found = heads(own, SENTENCES, options, after(2))  # a batch for each block: in the third one
+    assert not found.corpus["complete"]
+    assert found.corpus["n_texts"] == 8
+    expected = heads(own, SENTENCES[:8], options)
+    assert found.as_json()["heads"] == expected.as_json()["heads"]
+    for name, array in expected.sums.items():
+        np.testing.assert_array_equal(found.sums[name], array)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
+    path = attnscope.Corpus(SAMPLES / "sentences.txt")
+    cut = heads(own, path, HeadsOptions(shard=(1, 2)), after(1))
+    rest = heads(own, path, HeadsOptions(shard=(2, 2)))
+    whole = merge_findings([rest, cut])
+    assert not whole.corpus["complete"] and cut.corpus["interrupted"] and not rest.corpus["interrupted"]
+    assert whole.corpus["n_texts"] == 4 + rest.corpus["n_texts"]
+
+
+@pytest.mark.parametrize("spec", ["own", "seam"])
+def test_an_interruption_in_the_first_block_keeps_what_was_done(
+    spec: str, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if spec == "seam":
+        sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
+        write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+        own = attnscope.load(str(tmp_path / "t5"))
+    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 1)  # a batch for each chunk
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts, chunk=30, stride=20)
+    long = " ".join(SENTENCES[:4])
+    texts = ["a", long, "the cat", *SENTENCES[:3]]
+    assert len(chunks(own.tokenizer.encode(long), chunk=30, stride=20)) > 1
+    n_whole = 0
+    for n in range(1, 20, 2):
+        found = heads(own, texts, options, after(n - 1))
+        if found.corpus["complete"]:
+            break
+        n_texts = found.corpus["n_texts"]
+        assert bool(found.heads) == bool(n_texts)
+        if 0 < n_texts < 6:
+            n_whole += 1
+            assert f"these are {n_texts} of its 6" in found.run["notes"][-1]
+    assert n_whole > 1
+
+
+def test_what_an_interruption_keeps_is_what_those_texts_say(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 30)  # a batch for each text
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("the\t9\n", "utf-8")
+    options = HeadsOptions(frequencies=counts)
+    by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
+    found = heads(own, SENTENCES[:6], options, after(1))
+    n = found.corpus["n_texts"]
+    assert 0 < n < 6
+    expected = heads(own, by_length[-n:], options)
+    assert (found.corpus["n_tokens"], expected.corpus["n_texts"]) == (expected.corpus["n_tokens"], n)
+    for name, array in expected.sums.items():
+        np.testing.assert_array_equal(found.sums[name], array)
+
+
+def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnscope.studies.head_blocks.HeadMeasurer._run_batch", interrupted)
+    found = heads(own, SENTENCES)
+    assert (found.heads, found.corpus["n_texts"], found.corpus["complete"]) == ((), 0, False)
+
+
+def test_an_interruption_waits_for_what_must_not_be_done_in_part() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), delay_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+    assert reached == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
+def test_who_has_ctrl_c_ignored_or_handled_elsewhere_keeps_it_so(
+    handler: Any,
+) -> None:
+    """`nohup attnscope … &` is not to end by a Ctrl-C that is meant for others."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with delay_interrupts():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interruption_of_the_control_keeps_the_rest(own: Any) -> None:
+    found = heads(own, SENTENCES[:12], HeadsOptions(control=True), after(4))
+    assert not found.corpus["complete"]
+    assert found.corpus["n_texts"] == 12
+    assert found.control
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "BLOCK", 20)
+    monkeypatch.setattr("attnscope.core.mapped_arrays.SMALLEST", 2**60)  # so that it is all counted
+    model = attnscope.load(str(tiny_bert))
+
+    # Of files alike: one of them may be in memory up to 64 KiB.
+    files = [tmp_path / f"{number}.txt" for number in range(30)]
+    for path in files:
+        lines = (f"the cat a b w{path.stem}x{i}.\na b c d e f w{path.stem}x{i}.\n" for i in range(10))
+        path.write_text("".join(lines), "utf-8")  # no copies
+
+    class Collecting(attnscope.Corpus):
+        """Python keeps up to 2,000 freed tuples of each length for later, and counts them, until it collects."""
+
+        def __iter__(self) -> Iterator[CorpusText]:
+            for number, text in enumerate(super().__iter__()):
+                if number % 20 == 0:
+                    gc.collect()
+                yield text
+
+    def peak(n: int) -> int:
+        tracemalloc.start()
+        heads(model, Collecting(files[: n // 20]))
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    gc.freeze()  # what other tests hold would make each collection take seconds
+    try:
+        peak(60)  # whatever is kept from then on
+        assert peak(600) < 1.05 * peak(60)
+    finally:
+        gc.unfreeze()
+
+
+RESIDENT = """
+import resource, sys
+import attnscope, torch
+torch.set_num_threads(1)
+attnscope.heads(attnscope.load("minilm"), attnscope.Corpus(sys.argv[1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "length"), [(300, 20), (25, 330)], ids=["short", "long"])
+def test_what_a_process_holds_does_not_grow_with_the_corpus(n: int, length: int, tmp_path: Path) -> None:
+    story, chance = (SAMPLES / "alice.txt").read_text("utf-8").split(), np.random.default_rng(0)
+
+    def peak(n: int) -> int:
+        path = tmp_path / f"{n}.txt"
+        starts = chance.integers(0, len(story) - 2 * length, n)
+        stops = starts + chance.integers(length // 2, length * 3 // 2, n)
+        path.write_text("\n".join(" ".join(story[a:b]) for a, b in zip(starts, stops, strict=True)), "utf-8")
+        return int(python("-c", RESIDENT, path, check=True, timeout=1000).stdout)
+
+    assert peak(10 * n) < 1.05 * peak(n)

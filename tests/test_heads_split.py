@@ -1,0 +1,313 @@
+"""The study of heads gives the same however its work is split: batches, shards, chunks, and kinds of models."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+from attnscope.corpus import CorpusText, chunks
+from attnscope.errors import AttnscopeError
+from attnscope.records.ablation import Effect
+from attnscope.records.findings import Findings
+from attnscope.studies.heads import HeadsOptions, heads
+from attnscope.studies.merging import merge_findings
+from attnscope.studies.tally import tallies_of
+from tests import rounding
+from tests.conftest import SAMPLES, SENTENCES, write_tiny
+from tests.heads_helpers import names_of, require_same, small_blocks, words
+
+__all__ = ["small_blocks"]
+
+
+@pytest.fixture(scope="module")
+def own_causal() -> Any:
+    return attnscope.load("own-causal")
+
+
+def sums_of_texts(found: Findings) -> dict[str, np.ndarray[Any, Any]]:
+    """All sums and counts."""
+    (tally,) = tallies_of(found.sums).values()
+    parts = (tally.measures, tally.uniform, tally.offsets, tally.offsets_uniform, tally.pairs)
+    return {f"{number}{name}": part.total(name) for number, part in enumerate(parts) for name in ("s", "c")}
+
+
+class Dense:
+    """A model as if it had nothing but its weights to show: plain attention, and measures of these in float64."""
+
+    def __init__(self, model: Any) -> None:
+        self.info = replace(model.info, path="eager")
+        self.tokenizer, self.static_embeddings, self._run = model.tokenizer, model.static_embeddings, model.run
+        self.blocks, self.writer = model.blocks, None
+
+    def run(self, batch: Any, probe: Any) -> Any:
+        from attnscope.core.probes import Weights
+
+        assert isinstance(probe, Weights)
+        return self._run(batch, probe)
+
+
+@pytest.mark.parametrize("spec", ["own", "own-causal", "minilm"])
+def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
+    spec: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(spec.replace("-", "_"))
+    counts = tmp_path / "counts.tsv"  # the corpus's own would differ
+    counts.write_text("the\t9\na\t4\n", "utf-8")
+    options = HeadsOptions(frequencies=counts)
+    texts = SENTENCES[:6]
+    together = sums_of_texts(heads(model, texts, options))
+    alone = [sums_of_texts(heads(model, [text], options)) for text in texts]
+    plain = sums_of_texts(heads(Dense(model), texts, options))  # type: ignore[arg-type]
+    found = heads(attnscope.load(spec, dtype="float64"), texts, options)
+    exact = sums_of_texts(found)
+    (names,) = (tally.names for tally in tallies_of(found.sums).values())
+    # A measure adds up over queries what it adds up over keys.
+    slack = rounding.adding(2 * max(len(model.tokenizer.encode(text).ids) for text in texts))
+    for part, true in exact.items():
+        if part.startswith(("2", "3")):  # where the largest weight is, of equal ones, is a matter of rounding
+            continue
+        size = np.abs(true).max((0, 1)) if part[0] in "01" else None
+        if part in ("0s", "1s"):  # what is the difference of two sums is as exact as these
+            for ending in ("", "_active"):
+                size[names.index(f"signed_distance_tokens{ending}")] = size[names.index(f"distance_tokens{ending}")]
+                size[names.index(f"similar_token{ending}")] = exact["0c"].max()
+        # Values have no norms where there are but weights.
+        has = [not name.startswith(("value_", "norm_")) for name in names] if part[0] in "01" else slice(None)
+        for ours in (together[part], sum(one[part] for one in alone)):
+            rounding.require_no_worse(
+                ours[..., has], plain[part][..., has], true[..., has],
+                size=size if size is None else size[has], slack=slack, err_msg=part,
+            )  # fmt: skip
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("options", [{}, {"chunk": 12}, {"chunk": 12, "stride": 5}, {"control": True}], ids=str)
+def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    chosen = HeadsOptions(**options)
+    texts = attnscope.Corpus(SAMPLES / "sentences.txt")
+    whole = heads(own, texts, chosen)
+    parts = [heads(own, texts, replace(chosen, shard=(k, 3))) for k in (1, 2, 3)]
+    assert sum(part.corpus["n_texts"] for part in parts) == whole.corpus["n_texts"] == 26
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        require_same(whole, merge_findings([parts[i] for i in order]))
+    # Two at a time, and through files.
+    half = merge_findings([parts[2], parts[0]])
+    assert half.corpus["shards"] == ["1/3", "3/3"]
+    assert whole.corpus["complete"] and not half.corpus["complete"] and not half.corpus["interrupted"]
+    saved = [attnscope.load_findings(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
+    require_same(whole, merge_findings(saved))
+    assert whole.corpus["n_chunked"] == (
+        0 if "chunk" not in options else sum(len(own.tokenizer.encode(t)) > 12 for t in SENTENCES)
+    )
+
+
+def test_shards_of_blocks_of_the_usual_size(tiny_bert: Path) -> None:
+    model = attnscope.load(str(tiny_bert))
+    chance = np.random.default_rng(0)
+    texts = [words(int(chance.integers(1, 9)), chance, ["the", "cat", "a", "b.", "zeta"]) for _ in range(600)]
+    whole = heads(model, texts)
+    require_same(whole, merge_findings([heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (2, 1)]))
+    assert whole.corpus["n_texts"] > 256
+    assert whole.corpus["n_texts"] + whole.corpus["n_copies"] == 600
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_stdin_gives_what_the_file_gives(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = SAMPLES / "sentences.txt"
+
+    class Stdin:
+        buffer = io.BytesIO(path.read_bytes())
+
+    monkeypatch.setattr("sys.stdin", Stdin())
+    piped = heads(own, attnscope.Corpus("-"))
+    assert piped.as_json()["heads"] == heads(own, attnscope.Corpus(path)).as_json()["heads"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_merged_parts_keep_what_changes_without_heads(own: Any) -> None:
+    """As it was found, by a part that says so; and the problems of all parts, each once."""
+    first, second = (heads(own, SENTENCES[:6], HeadsOptions(shard=(number, 2))) for number in (1, 2))
+    effects = {"zero_l2": Effect(0.5, 0.25, 0.75, 26.0)}
+    told = {"quantity": "l2", "nothing_below": 0.01}
+    studied = replace(
+        first,
+        heads=(replace(first.heads[0], effects=effects), *first.heads[1:]),
+        options={**first.options, "causal": told},
+        corpus={**first.corpus, "problems": [{"source": "a", "line": 1, "reason": "lost"}]},
+    )
+    other = replace(second, corpus={**second.corpus, "problems": [{"source": "a", "line": 9, "reason": "lost"}]})
+    for parts in ([studied, other], [other, studied]):
+        whole = merge_findings(parts)
+        assert [bool(head.effects) for head in whole.heads] == [True] + [False] * (len(whole.heads) - 1)
+        assert whole.heads[0].effects == effects and whole.options["causal"] == told
+        assert [problem["line"] for problem in whole.corpus["problems"]] == [1, 9]
+    assert not whole.does_nothing(whole.heads[0])
+    assert "causal" not in merge_findings([first, second]).options
+
+
+def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
+    whole = heads(own, SENTENCES[:10])
+    parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
+    assert parts[1].heads == ()
+    assert "holds no text" in parts[1].run["notes"][-1]
+    require_same(whole, merge_findings(parts))
+    require_same(whole, merge_findings(parts[::-1]))
+
+
+def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
+    text = " ".join(SENTENCES[:4])
+    found = heads(own, [text, "a cat"], HeadsOptions(chunk=16))
+    assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
+    tokens = own.tokenizer.encode(text)
+    assert found.corpus["n_tokens"] > len(tokens)  # special tokens come with each chunk
+    (tally,) = tallies_of(found.sums).values()
+    n_chunks = len(chunks(own.tokenizer.encode(text), chunk=16))
+    assert tally.pairs.n_texts == n_chunks + 1
+    assert n_chunks - 1 < found.corpus["effective_texts"] < n_chunks + 1
+    resting = tally.measures.total("c")[0, 0, tally.names.index("resting")]
+    assert resting == found.corpus["n_tokens"]
+
+
+@pytest.mark.parametrize("stride", [None, 5, 1])
+def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | None) -> None:
+    text = " ".join(SENTENCES[:4])
+    tokens = own.tokenizer.encode(text)
+    parts = chunks(tokens, chunk=16, stride=stride)
+    assert len(parts) > 3
+    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride))
+    (tally,) = tallies_of(found.sums).values()
+    n_special = int(tokens.special.sum())
+    expected = len(tokens) + n_special * (len(parts) - 1)  # special tokens come with each chunk
+    assert found.corpus["n_tokens"] == expected
+    counted = tally.measures.total("c")[..., tally.names.index("resting")]
+    np.testing.assert_array_equal(counted, expected)
+    # Each ordinary query but the first has a previous token, itself counted once; with the context it is always there.
+    previous = tally.measures.total("c")[0, 0, tally.names.index("previous_token")]
+    assert previous == expected - len(parts)
+
+
+def test_texts_may_be_token_numbers(own: Any) -> None:
+    numbered = [
+        CorpusText(i, "ids", i + 1, ids=tuple(own.tokenizer.encode(text).ids.tolist()))
+        for i, text in enumerate(SENTENCES[:12])
+    ]
+    by_number, by_text = heads(own, numbered), heads(own, SENTENCES[:12])
+    assert by_number.corpus["sha256"] != by_text.corpus["sha256"]
+    for name in ("previous_token", "cls", "special", "resting", "rarity", "same_token"):
+        np.testing.assert_array_equal(by_number.grid("encoder", name), by_text.grid("encoder", name))
+
+
+def test_a_model_without_tokenizer_reads_token_numbers(tmp_path: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16
+    )
+    source = tmp_path / "numbers.jsonl"
+    source.write_text('{"input_ids": [7, 8, 7, 9]}\n{"input_ids": [3, 4]}\n', "utf-8")
+    found = attnscope.heads(attnscope.load(LlamaModel(config)), attnscope.Corpus(source))
+    assert found.corpus["n_texts"] == 2
+    assert found.corpus["n_tokens"] == 6
+
+
+def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
+    dense, seam = heads(Dense(own), SENTENCES), heads(own, SENTENCES)  # type: ignore[arg-type]
+    assert any("dense weights" in note for note in dense.run["notes"])
+    assert [names_of(head) for head in dense.heads] == [names_of(head) for head in seam.heads]
+    for name in seam.measure_names:
+        if name.startswith(("value_weighted", "norm_weighted")):
+            assert np.isnan(dense.grid("encoder", name)).all()
+        elif name not in ("positional", "rarest_token"):  # of equal weights
+            scale = 1e-4 if "distance" in name else 1e-5
+            np.testing.assert_allclose(
+                dense.grid("encoder", name), seam.grid("encoder", name), atol=scale, rtol=scale, err_msg=name
+            )
+
+
+def test_a_hugging_face_model_on_the_eager_road(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "bloom", "bloom", n_head=3, n_layer=2)
+    model = attnscope.load(str(tmp_path / "bloom"))
+    assert model.info.path == "eager"
+    found = heads(model, ["the cat", "a b c d e", "the the cat."] * 4)
+    assert len(found.heads) == 6
+    assert all(0 <= head.resting_share <= 1 for head in found.heads)
+
+
+@pytest.mark.parametrize("road", ["seam", "eager"])
+def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path) -> None:
+    import torch
+
+    from attnscope.core.measures import TextFacts, measures_of_weights
+    from attnscope.core.probes import Weights
+    from attnscope.models.model import Batch
+
+    write_tiny(
+        tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = attnscope.load(str(tmp_path / "t5"))
+    texts = ["the cat", "a b c d e", "the the cat."]
+    expected: dict[str, list[Any]] = {"encoder": [], "decoder": [], "cross": []}
+    for text in texts:
+        tokens = model.tokenizer.encode(text)
+        ids = torch.from_numpy(tokens.ids)[None]
+        target = torch.cat([torch.tensor([[0]]), ids[:, :-1]], 1)
+        special = torch.from_numpy(tokens.special)[None]
+        of_target = torch.cat([torch.tensor([[True]]), special[:, :-1]], 1)
+        probe = Weights()
+        model.run(Batch(ids, target_ids=target), probe)
+        read = TextFacts(real=ids >= 0, special=special, ids=ids)
+        written = TextFacts(real=ids >= 0, special=of_target, ids=target)
+        for kind, given in (("encoder", (read,)), ("decoder", (written,)), ("cross", (read, written))):
+            expected[kind].append(measures_of_weights(probe.maps[kind][1], *given))  # type: ignore[index]
+    if road == "eager":
+        object.__setattr__(model.info, "path", "eager")
+    found = heads(model, texts)
+    assert found.kinds == ("encoder", "decoder", "cross")
+    assert any("write it again" in note for note in found.run["notes"])
+    for kind, sums in expected.items():
+        for name in ("entropy_nats", "first_token", "special", "previous_token", "same_token", "max_weight"):
+            i = sums[0].names.index(name)
+            total, count = (sum(getattr(one, part)[i].sum(0) for one in sums) for part in ("sum", "count"))
+            value = np.divide(total, count, out=np.full(3, np.nan), where=count > 0)
+            np.testing.assert_allclose(found.grid(kind, name)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
+    across = next(head for head in found.heads if head.kind == "cross")
+    assert np.isnan([across.measures[name].value for name in ("previous_token", "induction", "positional")]).all()
+
+
+def test_records_that_do_not_belong_together_are_refused_by_name(own: Any, own_causal: Any) -> None:
+    first = heads(own, SENTENCES[:10], HeadsOptions(shard=(1, 2)))
+    second = HeadsOptions(shard=(2, 2))
+    others = {
+        "models": heads(own_causal, SENTENCES[:10], second),
+        "texts": heads(own, SENTENCES[:11], second),
+        "options": heads(own, SENTENCES[:10], replace(second, thresholds={"local": 0.7})),
+        "same shard, 1/2": first,
+        "overlap": heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 3))),
+    }
+    for why, other in others.items():
+        with pytest.raises(AttnscopeError, match=why) as error:
+            merge_findings([first, other], ["one.npz", "other.npz"])
+        assert "one.npz" in error.value.message
+        assert "other.npz" in error.value.message
+    chunked = heads(own, SENTENCES[:10], replace(second, chunk=10))
+    with pytest.raises(AttnscopeError, match="options"):
+        merge_findings([first, chunked])
+
+
+def test_damaged_sums_are_refused_by_name(own: Any) -> None:
+    parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
+    sums = dict(parts[0].sums)
+    sums["encoder.measures.limbs"] = sums["encoder.measures.limbs"][..., :-1]
+    broken = replace(parts[0], sums=sums)
+    with pytest.raises(AttnscopeError, match=r"bad\.npz"):
+        merge_findings([broken, heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 2)))], ["bad.npz", "good.npz"])
+    del sums["encoder.measures.limbs"]
+    with pytest.raises(AttnscopeError, match=r"bad\.npz"):
+        merge_findings([parts[1], broken], ["good.npz", "bad.npz"])

