@@ -436,12 +436,12 @@ def _traits(described: Mapping[str, Any]) -> dict[str, str]:
     maps = described.get("maps")
     if not isinstance(maps, list) or not all(isinstance(one, Mapping) for one in maps):
         return {}
-    told: dict[str, Any] = {name: described.get(name) for name in ("text", "model", "sha256", "picture", "sound")}
-    told |= {"pictures": described.get("pictures")} if described.get("pictures") else {}
-    told |= {"heads": _heads_of(described.get("picked"), maps)}
-    told |= {"changes": described.get("changes"), "pooling": described.get("pool")}
-    told |= {"part": [one.get("part") or one.get("query_cell") for one in maps]}
-    return {name: _brief(value).strip('"') if name == "heads" else _brief(value) for name, value in told.items()}
+    traits: dict[str, Any] = {name: described.get(name) for name in ("text", "model", "sha256", "picture", "sound")}
+    traits |= {"pictures": described.get("pictures")} if described.get("pictures") else {}
+    traits |= {"heads": _heads_of(described.get("picked"), maps)}
+    traits |= {"changes": described.get("changes"), "pooling": described.get("pool")}
+    traits |= {"part": [one.get("part") or one.get("query_cell") for one in maps]}
+    return {name: _brief(value).strip('"') if name == "heads" else _brief(value) for name, value in traits.items()}
 
 
 def _heads_of(picked: Any, maps: Sequence[Mapping[str, Any]]) -> object:
@@ -459,8 +459,8 @@ def _brief(value: object) -> str:
     from hashlib import sha256
     from json import dumps
 
-    told = dumps(value, ensure_ascii=False)
-    return told if len(told) <= _BRIEF else f"{told[:_BRIEF]}… (#{sha256(told.encode()).hexdigest()[:6]})"
+    text = dumps(value, ensure_ascii=False)
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}… (#{sha256(text.encode()).hexdigest()[:6]})"
 
 
 _BRIEF = 60

@@ -37,10 +37,10 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     if out is None or not _says_more(out, stem, corpus["n_texts"]):
         return record, out
     aside = out / INTERRUPTED
-    told = f"{out} holds a record that got further, which stays"
+    message = f"{out} holds a record that got further, which stays"
     if aside.is_symlink() or _says_more(aside, stem, corpus["n_texts"]):
-        return _add_note(record, f"Interrupted, and {told}: nothing is written."), None
-    return _add_note(record, f"Interrupted, and {told}."), aside
+        return _add_note(record, f"Interrupted, and {message}: nothing is written."), None
+    return _add_note(record, f"Interrupted, and {message}."), aside
 
 
 def _add_note(record: Any, note: str) -> Any:
@@ -53,11 +53,12 @@ def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
 
     earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv", "parquet")]
     there = [path for path in earlier if path.is_file()]
-    told = [corpus for path in there if isinstance(corpus := described_by(path).get("corpus"), Mapping)]
-    if not told:
+    corpora = [corpus for path in there if isinstance(corpus := described_by(path).get("corpus"), Mapping)]
+    if not corpora:
         return bool(there)
     return any(
-        not is_interrupted(corpus) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts for corpus in told
+        not is_interrupted(corpus) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts
+        for corpus in corpora
     )
 
 

@@ -18,7 +18,7 @@ from attnscope.core.descriptions import (
     score,
     score_of_texts,
 )
-from attnscope.core.row_samples import Asked, RowSamples
+from attnscope.core.row_samples import RowSamples, RowsWanted
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))
@@ -286,7 +286,7 @@ def test_rows_are_those_of_the_whole_map(name: str) -> None:
     lengths, levels = (TOKENS, 7), np.array([2, 5])
     queries = [np.array([1, 4, 10]), np.array([0, 6])]
     asked = [
-        Asked(queries[b], n, (drawn.random((2, len(queries[b]), n)) * levels[:, None, None]).astype(np.uint8))
+        RowsWanted(queries[b], n, (drawn.random((2, len(queries[b]), n)) * levels[:, None, None]).astype(np.uint8))
         for b, n in enumerate(lengths)
     ]
     probe = RowSamples({"decoder": asked}, levels)
@@ -311,14 +311,14 @@ def test_rows_are_those_of_the_whole_map(name: str) -> None:
 
 def test_what_may_be_attended_to_follows_causality_and_window() -> None:
     probe = RowSamples(
-        {"decoder": [Asked(np.array([5]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}, np.array([2])
+        {"decoder": [RowsWanted(np.array([5]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}, np.array([2])
     )
     probe(call_with(is_causal=True, window=3))
     assert np.flatnonzero(probe.found["decoder"][0].allowed[0][0]).tolist() == [3, 4, 5]
 
 
 def test_a_layer_comes_once() -> None:
-    asked = {"decoder": [Asked(np.array([1]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}
+    asked = {"decoder": [RowsWanted(np.array([1]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}
     probe = RowSamples(asked, np.array([2]))
     probe(call_with())
     with pytest.raises(RuntimeError, match="twice"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attnscope.core.attention import AttentionCall, attention_weights
-from attnscope.core.moved import NOTHING, Asked, moved
+from attnscope.core.moved import NOTHING, Targets, moved
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -20,7 +20,7 @@ def test_what_is_moved_is_the_sum_over_the_keys_that_hold_the_token(after: bool)
     rests = torch.zeros(2, n, dtype=torch.bool)
     rests[:, 0] = True
     slope, other_slope = (torch.randn(2, heads, n, width, dtype=torch.float64) for _ in range(2))
-    found = moved(call, Asked(ids, rests, token, other, ids if after else None), slope, other_slope)
+    found = moved(call, Targets(ids, rests, token, other, ids if after else None), slope, other_slope)
     weights = attention_weights(call)
     for b in range(2):
         for h in range(heads):

@@ -153,7 +153,7 @@ def test_each_token_is_as_likely_to_be_drawn() -> None:
     model = attnscope.load("own")
     encoded = [model.tokenizer.encode(" ".join("x" * n)) for n in (400, 1000, 3000)]
     texts = [ReadText(tokens, np.ones(len(tokens), np.bool_)) for tokens in encoded]
-    sizes = np.array([text.off_rest.sum() for text in texts])
+    sizes = np.array([text.outside_sinks.sum() for text in texts])
     counts = np.zeros(3)
     for seed in range(20):
         drawn = draw_tokens(texts, np.random.default_rng(seed).integers(0, 2**63, 3).tolist(), model)

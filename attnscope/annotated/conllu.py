@@ -1,6 +1,6 @@
 """CoNLL-U: dependencies as links in both directions, and coreference (`Entity=` in MISC, as GUM writes it).
 
-Lines are parsed by the library conllu; what a treebank means by them is told here. Words are the syntactic words. The
+Lines are parsed by the library conllu; what a treebank means by them is known here. Words are the syntactic words. The
 words of a multiword token have the characters that their forms spell ("do" and "n't" in "don't"); where they spell
 something else (French "du" is "de" and "le"), both have all of the token's. Empty nodes are not in the text.
 """

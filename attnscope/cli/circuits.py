@@ -15,7 +15,7 @@ def circuits(
     frequencies: Annotated[
         Path | None, "Counts of words (word, tab, count): also says what heads write for the commonest tokens."
     ] = None,
-    directions: Annotated[int, typer.Option(min=0, help="Singular directions of each head that are told of.")] = 2,
+    directions: Annotated[int, typer.Option(min=0, help="How many singular directions of each head are shown.")] = 2,
     which: groups.Heads,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random heads that scores are compared with.")] = 0,
     where: groups.Where,

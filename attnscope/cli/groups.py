@@ -415,7 +415,7 @@ class Measuring:
     frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None
 
     def order(self) -> dict[str, Any]:
-        """What a `studies.heads_order.StudyOrder` is told of it."""
+        """What a `studies.heads_order.StudyOrder` is given of it."""
         return {**vars(self), "thresholds": tuple(self.thresholds or ())}
 
 
@@ -490,7 +490,7 @@ class Where:
     ] = None
 
     def plan(self, kind: str, printing: "Printing", **how: Any) -> "Output":
-        """What is to become of a record of a kind, checked before it is made: as `output.plan` is told."""
+        """What is to become of a record of a kind, checked before it is made: by `output.plan`."""
         from attnscope.output import plan
 
         return plan(kind, self.out, self.formats, **vars(printing), **how)

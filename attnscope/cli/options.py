@@ -151,9 +151,9 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
                 update(restart=True)  # type: ignore[misc]  # never None here
             rate = done.n_tokens / max(1e-9, time.monotonic() - started)
             total = None if done.share is None else 1.0
-            told = f"{done.n_texts:,} {texts}, {done.n_tokens:,} {tokens}, {rate:,.0f} {tokens}/s"
-            told = f"{done.step}: {told}" if done.step else told
-            update(description=told, total=total, completed=done.share or 0.0)  # type: ignore[misc]  # as above
+            line = f"{done.n_texts:,} {texts}, {done.n_tokens:,} {tokens}, {rate:,.0f} {tokens}/s"
+            line = f"{done.step}: {line}" if done.step else line
+            update(description=line, total=total, completed=done.share or 0.0)  # type: ignore[misc]  # as above
 
         yield report if update else None
 
@@ -178,7 +178,7 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
 
-        def update(restart: bool = False, **told: Any) -> None:
-            (bar.reset if restart else bar.update)(task, **told)
+        def update(restart: bool = False, **facts: Any) -> None:
+            (bar.reset if restart else bar.update)(task, **facts)
 
         yield update

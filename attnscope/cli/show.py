@@ -68,5 +68,5 @@ def show(
         # It was whole by its class, but what it says cannot be drawn.
         if os.environ.get("ATTNSCOPE_TRACEBACK"):
             raise
-        told = f"{type(error).__name__}: {first_line(error)}"
-        raise AttnscopeError(f"{record} is damaged: what it says cannot be shown ({told})") from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise AttnscopeError(f"{record} is damaged: what it says cannot be shown ({reason})") from None

@@ -297,7 +297,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
     )
     if inexpressible:
         return attend_with_weights(call)[0]
-    # Only plain causality can be told to the kernel in one word; a mask or a bias has to carry it within.
+    # Only plain causality can be given to the kernel as a flag; a mask or a bias has to carry it within.
     kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
     mask, empty = (None, None) if kernel_is_causal else _allowed_without_empty_rows(call)
     if call.bias is not None:

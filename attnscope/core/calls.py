@@ -27,12 +27,12 @@ class Calls(OfChosen[AttentionCall]):
         return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
 
 
-def select_text(call: AttentionCall, place: int, n_queries: int, n_keys: int) -> AttentionCall:
+def select_text(call: AttentionCall, text: int, n_queries: int, n_keys: int) -> AttentionCall:
     """The attention of one text of a padded batch, its padding cut off; padding is at the end.
 
     Args:
         call: The attention of the batch.
-        place: Which text.
+        text: Which text.
         n_queries: How many of its queries are real.
         n_keys: How many of its keys are.
     """
@@ -41,11 +41,11 @@ def select_text(call: AttentionCall, place: int, n_queries: int, n_keys: int) ->
         if tensor is None:
             return None
         tensor = tensor[(None,) * (4 - tensor.ndim)]
-        tensor = tensor[place : place + 1] if tensor.shape[0] > 1 else tensor
+        tensor = tensor[text : text + 1] if tensor.shape[0] > 1 else tensor
         rows = slice(n_queries if tensor.shape[2] > 1 else 1)
         return tensor[:, :, rows, : n_keys if tensor.shape[3] > 1 else 1]
 
-    one = slice(place, place + 1)
+    one = slice(text, text + 1)
     return replace(
         call,
         query=call.query[one, :, :n_queries],

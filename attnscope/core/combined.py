@@ -165,9 +165,9 @@ class CombinedLinks(TileProbe[Tensor]):
         for one, pairs, scores in zip(facts.contacts, self._pairs, self._pair_scores, strict=True):
             linked = torch.zeros(len(pairs.first), dtype=torch.bool, device=device)
             linked[pairs.number_of(one.pairs)] = True
-            for place, (separation, cut) in enumerate(ASKED):
-                precisions[one.cell, :, place] = precision(scores, linked, pairs, separation, cut).to(kind)
-                chance[one.cell, 1 + place] = linked[pairs.within(separation)].to(kind).mean()
+            for number, (separation, cut) in enumerate(ASKED):
+                precisions[one.cell, :, number] = precision(scores, linked, pairs, separation, cut).to(kind)
+                chance[one.cell, 1 + number] = linked[pairs.within(separation)].to(kind).mean()
         return CombinedSums(hits.cpu(), precisions.cpu(), chance.cpu())
 
     def _may(self) -> Tensor:

@@ -42,7 +42,7 @@ class Contacts:
     """The linked pairs of one relation in one text.
 
     Attributes:
-        text: The text's place in the batch.
+        text: The text's number in the batch.
         cell: Where their numbers are added.
         pairs: Words of each pair, the smaller number first, (pair, 2), int64.
     """
@@ -95,11 +95,11 @@ def pairs_of(units: Int[Tensor, " token"]) -> Pairs:
         units: The number of each token's word, -1 = none, (token,).
     """
     n = int(units.max()) + 1 if len(units) else 0
-    place = torch.full((n,), len(units), dtype=torch.int64, device=units.device)
+    start = torch.full((n,), len(units), dtype=torch.int64, device=units.device)
     tokens = (units >= 0).nonzero()[:, 0]
-    place.scatter_reduce_(0, units[tokens], tokens, "amin")
+    start.scatter_reduce_(0, units[tokens], tokens, "amin")
     first, second = torch.triu_indices(n, n, 1, device=units.device)
-    apart = (place[second] - place[first]).abs()
+    apart = (start[second] - start[first]).abs()
     kept = apart >= LEAST
     return Pairs(first[kept], second[kept], apart[kept], n)
 

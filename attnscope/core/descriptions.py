@@ -60,7 +60,7 @@ FEWEST_TEXTS = 3
 """On how many of the fitted texts a feature must say something."""
 
 LATER = -2
-"""What `describe` is told of a feature that may be a term, but not the first."""
+"""What `describe` is given for a feature that may be a term, but not the first."""
 
 RIDGE, LARGEST_WEIGHT, LARGEST_STEP = 1e-4, 16.0, 3.0
 _ITERATIONS, _CLOSE = 30, 1e-7

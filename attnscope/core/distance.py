@@ -194,18 +194,18 @@ class PlaneMap(NamedTuple):
     """Heads in the plane.
 
     Attributes:
-        places: (head, 2), in the unit of the distances, centred at 0.
+        coordinates: (head, 2), in the unit of the distances, centred at 0.
         explained: The share of the variance that each axis holds, (2,), 0 to 1.
     """
 
-    places: Floats
+    coordinates: Floats
     explained: Floats
 
 
 def classical_mds(distances: Floats) -> PlaneMap:
     """The plane in which distances between heads are kept best: classical multidimensional scaling.
 
-        B = -1/2 J D² J,  J = I - 1/n;  places: the two largest eigenvectors of B times the root of their eigenvalues
+        B = -1/2 J D² J,  J = I - 1/n;  coordinates: two leading eigenvectors of B times the roots of their eigenvalues
 
     Roots of mean squared Hellinger distances and of mean Jensen-Shannon divergences are Euclidean where all pairs are
     compared on the same queries: B has no negative eigenvalues then, and the map leaves out axes but bends nothing. An
@@ -224,13 +224,13 @@ def classical_mds(distances: Floats) -> PlaneMap:
     centred = -(squares - squares.mean(0) - squares.mean(1)[:, None] + squares.mean()) / 2
     values, vectors = np.linalg.eigh((centred + centred.T) / 2)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
-    places, explained = np.zeros((n, 2)), np.zeros(2)
+    coordinates, explained = np.zeros((n, 2)), np.zeros(2)
     for axis in range(min(2, n)):
         vector = vectors[:, axis]
         sign = 1.0 if vector[np.abs(vector).argmax()] >= 0 else -1.0
-        places[:, axis] = sign * vector * math.sqrt(values[axis])
+        coordinates[:, axis] = sign * vector * math.sqrt(values[axis])
         explained[axis] = values[axis] / values.sum() if values.sum() > 0 else 0.0
-    return PlaneMap(places, explained)
+    return PlaneMap(coordinates, explained)
 
 
 def best_matching(distances: Floats) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""Attention rollout and attention flow: how much of the input tokens is in a token's place after several layers.
+"""Attention rollout and attention flow: how much of the input tokens is at a token's position after several layers.
 
 Both follow Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers (sections 2 and 3). A layer adds what its
-heads bring to what was in a place before (the residual connection), so its attention is mixed with the identity. Both
+heads bring to what was there before (the residual connection), so its attention is mixed with the identity. Both
 look at attention alone: what values hold, and what the feed-forward layers do, is left out.
 """
 
@@ -80,17 +80,17 @@ def flow(
         (layer, query, input token), float64, 0 to 1; NaN in the rows of other tokens.
     """
     n_layers, n, _ = layers.shape
-    places = range(n) if queries is None else sorted(set(queries))
+    tokens = range(n) if queries is None else sorted(set(queries))
     found = np.full(layers.shape, np.nan)
     capacities = np.zeros((n * (n_layers + 1), n * (n_layers + 1)), np.int32)
     for layer, weights in enumerate(layers):
         upper, lower = n * (layer + 1), n * layer
         capacities[upper : upper + n, lower : lower + n] = np.rint(weights * SCALE)
-    done, of = 0, n_layers * len(places)
+    done, of = 0, n_layers * len(tokens)
     for layer in range(n_layers):
         size = n * (layer + 2)
         graph = csr_array(capacities[:size, :size])
-        for query in places:
+        for query in tokens:
             source = n * (layer + 1) + query
             for key in range(n):
                 found[layer, query, key] = maximum_flow(graph, source, key).flow_value / SCALE

@@ -18,24 +18,24 @@ from attnscope.core.attention import AttentionCall
 from attnscope.core.tiles import Tile, tiles
 
 NOTHING = -1
-"""In place of a token number: nothing is asked of that query."""
+"""In place of a token number: no token is moved onto there."""
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """Which token is asked about at each query, and from which keys.
+class Targets:
+    """Onto which token heads may move something at each query, and from which keys.
 
     Attributes:
         ids: Token numbers of the keys.
-        rests: Keys on which heads rest: special tokens, and the first; nothing is moved from these.
-        token: The token whose logit is asked about; its own occurrences are the keys that it may be moved from.
+        sinks: Special tokens and the first; nothing is moved from these keys.
+        token: The token whose logit counts; its own occurrences are the keys that it may be moved from.
         other: Another token, that stands there as often, to compare with.
         after: Only from keys that come after this token, and that are not the query itself; None = from all that hold
             the token.
     """
 
     ids: Int[Tensor, "batch key"]
-    rests: Bool[Tensor, "batch key"]
+    sinks: Bool[Tensor, "batch key"]
     token: Int[Tensor, "batch query"]
     other: Int[Tensor, "batch query"]
     after: Int[Tensor, "batch query"] | None = None
@@ -43,13 +43,13 @@ class Asked:
     def keys(self, tile: Tile, token: Int[Tensor, "batch query"]) -> Float[Tensor, "text 1 query key"]:
         """1 where a key of a tile holds the query's token, else 0."""
         block = tile.block
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        positions = torch.arange(self.ids.shape[1], device=self.ids.device)
         holds: Tensor = self.ids[block.texts, None, block.keys] == token[block.texts, block.queries, None]
-        holds &= ~self.rests[block.texts, None, block.keys]
+        holds &= ~self.sinks[block.texts, None, block.keys]
         if self.after is not None and token is self.token:
             before = self.ids.roll(1, 1)
             holds &= before[block.texts, None, block.keys] == self.after[block.texts, block.queries, None]
-            holds &= places[block.keys] != places[block.queries, None]
+            holds &= positions[block.keys] != positions[block.queries, None]
         return holds[:, None].to(tile.weights.dtype)
 
 
@@ -85,7 +85,7 @@ class Moved:
 
 def moved(
     call: AttentionCall,
-    asked: Asked,
+    targets: Targets,
     slope: Float[Tensor, "batch head query d_value"],
     other_slope: Float[Tensor, "batch head query d_value"],
 ) -> Moved:
@@ -98,7 +98,7 @@ def moved(
 
     Args:
         call: The attention.
-        asked: What is asked about; queries of which nothing is asked give zeros.
+        targets: What is asked about; queries of which nothing is asked give zeros.
         slope: By how much the token's logit rises with what each head puts out.
         other_slope: Likewise the other token's.
 
@@ -110,8 +110,8 @@ def moved(
     found = Moved(*(torch.zeros(shape, dtype=dtype, device=call.query.device) for _ in range(9)))
     for tile in tiles(call):
         at = (tile.block.texts, slice(None), tile.block.queries)
-        holds, holds_other = asked.keys(tile, asked.token), asked.keys(tile, asked.other)
-        works = ~asked.rests[tile.block.texts, None, None, tile.block.keys]
+        holds, holds_other = targets.keys(tile, targets.token), targets.keys(tile, targets.other)
+        works = ~targets.sinks[tile.block.texts, None, None, tile.block.keys]
         active = (tile.weights * works).sum(-1)
         found.active[at] = active
         even, even_off = _even(tile), _even(tile, works) * active[..., None]

@@ -110,21 +110,21 @@ class PictureSums(TileProbe[HeadSums]):
         found = torch.zeros(2, len(PICTURE_MEASURES), n_heads, dtype=summed, device=weights.device)
         start = min(max(facts.n_before - first, 0), n_queries)
         cls_row = facts.cls - first if facts.cls is not None else -1
-        for place, name in enumerate(PICTURE_MEASURES):
+        for number, name in enumerate(PICTURE_MEASURES):
             row = rows.get(name.removesuffix("_from_cls"))
             if row is None:
                 continue
             for part, numbers in enumerate(row):
                 if not name.endswith("_from_cls"):
-                    found[part, place] = numbers[:, start:].sum(-1, dtype=summed)
+                    found[part, number] = numbers[:, start:].sum(-1, dtype=summed)
                 elif 0 <= cls_row < n_queries:
-                    found[part, place] = numbers[:, cls_row].to(summed)
+                    found[part, number] = numbers[:, cls_row].to(summed)
         if start < n_queries:
             self._add_places(found, weights[:, start:], on_patches[:, start:], first + start - facts.n_before)
         return found
 
     def _add_places(self, found: Tensor, weights: Tensor, on_patches: Tensor, first: int) -> None:
-        """Adds the measures that compare places or colours: of patch queries, from patch `first` on."""
+        """Adds the measures that compare positions or colours: of patch queries, from patch `first` on."""
         facts, summed = self._facts, found.dtype
         n_heads, n_queries, _ = weights.shape
         own = torch.diagonal(weights, facts.n_before + first, 1, 2).sum(-1, dtype=summed)
@@ -133,11 +133,11 @@ class PictureSums(TileProbe[HeadSums]):
         # Sums over keys first, then over queries in the precision of sums.
         masses = torch.bmm(among.transpose(0, 1), functions).sum(0, dtype=summed).T
         mass = on_patches.sum(-1)
-        places = {name: place for place, name in enumerate(PICTURE_MEASURES)}
+        numbers_of = {name: number for number, name in enumerate(PICTURE_MEASURES)}
         sums = dict(zip(_FUNCTIONS, masses, strict=True)) | {"self_patch": own}
         for name, numbers in sums.items():
-            found[0, places[name]] = numbers
-            found[1, places[name]] = mass - own if name == "similar_colour" else mass
+            found[0, numbers_of[name]] = numbers
+            found[1, numbers_of[name]] = mass - own if name == "similar_colour" else mass
 
     def _key_columns(self, like: Tensor) -> Tensor:
         """What keys are worth, (key, column): patches, others, [CLS], registers, edges."""

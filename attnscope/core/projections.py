@@ -25,7 +25,7 @@ class TokenVectors:
 
     Args:
         probe: What computes attention.
-        places: Of each kind of attention the tokens that are kept of each text of the batch, (token,), int64.
+        positions: Of each kind of attention the tokens that are kept of each text of the batch, (token,), int64.
         bare: What knows queries and keys before rotary positions.
 
     Attributes:
@@ -34,8 +34,8 @@ class TokenVectors:
         turned: Kind -> layer -> as what queries and keys are taken.
     """
 
-    def __init__(self, probe: Probe, places: Mapping[Kind, Sequence[Tensor]], bare: Bare) -> None:
-        self._probe, self._places, self._bare = probe, places, bare
+    def __init__(self, probe: Probe, positions: Mapping[Kind, Sequence[Tensor]], bare: Bare) -> None:
+        self._probe, self._positions, self._bare = probe, positions, bare
         self.kept: dict[Kind, dict[int, list[tuple[Tensor, Tensor, Tensor]]]] = {}
         self.turned: dict[Kind, dict[int, Turned]] = {}
 
@@ -49,8 +49,8 @@ class TokenVectors:
         output = self._probe(call)
         self.turned.setdefault(call.kind, {})[call.layer] = turned
         held = self.kept.setdefault(call.kind, {})[call.layer] = []
-        for text, places in enumerate(self._places[call.kind]):
-            at = places.to(query.device)
+        for text, positions in enumerate(self._positions[call.kind]):
+            at = positions.to(query.device)
             some = (query[text, :, at].float() * call.scale, key[text, :, at].float(), output[text, :, at].float())
             held.append((some[0].cpu(), some[1].cpu(), some[2].cpu()))
         return output

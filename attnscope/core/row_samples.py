@@ -17,11 +17,11 @@ _ELEMENTS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """What is asked of one text.
+class RowsWanted:
+    """Which rows of one text are read, and what may describe them.
 
     Attributes:
-        queries: (row,): places of the queries.
+        queries: (row,): positions of the queries.
         n_keys: How many keys are real; they are the first.
         features: (feature, row, key), uint8: levels of the features.
     """
@@ -52,18 +52,18 @@ class RowSamples:
     Rows are normalised: of a head with a learned sink the weights on keys alone are described.
 
     Args:
-        asked: Of each kind of attention what is asked of the texts, in the order of the batch; kinds that are not
-            there are not read.
+        wanted: Of each kind of attention the rows that are read of each text of the batch; kinds that are not there
+            are not read.
         levels: (feature,): how many levels each feature has; a level stands for level / (levels - 1).
 
     Attributes:
         found: Kind -> text of the batch -> what was found.
     """
 
-    def __init__(self, asked: Mapping[Kind, Sequence[Asked]], levels: NDArray[np.int64]) -> None:
-        self._asked = asked
+    def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted]], levels: NDArray[np.int64]) -> None:
+        self._wanted = wanted
         self._levels = levels
-        self.found: dict[Kind, list[Found]] = {kind: [Found() for _ in each] for kind, each in asked.items()}
+        self.found: dict[Kind, list[Found]] = {kind: [Found() for _ in each] for kind, each in wanted.items()}
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention, and reads the rows that are asked for.
@@ -75,9 +75,9 @@ class RowSamples:
             RuntimeError: The layer of this kind has been here already.
         """
         with torch.no_grad():
-            for place, asked in enumerate(self._asked.get(call.kind, ())):
-                part, allowed = rows_of(call, place, torch.from_numpy(asked.queries), asked.n_keys)
-                self._read(call.kind, call.layer, place, attention_weights(part)[0], allowed)
+            for text, wanted in enumerate(self._wanted.get(call.kind, ())):
+                part, allowed = rows_of(call, text, torch.from_numpy(wanted.queries), wanted.n_keys)
+                self._read(call.kind, call.layer, text, attention_weights(part)[0], allowed)
             return attend_lean(call)
 
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
@@ -90,28 +90,28 @@ class RowSamples:
             layer: Its layer.
             weights: (batch, n_heads, query, key).
         """
-        for place, asked in enumerate(self._asked.get(kind, ())):
-            queries = torch.from_numpy(asked.queries)
-            allowed = torch.ones(len(queries), asked.n_keys, dtype=torch.bool)
+        for text, wanted in enumerate(self._wanted.get(kind, ())):
+            queries = torch.from_numpy(wanted.queries)
+            allowed = torch.ones(len(queries), wanted.n_keys, dtype=torch.bool)
             if kind == "decoder":
-                allowed = torch.arange(asked.n_keys) <= queries[:, None]
-            rows = weights[place, :, queries.to(weights.device), : asked.n_keys].float()
-            self._read(kind, layer, place, rows, allowed)
+                allowed = torch.arange(wanted.n_keys) <= queries[:, None]
+            rows = weights[text, :, queries.to(weights.device), : wanted.n_keys].float()
+            self._read(kind, layer, text, rows, allowed)
 
     def _read(
         self,
         kind: Kind,
         layer: int,
-        place: int,
+        text: int,
         weights: Float[Tensor, "n_heads query key"],
         allowed: Bool[Tensor, "query key"],
     ) -> None:
-        asked, found = self._asked[kind][place], self.found[kind][place]
+        wanted, found = self._wanted[kind][text], self.found[kind][text]
         if layer in found.expected:
             raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
         weights = weights.movedim(1, 0).to("cpu", torch.float32)  # (query, head, key)
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-        features = torch.from_numpy(asked.features).permute(1, 2, 0)
+        features = torch.from_numpy(wanted.features).permute(1, 2, 0)
         at_once = max(1, _ELEMENTS // max(1, features[0].numel()))
         expected = [
             weights[start : start + at_once] @ features[start : start + at_once].float()
@@ -124,14 +124,14 @@ class RowSamples:
 
 
 def rows_of(
-    call: AttentionCall, place: int, queries: Tensor, n_keys: int
+    call: AttentionCall, text: int, queries: Tensor, n_keys: int
 ) -> tuple[AttentionCall, Bool[Tensor, "query key"]]:
     """The attention of some queries of one text on its first keys, and which of these any head may attend to.
 
     Args:
         call: The attention of a padded batch.
-        place: Which text.
-        queries: (query,): places of the queries.
+        text: Which text.
+        queries: (query,): positions of the queries.
         n_keys: How many keys are real.
 
     Returns:
@@ -139,7 +139,7 @@ def rows_of(
     """
     device = call.query.device
     queries = queries.to(device)
-    one = slice(place, place + 1)
+    one = slice(text, text + 1)
 
     def cut(tensor: Tensor) -> Tensor:
         tensor = tensor[(None,) * (4 - tensor.ndim)]
@@ -147,12 +147,12 @@ def rows_of(
         tensor = tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
         return tensor[..., :n_keys] if tensor.shape[3] > 1 else tensor
 
-    places = torch.arange(n_keys, device=device)
+    positions = torch.arange(n_keys, device=device)
     near = torch.ones(len(queries), n_keys, dtype=torch.bool, device=device)
     if call.is_causal:
-        near &= places <= queries[:, None]
+        near &= positions <= queries[:, None]
     if call.window is not None:
-        near &= (places - queries[:, None]).abs() < call.window
+        near &= (positions - queries[:, None]).abs() < call.window
     mask = near[None, None] if call.mask is None else near & cut(call.mask)
     part = replace(
         call,

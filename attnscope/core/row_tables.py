@@ -25,7 +25,7 @@ def offset_masses(
     Args:
         weights: Weights of consecutive queries on all keys.
         furthest: Offsets are told apart up to so many tokens.
-        first: The place of the first query.
+        first: The position of the first query.
 
     Returns:
         (head, 2 furthest + 3): further back than `furthest`, -furthest to furthest, further ahead.
@@ -35,7 +35,7 @@ def offset_masses(
     """
     n_heads, n_queries, n_keys = weights.shape
     width = n_queries + n_keys - 1
-    # Each row one place further to the right than the one before: what is at one offset stands in one column.
+    # Each row one column further to the right than the one before: what is at one offset stands in one column.
     padded = weights.new_zeros(n_heads, n_queries, n_queries + n_keys)
     padded[..., :n_keys] = weights.flip(-1)
     skewed = padded.flatten(1)[:, : n_queries * width].view(n_heads, n_queries, width).sum(1)
@@ -59,17 +59,17 @@ def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key
     return allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
 
 
-def members(tokens: Int[Tensor, " place"], n_tokens: int) -> Float[Tensor, "place {n_tokens}"]:
-    """Which of some tokens stands at each place: 1 there, else 0.
+def members(tokens: Int[Tensor, " position"], n_tokens: int) -> Float[Tensor, "position {n_tokens}"]:
+    """Which of some tokens stands at each position: 1 there, else 0.
 
     Its product with weights sums these by token, which is faster than adding them one by one.
 
     Args:
-        tokens: The number of the token at each place; -1 = none that is asked for.
+        tokens: The number of the token at each position; -1 = none that is asked for.
         n_tokens: How many there are.
 
     Returns:
-        (place, token), float32, 0 or 1.
+        (position, token), float32, 0 or 1.
 
     Source:
         Ours.

@@ -168,7 +168,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
         ("key", "column"),
     )  # fmt: skip
     if inputs.rotation is not None:
-        turned = "turned by its place: x_i cos_i + x_partner(i) sin_i"
+        turned = "turned by its position: x_i cos_i + x_partner(i) sin_i"
         lines.add(
             "rotated_query", "Rotary positions: the query" if queries == () else "Rotary positions: queries",
             f"q {turned}", f"q = q * cos{at} + q[..., partner] * sin{at}", (*queries, "column"),

@@ -5,7 +5,7 @@ import math
 from attnscope.core.measures.catalogue import Measure
 
 PARTS = ("logit", "heads", "feed_forward", "embeddings", "biases")
-"""What is told of answers' logits: the whole, and what it is the sum of."""
+"""What is measured of answers' logits: the whole, and what it is the sum of."""
 
 _INF = math.inf
 _DIRECT = "direct logit attribution: Elhage et al. 2021; on the right answer: Wang et al. 2023"

@@ -39,7 +39,7 @@ def files_at(address: str) -> list[str]:
     if not any(mark in address for mark in "*["):  # a ? begins what is asked of a server
         return [address]
     try:
-        with _told(address):
+        with _reasons(address):
             system, path = _find(address)
             found = sorted(name for name, about in system.glob(path, detail=True).items() if about["type"] == "file")
             names = [system.unstrip_protocol(name) for name in found]
@@ -60,7 +60,7 @@ def open_address(address: str, *, in_order: bool = True) -> BinaryIO:
     Raises:
         UnreadableError: It cannot be reached, or is not there.
     """
-    with _told(address):
+    with _reasons(address):
         system, path = _find(address)
         opened: Any = system.open(path, "rb", **({} if in_order else {"cache_type": "none"}))
     return _Guarded(opened, address)  # type: ignore[return-value]  # all that is asked of a file
@@ -69,7 +69,7 @@ def open_address(address: str, *, in_order: bool = True) -> BinaryIO:
 def size_of(address: str) -> int | None:
     """How many bytes a file elsewhere has; None where that is not known."""
     try:
-        with _told(address):
+        with _reasons(address):
             system, path = _find(address)
             size = system.size(path)
     except UnreadableError:
@@ -85,12 +85,12 @@ class _Guarded:
         self.closed = False
 
     def read(self, n: int = -1) -> bytes:
-        with _told(self._address):
+        with _reasons(self._address):
             data: bytes = self._file.read(n)
         return data
 
     def seek(self, place: int, whence: int = 0) -> int:
-        with _told(self._address):
+        with _reasons(self._address):
             return int(self._file.seek(place, whence))
 
     def tell(self) -> int:
@@ -138,7 +138,7 @@ _MISSING = {
 
 
 @contextmanager
-def _told(address: str) -> Iterator[None]:
+def _reasons(address: str) -> Iterator[None]:
     """Within it, what a file system raises is an UnreadableError that says why in one line."""
     try:
         with no_log_of_attempts():

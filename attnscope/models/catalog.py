@@ -183,8 +183,8 @@ def _look_into(spec: str) -> Iterator[Path]:
     try:
         yield Path(spec).expanduser()
     except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
-        told = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
-        raise AttnscopeError(told, "give another folder") from error
+        message = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
+        raise AttnscopeError(message, "give another folder") from error
 
 
 ADAPTER = "adapter_config.json"

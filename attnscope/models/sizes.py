@@ -154,8 +154,8 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
         given.setdefault("n_kv_heads", n_heads)
     if "d_model" in given and sizes.d_embedding == sizes.d_model:
         given["d_embedding"] = d_model
-    told = ", ".join(f"{name} {value}" for name, value in given.items())
-    note = f"{sizes.name} with {told}"
+    changed = ", ".join(f"{name} {value}" for name, value in given.items())
+    note = f"{sizes.name} with {changed}"
     if sizes.counted is not None:
         note += "; what is no attention is left as it was"
     return replace(sizes, **given, counted=None, notes=(*sizes.notes, note))

@@ -12,7 +12,7 @@ from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
 
 PLACES = ("first", "repeated", "first_half", "second_half")
-"""By which places in a text a loss is told, as "zero_loss_repeated"; records of older versions have none."""
+"""By which places in a text a loss is given, as "zero_loss_repeated"; records of older versions have none."""
 
 _BY_PLACE = tuple(f"_loss_{place}" for place in PLACES)
 
@@ -148,9 +148,9 @@ class Ablation(Record):
     def facts(self, name: str) -> Facts:
         """What the record says about a quantity."""
         table = self.options.get("quantities")
-        told = table.get(name) if isinstance(table, Mapping) else None
-        told = told if isinstance(told, Mapping) else {}
-        return Facts(str(told.get("what", "")), str(told.get("unit", "")))
+        recorded = table.get(name) if isinstance(table, Mapping) else None
+        recorded = recorded if isinstance(recorded, Mapping) else {}
+        return Facts(str(recorded.get("what", "")), str(recorded.get("unit", "")))
 
     def named(self, head: HeadEffects) -> str:
         """A head's name, with its kind where there are several."""

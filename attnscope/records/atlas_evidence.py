@@ -70,7 +70,7 @@ def load_with(path: Path, beside: Iterable[Path]) -> Record:
 
 
 def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Evidence]]:
-    """The records that an atlas can be told of, by their files.
+    """The records that can be added to an atlas, by their files.
 
     Raises:
         AttnscopeError: One is of another kind, or damaged.
@@ -99,12 +99,12 @@ def _with_record(atlas: Atlas, record: Evidence) -> Atlas:
     names = {one.name for one in record.relations}
     bare = tuple(replace(head, roles=tuple(r for r in head.roles if r.name not in names)) for head in atlas.heads)
     known = with_relations(Findings(atlas.run, atlas.corpus, atlas.options, bare, {}), record)
-    # What is said twice, such as of the model, or as it was told before, is said once.
+    # What is said twice, such as of the model, or as an earlier record had it, is said once.
     run = {**known.run, "notes": list(dict.fromkeys(known.run["notes"]))}
     found = known.corpus["problems"]
     corpus = {**known.corpus, "problems": [one for at, one in enumerate(found) if one not in found[:at]]}
-    told = replace(atlas, heads=known.heads, options=known.options, run=run, corpus=corpus)
-    return _with_numbers(told, *_of_relations(record))
+    extended = replace(atlas, heads=known.heads, options=known.options, run=run, corpus=corpus)
+    return _with_numbers(extended, *_of_relations(record))
 
 
 def _with_numbers(atlas: Atlas, numbers: Numbers, facts: Facts) -> Atlas:
@@ -135,9 +135,9 @@ def _of_relations(record: Relations) -> tuple[Numbers, Facts]:
 
 
 def _of_ablation(record: Ablation) -> tuple[Numbers, Facts]:
-    told: Mapping[str, Any] = record.options.get("quantities", {})
+    recorded: Mapping[str, Any] = record.options.get("quantities", {})
     facts = {
-        name: {"what": "what changes without the head", "unit": "", **told.get(name, {}), "range": [None, None],
+        name: {"what": "what changes without the head", "unit": "", **recorded.get(name, {}), "range": [None, None],
                "of": "ablation"}
         for name in record.names
     }  # fmt: skip
@@ -154,9 +154,9 @@ def _of_ablation(record: Ablation) -> tuple[Numbers, Facts]:
 def _of_needles(record: Findings) -> tuple[Numbers, Facts]:
     """Of each head how much of the needles it copies, and of decoys."""
     names = ("retrieval", "decoy")
-    told: Mapping[str, Any] = record.options.get("measures", {})
+    recorded: Mapping[str, Any] = record.options.get("measures", {})
     facts = {
-        name: {"what": "", "unit": "share", "range": [0, 1], **told.get(name, {}), "of": NEEDLES} for name in names
+        name: {"what": "", "unit": "share", "range": [0, 1], **recorded.get(name, {}), "of": NEEDLES} for name in names
     }
     return {
         (head.kind, head.layer, head.head): {name: head.measures[name] for name in names if name in head.measures}

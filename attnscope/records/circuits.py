@@ -182,7 +182,7 @@ class Circuits(Record):
         composition: Shares, (Q K V, sender, receiver), float32; NaN where the receiver is in no later layer.
         sender_spread: Sum of fourth powers of the singular values by the squared sum of squares, of W_O W_V, (head,).
         receiver_spread: The same of what queries, keys and values read by, (Q K V, head).
-        picked: Numbers of heads that are to be told of one by one; none = the strongest of all.
+        picked: Numbers of heads that are shown one by one; none = the strongest of all.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.circuits/1"

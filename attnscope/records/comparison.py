@@ -56,8 +56,8 @@ class Comparison(Record):
 
     def describe(self) -> dict[str, Any]:
         """All but the arrays, as plain JSON values."""
-        told = {"schema": self.SCHEMA, "shape": self.shape, "run": self.run, "kind": self.kind}
-        return {**told, "heads": [head_name(place) for place in self.heads], **self.facts()}
+        described = {"schema": self.SCHEMA, "shape": self.shape, "run": self.run, "kind": self.kind}
+        return {**described, "heads": [head_name(place) for place in self.heads], **self.facts()}
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
@@ -430,9 +430,7 @@ class PicturePair(ChangedPair):
 
     @classmethod
     def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PicturePair:
-        first, second = (
-            picture_from(told, arrays[f"picture_{number}"]) for number, told in enumerate(data["pictures"])
-        )
+        first, second = (picture_from(one, arrays[f"picture_{number}"]) for number, one in enumerate(data["pictures"]))
         if first is None or second is None or first.grid != second.grid:
             raise ValueError("its pictures are not of one grid")
         words = tuple((str(ours), str(theirs)) for ours, theirs in data["words"])

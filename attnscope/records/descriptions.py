@@ -177,7 +177,7 @@ class FeatureFacts:
 
     Attributes:
         words: What it is called.
-        family: How it is told: by the key, the offset, a group, a list, a number, or by both query and key.
+        family: What it goes by: the key, the offset, a group, a list, a number, or by both query and key.
         source: Who has described heads by it, "ours", or "given" by the user.
     """
 

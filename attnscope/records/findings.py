@@ -247,12 +247,13 @@ class Findings(Record):
 
     def role_facts(self, role: str) -> RoleFacts:
         """What the record says about a role: in `options`, else by the heads that have it."""
-        told = _told(self.options, "roles", role)
+        recorded = _recorded(self.options, "roles", role)
         seen = next((r for head in (*self.heads, *self.control) for r in head.roles if r.name == role), None)
-        measure = told.get("measure", seen.measure.removesuffix("_active") if seen else "")
+        measure = recorded.get("measure", seen.measure.removesuffix("_active") if seen else "")
         return RoleFacts(
-            _words(told.get("what")), str(measure), _bound(told.get("threshold", seen.threshold if seen else None)),
-            _words(told.get("does")),
+            _words(recorded.get("what")), str(measure),
+            _bound(recorded.get("threshold", seen.threshold if seen else None)),
+            _words(recorded.get("does")),
         )  # fmt: skip
 
     def measure_facts(self, measure: str) -> MeasureFacts:
@@ -344,21 +345,21 @@ class Findings(Record):
 
 def facts_of_measure(options: Mapping[str, Any], measure: str) -> MeasureFacts:
     """As `Findings.measure_facts`, of the options of a record."""
-    told, beside = _told(options, "measures", measure), ""
-    if not told and measure.endswith("_active"):
-        told = _told(options, "measures", measure.removesuffix("_active"))
+    recorded, beside = _recorded(options, "measures", measure), ""
+    if not recorded and measure.endswith("_active"):
+        recorded = _recorded(options, "measures", measure.removesuffix("_active"))
         beside = " (excluding sinks)"
-    what = _words(told.get("what"))
-    bounds = told.get("range")
+    what = _words(recorded.get("what"))
+    bounds = recorded.get("range")
     low, high = bounds if isinstance(bounds, Sequence) and len(bounds) == 2 else (None, None)
-    return MeasureFacts(what and what + beside, _words(told.get("unit")), _bound(low), _bound(high))
+    return MeasureFacts(what and what + beside, _words(recorded.get("unit")), _bound(low), _bound(high))
 
 
-def _told(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:
+def _recorded(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:
     """What `options[what]` says about a name; nothing where it is missing or of another form."""
     table = options.get(what)
-    told = table.get(name) if isinstance(table, Mapping) else None
-    return told if isinstance(told, Mapping) else {}
+    recorded = table.get(name) if isinstance(table, Mapping) else None
+    return recorded if isinstance(recorded, Mapping) else {}
 
 
 def _words(value: Any) -> str:

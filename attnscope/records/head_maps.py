@@ -139,15 +139,15 @@ class MapsRecord(Record, Generic[M]):
             ascii_only: Whether other characters are written as JSON escapes.
             more: Further members of the document, such as the files that were written.
         """
-        told = {"schema": self.SCHEMA, "run": dict(self.run), **self.told(), **more}
+        described = {"schema": self.SCHEMA, "run": dict(self.run), **self.beside(), **more}
         lists = (
             f'"{name}": {json_array(array) if array.dtype == np.float32 else json_lists(array, ascii_only)}'
             for name, array in self.arrays().items()
         )
-        head = json.dumps(told, ensure_ascii=ascii_only)[:-1]
+        head = json.dumps(described, ensure_ascii=ascii_only)[:-1]
         return f'{head}, {", ".join(lists)}, "record": {json_lists(self.describe(), ascii_only)}}}'
 
-    def told(self) -> dict[str, Any]:
+    def beside(self) -> dict[str, Any]:
         """What its JSON says for readers beside the numbers."""
         return {}
 

@@ -247,10 +247,10 @@ class Heatmap(MapsRecord[AttentionMap]):
 
     def facts(self) -> dict[str, Any]:
         """What was done to the weights, and what was seen or heard; all but its arrays."""
-        told: dict[str, Any] = {"changes": list(self.changes)}
-        told |= {} if self.picture is None else {"picture": self.picture.describe()}
-        told |= {} if self.sound is None else {"sound": self.sound.describe()}
-        return told | ({"pictures": [one.describe() for one in self.pictures]} if self.pictures else {})
+        facts: dict[str, Any] = {"changes": list(self.changes)}
+        facts |= {} if self.picture is None else {"picture": self.picture.describe()}
+        facts |= {} if self.sound is None else {"sound": self.sound.describe()}
+        return facts | ({"pictures": [one.describe() for one in self.pictures]} if self.pictures else {})
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The maps as arrays by name: `weights`, `layers`, `heads`, `tokens`, `offsets` of the first map.

@@ -70,9 +70,9 @@ class Picture:
 
     def describe(self) -> dict[str, Any]:
         """All but the pixels, as plain JSON values."""
-        told: dict[str, Any] = {"grid": list(self.grid), "source": self.source, "size": list(self.size)}
-        told |= {} if self.cells is None else {"cells": self.cells.tolist()}
-        return told | ({} if self.area is None else {"area": list(self.area)})
+        described: dict[str, Any] = {"grid": list(self.grid), "source": self.source, "size": list(self.size)}
+        described |= {} if self.cells is None else {"cells": self.cells.tolist()}
+        return described | ({} if self.area is None else {"area": list(self.area)})
 
 
 def picture_from(described: Mapping[str, Any] | None, pixels: Any) -> Picture | None:

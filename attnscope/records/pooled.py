@@ -113,9 +113,9 @@ class PooledHeatmap(MapsRecord[PooledMap]):
 
     def describe(self) -> dict[str, Any]:
         """As of all maps; long texts stand there once: keys that are the queries are null."""
-        told = super().describe()
-        told["maps"] = [one | ({} if one["kind"] == "cross" else {"keys": None}) for one in told["maps"]]
-        return told
+        described = super().describe()
+        described["maps"] = [one | ({} if one["kind"] == "cross" else {"keys": None}) for one in described["maps"]]
+        return described
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The first map's arrays by name; those of further maps have their kind before it, as in `cross_cells`."""
@@ -125,7 +125,7 @@ class PooledHeatmap(MapsRecord[PooledMap]):
             for name, array in arrays_of(m).items()
         }
 
-    def told_links(self) -> list[dict[str, Any]]:
+    def described_links(self) -> list[dict[str, Any]]:
         """Each far link with its head, places, tokens and the text around them, as plain JSON values."""
         return [
             {
@@ -145,9 +145,9 @@ class PooledHeatmap(MapsRecord[PooledMap]):
             for link in m.links(layer, head)
         ]
 
-    def told(self) -> dict[str, Any]:
+    def beside(self) -> dict[str, Any]:
         """The far links, with their text."""
-        return {"links": self.told_links()}
+        return {"links": self.described_links()}
 
     def to_npz(self) -> bytes:
         """The arrays, compressed, as half of a causal map is zeros, and `record`, what describes them."""

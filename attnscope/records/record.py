@@ -221,15 +221,15 @@ class Record:
 
     def __repr__(self) -> str:
         run, corpus = getattr(self, "run", {}), getattr(self, "corpus", {})
-        told = [f"{run['model']!r}"] if "model" in run else []
-        told += [f"on {self.text[:40]!r}"] if getattr(self, "text", "") else []  # type: ignore[attr-defined]
-        told += [amount(corpus["n_texts"], "text")] if "n_texts" in corpus else []
+        parts = [f"{run['model']!r}"] if "model" in run else []
+        parts += [f"on {self.text[:40]!r}"] if getattr(self, "text", "") else []  # type: ignore[attr-defined]
+        parts += [amount(corpus["n_texts"], "text")] if "n_texts" in corpus else []
         extent = [
             amount(len(held), name[:-1])
             for name in ("heads", "relations", "steps")
             if (held := getattr(self, name, ()))
         ]
-        return f"{type(self).__name__}({', '.join([*told, *extent])})"
+        return f"{type(self).__name__}({', '.join([*parts, *extent])})"
 
     def page(self, *, findings: Any = None) -> Any:
         """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.

@@ -331,7 +331,7 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
         if mine and theirs:
             break
     roles = relations.roles()
-    told = {
+    expressed = {
         one.name: {
             "what": f"{explained(one.name)}; the best simple rule ({one.rule}) reaches {one.baseline:.2f}",
             "measure": f"accuracy on {one.name}",
@@ -348,7 +348,7 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
     )
     known = dict(findings.options.get("roles") or {})
     described = {"sources": relations.corpus.get("sources"), "sha256": relations.corpus.get("sha256")}
-    options = dict(findings.options) | {"roles": known | told, "relations": described}
+    options = dict(findings.options) | {"roles": known | expressed, "relations": described}
     corpus = dict(findings.corpus) | {
         "problems": [*findings.corpus.get("problems", ()), *relations.corpus.get("problems", ())],
         "complete": findings.corpus.get("complete", True) and relations.corpus.get("complete", True),

@@ -41,6 +41,6 @@ def settle_corpus(corpus: Mapping[str, Any], *, interrupted: bool = False) -> di
         corpus: What it said so far.
         interrupted: Whether a further step was interrupted.
     """
-    told = {name: value for name, value in corpus.items() if name != "interrupted"}
+    settled = {name: value for name, value in corpus.items() if name != "interrupted"}
     stopped = interrupted or is_interrupted(corpus)
-    return told | ({"complete": False, "interrupted": stopped} if shards_note(corpus) else {"complete": not stopped})
+    return settled | ({"complete": False, "interrupted": stopped} if shards_note(corpus) else {"complete": not stopped})

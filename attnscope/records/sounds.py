@@ -57,7 +57,7 @@ class Sound:
         window_seconds: How long the model listens; what follows the sound is silence that it was padded with.
         source: What the recording is called.
         words: When each word of the transcript is spoken, if that was asked for.
-        followed: The heads, (layer, head), of whose cross-attention that was told.
+        followed: The heads, (layer, head), whose cross-attention that was read off.
         spectrogram: What the model was given, where words are timed; None = not kept.
     """
 

@@ -142,9 +142,9 @@ class Trace(Record):
             for name, value in self.inputs.items()
         }
         document = self.describe()
-        for told, step in zip(document["steps"], self.steps, strict=True):
-            shape = told.pop("shape")
-            told |= {"value": step.value, "shape": shape}
+        for entry, step in zip(document["steps"], self.steps, strict=True):
+            shape = entry.pop("shape")
+            entry |= {"value": step.value, "shape": shape}
         whole: dict[str, Any] = plain(document | {"inputs": inputs}, finite)
         return whole
 
@@ -163,7 +163,7 @@ class Trace(Record):
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
         """The trace that `describe` and `arrays` were made of."""
         steps = tuple(
-            codec.build(Step, told, value=held[f"step_{number}"]) for number, told in enumerate(described["steps"])
+            codec.build(Step, entry, value=held[f"step_{number}"]) for number, entry in enumerate(described["steps"])
         )
         made: Self = codec.build(cls, described, held, steps=steps)
         return made

@@ -118,7 +118,7 @@ def ablate(
     A head is taken out at the seam: its output is multiplied by 0 before the output projection. Where queries are
     grouped it is the query head, not its group. Each text is run once whole, and then from the layer of the head on.
 
-    Where there is a loss, it is also told by position in the text: of tokens that come for the first time, of those
+    Where there is a loss, it is also given by position in the text: of tokens that come for the first time, of those
     that came before, in the first half of each text and in the second.
 
     Memory does not grow with the corpus. An interruption (KeyboardInterrupt) ends the study: what was found up to the
@@ -421,13 +421,13 @@ def _kinds(info: ModelInfo, options: AblateOptions) -> tuple[str, ...]:
 
 def _predicted(loss: Loss | None, options: AblateOptions) -> str | None:
     share = "each ordinary token in turn" if options.masked == EACH else f"{float(options.masked):.0%} of the tokens"
-    told: dict[Loss | None, str | None] = {
+    names: dict[Loss | None, str | None] = {
         "causal": "each next token",
         "masked": f"masked tokens: {share}" + ("" if options.masked == EACH else f", seed {options.seed}"),
         "target": "the decoder's target",
         None: None,
     }
-    return told[loss]
+    return names[loss]
 
 
 def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:

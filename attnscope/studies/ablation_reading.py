@@ -37,7 +37,7 @@ PLACES = {
     "first_half": "in the first half of each text",
     "second_half": "in the second half of each text",
 }
-"""Which predictions the loss is told of apart, by position in the text: name -> what the loss is of."""
+"""Which predictions the loss is given for apart, by position in the text: name -> what the loss is of."""
 Numbers = NDArray[np.int64]
 
 

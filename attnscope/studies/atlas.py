@@ -158,8 +158,8 @@ def finish(
     except KeyboardInterrupt:
         return replace(empty, corpus=settle_corpus(empty.corpus, interrupted=True))
     except Exception as error:
-        told = [*empty.run.get("failures", ()), failure("reading the examples", error)]
-        return replace(empty, run={**empty.run, "failures": told})
+        failed = [*empty.run.get("failures", ()), failure("reading the examples", error)]
+        return replace(empty, run={**empty.run, "failures": failed})
     return _assemble(findings, options, scores, places, rows)
 
 
@@ -184,9 +184,9 @@ def _failures(
 ) -> dict[CorpusText, list[tuple[Wanted, str, str]]]:
     """The tokens whose attention descriptions explain worst, by their texts."""
     number = {place: at for at, place in enumerate(places)}
-    told = [] if findings.descriptions is None else findings.descriptions.heads
+    described = [] if findings.descriptions is None else findings.descriptions.heads
     wanted: dict[int, list[tuple[Wanted, str, str]]] = {}
-    for one in told:
+    for one in described:
         head = number.get((one.kind, one.layer, one.head))
         for rank, failed in enumerate(one.failures if head is not None else ()):
             assert head is not None
@@ -209,7 +209,7 @@ def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, places:
         if rows.n_sampled:
             profiles[mine], even[mine] = of.profiles()
             distances[np.ix_(mine, mine)] = between = of.distances()
-            positions[mine] = classical_mds(between.astype(np.float64)).places
+            positions[mine] = classical_mds(between.astype(np.float64)).coordinates
             for at, table in zip(mine, of.rows(), strict=True):
                 tables[at] = table
     whys = ("top", "decile", "failure")

@@ -77,9 +77,9 @@ def merge_atlases(
                 if given == wanted
                 else f"the parts are of {wanted}: give that with --model",
             )
-    told = found.options
-    cut = HeadsOptions(chunk=told["chunk"], stride=told["stride"])
-    options = AtlasOptions(cut, parts[0].rank, told["examples"], told["sample"], told["seed"])
+    settings = found.options
+    cut = HeadsOptions(chunk=settings["chunk"], stride=settings["stride"])
+    options = AtlasOptions(cut, parts[0].rank, settings["examples"], settings["sample"], settings["seed"])
     scores = [_scores_of(part) for part in parts if len(part.scores["lots"])]
     texts = {text.index: CorpusText(**vars(text)) for part in parts for text in part.kept}
     return finish(model, [*texts.values()], found, options, reduce(Scores.merge, scores) if scores else None, report)

@@ -43,7 +43,7 @@ def draw_tokens(texts: Sequence[ReadText], lots: Sequence[int], model: Model) ->
     Returns:
         Of each text the places, rising.
     """
-    places = [np.flatnonzero(text.asks & text.off_rest) for text in texts]
+    places = [np.flatnonzero(text.asks & text.outside_sinks) for text in texts]
     n_heads = max(model.info.n_heads) * max(model.info.n_layers)
     room = _MOST_BYTES // max(1, 3 * 4 * n_heads * (model.info.d_model // max(model.info.n_heads)))
     tickets = [_mix(np.uint64(lot) + of_text.astype(np.uint64)) for lot, of_text in zip(lots, places, strict=True)]
@@ -89,8 +89,8 @@ class PlaneSums:
             vectors: Of each layer queries, keys and outputs.
             turned: Of each layer as what they were taken.
         """
-        told = [plane_token(kind, number, tokens, place) for place in places.tolist()]
-        self.tokens.setdefault(kind, []).extend(told)
+        sampled = [plane_token(kind, number, tokens, place) for place in places.tolist()]
+        self.tokens.setdefault(kind, []).extend(sampled)
         for layer, held in vectors.items():
             self._vectors.setdefault((kind, layer), []).append(held)
             self._turned[kind, layer] = turned[layer]
@@ -147,7 +147,7 @@ class PlaneSums:
             )
         }
         places = np.array([token.place for token in self.tokens[kind]])
-        told = [
+        planes = [
             Plane(
                 tuple(scores.explained[head].tolist()), tuple(scores.common[head].tolist()),
                 tuple(share_by_place(scores.keys[head].numpy(), places).tolist()),
@@ -156,7 +156,7 @@ class PlaneSums:
             )
             for head in range(n_heads)
         ]  # fmt: skip
-        return told, coded
+        return planes, coded
 
 
 def plane_token(kind: str, number: int, tokens: Tokens, place: int) -> PlaneToken:

@@ -420,7 +420,7 @@ def _counts(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[NDA
     import torch
 
     counts, keys = np.zeros(len(text)), np.zeros(len(text), np.int64)
-    off = torch.from_numpy(text.off_rest)
+    off = torch.from_numpy(text.outside_sinks)
     for queries, weights, allowed in seen.tiles(layer, head):
         rows = weights[0].double()
         away = rows * off

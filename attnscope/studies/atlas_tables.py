@@ -52,7 +52,7 @@ class ReadText:
         return self.tokens.ids
 
     @property
-    def off_rest(self) -> NDArray[np.bool_]:
+    def outside_sinks(self) -> NDArray[np.bool_]:
         """Keys that are neither special tokens nor the first one."""
         found: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
         return found
@@ -100,7 +100,7 @@ class KindTables:
             for number, label in zip(text.ids.tolist(), text.tokens.labels, strict=True):
                 self._labels.setdefault(number, label)
         self._asks = np.sort(_frequent([text.ids[text.asks] for text in texts], least)[:_MOST_TYPES])
-        self._gets = np.sort(_frequent([text.ids[text.off_rest] for text in texts], least)[:_MOST_TYPES])
+        self._gets = np.sort(_frequent([text.ids[text.outside_sinks] for text in texts], least)[:_MOST_TYPES])
         room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
         self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
         self._sums: dict[Side, ItemSums] = {
@@ -117,7 +117,7 @@ class KindTables:
     def _items_of(self, text: ReadText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The items of "asks" and of "gets" that a text has."""
         asks = np.flatnonzero(np.isin(self._asks, text.ids[text.asks]))
-        gets = np.flatnonzero(np.isin(self._gets, text.ids[text.off_rest]))
+        gets = np.flatnonzero(np.isin(self._gets, text.ids[text.outside_sinks]))
         return asks, gets
 
     def _pair_codes(self, asks: NDArray[np.int64], gets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -134,7 +134,8 @@ class KindTables:
         n = max(1, len(gets))
         query_of, key_of = _numbers(self._asks[asks], text.ids), _numbers(self._gets[gets], text.ids)
         return _Items(
-            torch.from_numpy(np.where(text.asks, query_of, -1)), torch.from_numpy(np.where(text.off_rest, key_of, -1)),
+            torch.from_numpy(np.where(text.asks, query_of, -1)),
+            torch.from_numpy(np.where(text.outside_sinks, key_of, -1)),
             asks, gets, pairs[there], there // n, there % n,
         )  # fmt: skip
 
@@ -159,7 +160,7 @@ class KindTables:
 
         n_heads = self.n_heads[layer]
         mine = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
-        off, keys = torch.from_numpy(text.off_rest).float(), members(items.key_of, len(items.gets))
+        off, keys = torch.from_numpy(text.outside_sinks).float(), members(items.key_of, len(items.gets))
         # Of the heads and, last, of uniform attention; and how many queries could see an item.
         asks = torch.zeros(n_heads + 2, len(items.asks))
         gets = torch.zeros(n_heads + 2, len(items.gets))
@@ -255,10 +256,10 @@ def chosen(of: Lifts, head: int, layer: int, *, above_even: bool, least: int) ->
         least: In so many texts at least a query could see them.
     """
     low = np.where(np.isnan(of.low[:, head]), 0.0, of.low[:, head])
-    told = np.isfinite(of.lift[:, head]) & (of.n_texts[:, layer] >= least)
+    clear = np.isfinite(of.lift[:, head]) & (of.n_texts[:, layer] >= least)
     if above_even:
-        told &= low > 1
-    there = np.flatnonzero(told)
+        clear &= low > 1
+    there = np.flatnonzero(clear)
     by_lift = there[np.lexsort((-of.counts[there, layer], -low[there]))][:BY_LIFT]
     by_mass = there[np.lexsort((-low[there], -of.mass[there, head]))][:BY_MASS]
     both = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)

@@ -170,8 +170,8 @@ def _draw(plan: _Plan, workers: Executor, todo: Iterable[Task], n_todo: int | No
                 n_done, n_tokens = n_done + 1, n_tokens + done.n_tokens
                 if done.reason:
                     plan.failed[done.task.index] = done.reason, done.task.text or ""
-                told = {"error": done.reason} if done.reason else {"n_tokens": done.n_tokens}
-                folder.log("text", index=done.task.index, elapsed_s=round(done.elapsed_s, 4), **told)
+                facts = {"error": done.reason} if done.reason else {"n_tokens": done.n_tokens}
+                folder.log("text", index=done.task.index, elapsed_s=round(done.elapsed_s, 4), **facts)
                 if report is not None:
                     report(Progress(n_done, n_tokens, n_todo and n_done / n_todo))
     except KeyboardInterrupt:
@@ -207,8 +207,8 @@ def _common(source: models.Source, options: BatchOptions) -> bytes:
     # Who draws, and how often, makes no difference to what is drawn.
     plain = replace(options, workers=None, threads=1, force=False, executor="local", ray_address=None, replace=False)
     libraries = {**dict(versions()), **{name: version(name) for name in ("matplotlib", "pillow")}}
-    told = [source.name, _model_files(source), repr(plain), libraries]
-    return hashlib.sha256(json.dumps(told).encode("utf-8", "backslashreplace")).digest()
+    parts = [source.name, _model_files(source), repr(plain), libraries]
+    return hashlib.sha256(json.dumps(parts).encode("utf-8", "backslashreplace")).digest()
 
 
 def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
@@ -225,14 +225,14 @@ def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
         **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _SHOWN},
         **{f"--{f.name.replace('_', '-')}": getattr(loading, f.name) for f in fields(loading) if f.name in _RUN},
     }
-    return {name: _told(value) for name, value in given.items()}
+    return {name: _as_text(value) for name, value in given.items()}
 
 
 _SHOWN = ("query", "words", "hide_special", "chat", "generate")
 _RUN = ("engine", "device", "dtype", "device_map", "adapter")
 
 
-def _told(value: object) -> str:
+def _as_text(value: object) -> str:
     if value is None:
         return "not given"
     return ("off", "on")[value] if isinstance(value, bool) else str(value)

@@ -105,9 +105,9 @@ class BatchFolder:
             for folder in self._made:
                 folder.rmdir()
 
-    def log(self, event: str, **told: object) -> None:
+    def log(self, event: str, **facts: object) -> None:
         """Adds a line to the log: when, and what."""
-        line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **told}
+        line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts}
         try:
             # A run that was killed may have left half a line.
             size = os.fstat(self.handle).st_size
@@ -155,9 +155,9 @@ class BatchFolder:
             differ = [f"{option} {was}, now {asked[option]}" for option, was in before.items() if was != asked[option]]
             if drawn.asked and not differ:
                 continue
-            told = "; ".join(differ) or "an earlier version of attnscope drew them, and did not say with which"
+            what = "; ".join(differ) or "an earlier version of attnscope drew them, and did not say with which"
             raise AttnscopeError(
-                f"{self.path} holds figures of other options: {told}",
+                f"{self.path} holds figures of other options: {what}",
                 "choose another folder with --out, or give up those figures with --replace",
             )
 

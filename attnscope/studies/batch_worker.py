@@ -150,7 +150,7 @@ class _Drawer:
         self._special_ids: frozenset[int] | None = None
 
     def do(self, task: Task) -> Done:
-        """Draws a text; what is wrong with it is told, and leaves none of its files."""
+        """Draws a text; what is wrong with it is reported, and leaves none of its files."""
         started = time.perf_counter()
         try:
             require_own(task.folder)

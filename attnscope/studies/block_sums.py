@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Hits = tuple[NDArray[np.float64], NDArray[np.float64]]
 """What `pair_hits` gives: hits and counts."""
 
-_TOLD = ("sink", "first_token", "resting")
-"""What a text is as a whole, however many chunks it has, and what that is told by."""
+_OF_TEXTS = ("sink", "first_token", "resting")
+"""What a text is as a whole, however many chunks it has, and by which measures that is known."""
 
 _SUMS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
 
@@ -116,7 +116,7 @@ class BlockSums:
 
 
 class _OpenText:
-    """A text in chunks: what holds of it as a whole, and is told when the last one has come."""
+    """A text in chunks: what holds of it as a whole, and is known when the last one has come."""
 
     def __init__(self) -> None:
         self.n_done = 0
@@ -129,7 +129,7 @@ class _OpenText:
         for kind, of in found.items():
             if "sink" not in tallies[kind].names:
                 continue
-            columns = [tallies[kind].names.index(name) for name in _TOLD]
+            columns = [tallies[kind].names.index(name) for name in _OF_TEXTS]
             held = self._held.setdefault(kind, {})
             for part in ("sum", "count", "uniform_sum"):
                 held[part] = held.get(part, 0.0) + of[part][units][..., columns].sum(0, keepdims=True)
@@ -143,7 +143,7 @@ class _OpenText:
             tally = tallies[kind]
             of_text = {}
             for part in ("sum", "uniform_sum"):  # of uniform attention the counts are the heads'
-                tell_sinks(_TOLD, np.moveaxis(held[part], -1, 0), np.moveaxis(held["count"], -1, 0))
+                tell_sinks(_OF_TEXTS, np.moveaxis(held[part], -1, 0), np.moveaxis(held["count"], -1, 0))
             for part, array in held.items():
                 of_text[part] = np.zeros((1, *tally.measures.shape))
                 of_text[part][..., tally.names.index("sink")] = array[..., 0]

@@ -35,7 +35,7 @@ class CircuitsOptions:
     """What is asked of the weights.
 
     Attributes:
-        directions: Singular directions of each head that are told of.
+        directions: How many singular directions of each head are kept.
         tokens: Tokens at each end of a direction.
         draws: Random heads that scores are compared with; of 39, one more is outside of all in 5% of cases.
         frequencies: Counts of words, as of `attnscope heads`: what heads write for the commonest tokens.
@@ -212,11 +212,11 @@ class _Weights:
         queries, keys = attention.reads("query"), attention.reads("key")
         writes: list[tuple[Direction, ...]] = [()] * n
         seeks = list(writes)
-        told: list[tuple[Answer, ...]] = [()] * n
+        by_head: list[tuple[Answer, ...]] = [()] * n
         if self.ends is not None and self.options.directions:
             if values is not None and outputs is not None:
                 writes = self._directions(outputs, values, self.ends.looked_up, self.ends.written)
-                told = [
+                by_head = [
                     tuple(self._answer(attention, row, outputs[head], values[head], head) for row in answers)
                     for head in range(n)
                 ]
@@ -227,7 +227,7 @@ class _Weights:
             CircuitHead(
                 attention.layer, head, copying[head], matching[head],
                 **{name: float(shares[name][head]) for name in _SHARES}, writes=writes[head], seeks=seeks[head],
-                answers=told[head],
+                answers=by_head[head],
             )
             for head in range(n)
         ]  # fmt: skip

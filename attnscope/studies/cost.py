@@ -283,9 +283,9 @@ def _kv_cache(s: Sizes, n: int) -> list[Quantity]:
     found = []
     for name, what, heads in _sharings(s):
         for dtypes in (("float32",), ("float16", "bfloat16"), ("int8",)):
-            size, told = BYTES[dtypes[0]], " or ".join(dtypes)
+            size, names = BYTES[dtypes[0]], " or ".join(dtypes)
             found.append(
-                each(f"kv_cache_{name}_{dtypes[0]}", f"{what}, {told}", "2 · layers · n_kv_heads · d_head · N · bytes",
+                each(f"kv_cache_{name}_{dtypes[0]}", f"{what}, {names}", "2 · layers · n_kv_heads · d_head · N · bytes",
                      f"2 · {layers} · {heads} · {s.d_head} · {n} · {size}", 2 * layers * heads * s.d_head * n * size)
             )  # fmt: skip
     return found
@@ -294,8 +294,8 @@ def _kv_cache(s: Sizes, n: int) -> list[Quantity]:
 def _sharings(s: Sizes) -> list[tuple[str, str, int]]:
     """Who may share keys and values: a name, a line for people, and how many key/value heads there are then."""
     own = s.n_kv_heads
-    told = {s.n_heads: "MHA", 1: "MQA"}.get(own, f"GQA of {own}")
-    found = [("own", f"as it is ({told})", own)]
+    name = {s.n_heads: "MHA", 1: "MQA"}.get(own, f"GQA of {own}")
+    found = [("own", f"as it is ({name})", own)]
     if own != s.n_heads:
         found.append(("mha", f"MHA ({s.n_heads} key/value heads)", s.n_heads))
     grouped = next((heads for heads in (8, 4, 2) if s.n_heads % heads == 0 and heads not in (own, s.n_heads)), None)

@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 Levels = NDArray[np.uint8]
 
 Family = Literal["key", "offset", "group", "list", "graded", "from"]
-"""By what a feature is told: the key alone, how far it is from the query, being in one group with the query, being on
+"""What a feature goes by: the key alone, how far it is from the query, being in one group with the query, being on
 a list of keys of the query's, a number; or by what both are."""
 
 GRADES = 16
@@ -225,13 +225,13 @@ class Feature:
     Attributes:
         name: Its name, as in `--feature` and in files.
         words: What it is called in a description, such as "the previous token".
-        family: How it is told.
+        family: What it goes by.
         rank: How simple it is, the simplest first: of features that explain alike the smaller rank is taken.
         of: Its levels for some queries of a text, (query, key).
         levels: How many levels it has.
         source: Who has described heads by it, or "ours".
         base: The feature that it is a part of, as [CLS] from punctuation is of [CLS]: it joins that alone.
-        shown_by: The feature of 0 and 1 by which it is told how much attention a number is about; and what to call it.
+        shown_by: The feature of 0 and 1 that says how much attention a number is about; and what to call it.
     """
 
     name: str

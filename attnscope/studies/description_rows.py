@@ -44,9 +44,9 @@ class Unit:
     target: Tokens | None = None
 
     def query_tokens(self, kind: str) -> Tokens:
-        """The queries in a kind of attention, as they are told of.
+        """The queries in a kind of attention, as descriptions show them.
 
-        Across, a row is the decoder's as it writes a token: it is told of by that token, and so are the keys.
+        Across, a row is the decoder's as it writes a token: it is shown by that token, and so are the keys.
         """
         return self.target if kind == "decoder" and self.target is not None else self.chunk.tokens
 
@@ -135,10 +135,10 @@ def _run(
     import torch
 
     from attnscope.core.probes import Weights
-    from attnscope.core.row_samples import Asked, RowSamples
+    from attnscope.core.row_samples import RowSamples, RowsWanted
 
     asked: Any = {
-        kind: [Asked(unit.queries, len(unit.chunk), block) for unit, block in zip(units, of_kind, strict=True)]
+        kind: [RowsWanted(unit.queries, len(unit.chunk), block) for unit, block in zip(units, of_kind, strict=True)]
         for kind, of_kind in blocks.items()
     }
     probe = RowSamples(asked, levels)

@@ -143,14 +143,14 @@ def describe_texts(
         return Descriptions((), len(sample), n_queries, 0)
     groups = measure(model, sample, frequencies, own, options.heads)
     found: list[HeadDescription] = []
-    told: dict[str, FeatureFacts] = {}
+    by_name: dict[str, FeatureFacts] = {}
     for group in groups:
         found += _describe_group(group, sample, options)
-        told |= {one.name: FeatureFacts(one.words, one.family, one.source) for one in group.features}
+        by_name |= {one.name: FeatureFacts(one.words, one.family, one.source) for one in group.features}
     found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
     n_scored = len(sample) - sum(unit.fits for unit in sample)
     used = {term.feature for one in found for term in one.terms}
-    facts = {name: told[name] for name in told if name in used}
+    facts = {name: by_name[name] for name in by_name if name in used}
     unmatched = tuple(one.name for one in own if not any(group.matches(one) for group in groups))
     return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
 
@@ -164,8 +164,8 @@ def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None
     shapes = list(zip(model.info.n_layers, model.info.n_heads, strict=True))
     for layer, head in heads or ():
         if not any(layer < n_layers and head < n_heads for n_layers, n_heads in shapes):
-            told = " and ".join(f"{n_layers} layers of {n_heads} heads" for n_layers, n_heads in dict.fromkeys(shapes))
-            raise UsageError(f"there is no head L{layer}H{head} to describe", f"{model.info.name} has {told}")
+            sizes = " and ".join(f"{n_layers} layers of {n_heads} heads" for n_layers, n_heads in dict.fromkeys(shapes))
+            raise UsageError(f"there is no head L{layer}H{head} to describe", f"{model.info.name} has {sizes}")
 
 
 # The sample -----------------------------------------------------------------------------------------------------
@@ -313,9 +313,9 @@ def _or(group: Group, scored: Part, number: int, found: Any) -> str:
     if not gap <= NEARLY:
         return ""
     features, (other,) = group.features, found.runner_up.terms
-    told = {features[f].shown_by[0] or features[f].name for f in found.terms}
+    mine = {features[f].shown_by[0] or features[f].name for f in found.terms}
     named = {features[other].name, features[other].base, features[other].shown_by[0]} - {""}
-    if named & {*told, *(features[f].name for f in found.terms)}:
+    if named & {*mine, *(features[f].name for f in found.terms)}:
         return ""
     if explains_more(scored, number, found.first, found.runner_up):
         return ""
@@ -329,15 +329,15 @@ def _term(group: Group, scored: Part, number: int, found: Any, place: int) -> Te
     feature = features[found.terms[place]]
     shown, share_of = feature.shown_by
     names = [one.name for one in features]
-    told = names.index(shown) if shown else found.terms[place] if feature.levels == 2 else None
+    at = names.index(shown) if shown else found.terms[place] if feature.levels == 2 else None
     whole = feature.base if feature.base in [features[f].name for f in found.terms] else ""
     apart = feature.base and not whole
     return Term(
         feature=feature.name,
         words=f"{features[names.index(feature.base)].words} {feature.words}" if apart else feature.words,
         weight=float(found.weights[place]),
-        share=float("nan") if told is None else float(scored.expected[number, told]),
-        even=float("nan") if told is None else float(scored.even[told]),
+        share=float("nan") if at is None else float(scored.expected[number, at]),
+        even=float("nan") if at is None else float(scored.even[at]),
         gain=found.gains[place],
         share_of=share_of,
         part_of=whole,

@@ -65,9 +65,9 @@ def read_references(path: Path) -> list[Reference]:
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
-            left, top, right, bottom = (float(edge) for edge in told["box"])
-            image, phrase = path.parent / str(told["image"]), str(told["phrase"])
+            entry = json.loads(line)
+            left, top, right, bottom = (float(edge) for edge in entry["box"])
+            image, phrase = path.parent / str(entry["image"]), str(entry["phrase"])
         except (ValueError, KeyError, TypeError):
             raise AttnscopeError(
                 f"line {number} of {path} is no reference",

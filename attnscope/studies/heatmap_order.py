@@ -137,7 +137,7 @@ def study(
 
 
 def _foresee(source: models.Source, given: Given, order: MapOrder, loading: LoadOptions) -> Heatmap | None:
-    """The record as it will be but for its weights, told from the model's files alone; None where that cannot be.
+    """The record as it will be but for its weights, known from the model's files alone; None where that cannot be.
 
     It may be wrong without harm: what is drawn in the end depends on the true record only.
     """
@@ -155,10 +155,10 @@ def _foresee(source: models.Source, given: Given, order: MapOrder, loading: Load
 
 def home_of(record: Heatmap | PooledHeatmap, order: MapOrder, style: Style) -> Path:
     """How its own folder is called: `<model>-<slug of the text>-<8 hex of text, model and options>`."""
-    told: dict[str, object] = {"query": order.query, "scale": style.scale, "cmap": style.cmap}
-    told |= {name: getattr(style, name) for name in SIZES if getattr(style, name) != getattr(Style, name)}
+    chosen: dict[str, object] = {"query": order.query, "scale": style.scale, "cmap": style.cmap}
+    chosen |= {name: getattr(style, name) for name in SIZES if getattr(style, name) != getattr(Style, name)}
     if isinstance(record, PooledHeatmap):
-        told["cells"] = list(record.maps[0].cells.shape[2:])
+        chosen["cells"] = list(record.maps[0].cells.shape[2:])
     elif record.maps[0].part is not None:
-        told["part"] = list(record.maps[0].part)
-    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{fingerprint(record, **told)}")
+        chosen["part"] = list(record.maps[0].part)
+    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{fingerprint(record, **chosen)}")

@@ -36,8 +36,8 @@ def failure(step: str, error: Exception) -> dict[str, str]:
         return {"step": step, "error": error.message, "hint": error.hint}
     if is_out_of_memory(error):
         return {"step": step, "error": "not enough memory", "hint": "choose fewer layers and heads, or shorter texts"}
-    told = f"{type(error).__name__}: {first_line(error)}"
-    return {"step": step, "error": told, "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"}
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    return {"step": step, "error": reason, "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"}
 
 
 def try_step(found: R, step: str, do: Callable[[R], R]) -> R:

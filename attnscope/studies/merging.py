@@ -45,14 +45,14 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     n_texts = int(corpus["n_texts"])
     trained, control = _tallies(sums)
     written, parts = _written(sums)
-    told: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
+    facts: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
     if parts is not None:
         means = dict(zip(PARTS, parts.ratio().tolist(), strict=True))
-        told["writes"] = {"n_predictions": int(parts.total("c").max(initial=0)), "parts": means}
+        facts["writes"] = {"n_predictions": int(parts.total("c").max(initial=0)), "parts": means}
     whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
     return Findings(
         run=run,
-        corpus={**corpus, **told},
+        corpus={**corpus, **facts},
         options=options,
         heads=judge(whole, thresholds, n_texts),
         sums=sums,
@@ -142,13 +142,13 @@ def _with_effects(whole: Findings, parts: Sequence[Findings]) -> Findings:
         for head in part.heads:
             if head.effects:
                 known.setdefault((head.kind, head.layer, head.head), head.effects)
-    told = [part.options["causal"] for part in parts if part.options.get("causal")]
-    if not told:
+    causal = [part.options["causal"] for part in parts if part.options.get("causal")]
+    if not causal:
         return whole
     return replace(
         whole,
         heads=tuple(replace(head, effects=known.get((head.kind, head.layer, head.head), {})) for head in whole.heads),
-        options={**whole.options, "causal": told[0]},
+        options={**whole.options, "causal": causal[0]},
     )
 
 
@@ -172,9 +172,9 @@ def _require_alike(first: tuple[Findings, str], other: tuple[Findings, str]) -> 
     for what, of in _COMPARED:
         one, another = of(a), of(b)
         if one != another:
-            told = "" if isinstance(one, Mapping | list) else f" ({_short(one)} and {_short(another)})"
+            values = "" if isinstance(one, Mapping | list) else f" ({_short(one)} and {_short(another)})"
             raise AttnscopeError(
-                f"{a_name} and {b_name} are of different {what}{told}", "merge shards of one run over one corpus"
+                f"{a_name} and {b_name} are of different {what}{values}", "merge shards of one run over one corpus"
             )
     if not a.corpus.get("sha256"):
         raise AttnscopeError(
@@ -196,7 +196,7 @@ _COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
     ("versions of attnscope", lambda part: part.run.get("versions", {}).get("attnscope")),
     ("texts", lambda part: part.corpus.get("sha256")),
     # Heads may have been taken out after some parts alone.
-    ("options", lambda part: {name: told for name, told in part.options.items() if name != "causal"}),
+    ("options", lambda part: {name: one for name, one in part.options.items() if name != "causal"}),
 )
 
 

@@ -81,8 +81,10 @@ class NeedleOptions:
                 f"a text of {max(self.lengths):,} tokens", f"needles are hidden in {MOST_TOKENS:,} at most"
             )
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            told = ", ".join(f"{100 * depth:g}%" for depth in self.depths)
-            raise UsageError(f"depths of {told or 'nothing'}", "they are from 0 to 100 per cent; in Python from 0 to 1")
+            depths = ", ".join(f"{100 * depth:g}%" for depth in self.depths)
+            raise UsageError(
+                f"depths of {depths or 'nothing'}", "they are from 0 to 100 per cent; in Python from 0 to 1"
+            )
         if len(set(self.lengths)) < len(self.lengths) or len(set(map(_percent, self.depths))) < len(self.depths):
             raise UsageError("a length or a depth is given twice", "give each once")
         if self.n < len(self.depths):
@@ -472,14 +474,14 @@ _WHAT_ROLE = "attends to the token in the needle that the model writes (Wu 2024)
 
 def _what(name: str) -> str:
     first, _, at = name.partition("_at_")
-    told = {
+    meanings = {
         "retrieval": "share of needle tokens that the model writes while the head attends most to that very token",
         "decoy": "the same with a second needle, which answers another question, for the place that is attended to",
     }[first.partition("_in_")[0]]
     if at:
-        return f"{told}; of needles around {at}% of the haystack"
+        return f"{meanings}; of needles around {at}% of the haystack"
     length = first.partition("_in_")[2]
-    return f"{told}; in texts of {length} tokens" if length else told
+    return f"{meanings}; in texts of {length} tokens" if length else meanings
 
 
 def _sources(texts: Texts | None) -> list[str]:

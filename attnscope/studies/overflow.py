@@ -93,8 +93,8 @@ class LeftOut:
         ]
         if self.n > len(found):
             more = self.n - len(found)
-            told = f"{amount(more, 'more text')} not studied: NaN or infinity in {info.dtype}"
-            found.append(Problem(found[-1].source, None, told))
+            reason = f"{amount(more, 'more text')} not studied: NaN or infinity in {info.dtype}"
+            found.append(Problem(found[-1].source, None, reason))
         return [asdict(problem) for problem in found]
 
     def require_some_left(self, n_texts: int, info: ModelInfo) -> None:

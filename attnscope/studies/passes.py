@@ -271,8 +271,8 @@ class Driver(Generic[B, D]):
                     task = outcome.task
                     if isinstance(outcome, Lost):
                         n_lost = amount(task.n_texts, "text from here on was", "texts from here on were")
-                        told = f"{n_lost} not studied: {outcome.reason}"
-                        going.lost.append(asdict(Problem(task.source, task.line, told)))
+                        reason = f"{n_lost} not studied: {outcome.reason}"
+                        going.lost.append(asdict(Problem(task.source, task.line, reason)))
                         waiting[task.number] = None
                     else:
                         waiting[task.number] = outcome.result

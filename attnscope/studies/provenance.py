@@ -52,7 +52,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
     """Eight hex digits of a record's text, model and choices, and of further options: the same for the same figures."""
     first = record.maps[0]
-    told = [
+    parts = [
         record.text,
         [list(m.queries.ids.tolist()) for m in record.maps],
         [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
@@ -63,4 +63,4 @@ def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
         *([hashlib.sha256(one.pixels.tobytes()).hexdigest() for one in getattr(record, "pictures", ())]),
         sorted(options.items()),
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

@@ -138,8 +138,8 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     texts = [EXAMPLE] if order.texts is None else order.texts.corpus()
     effect = ablate(model, texts, options, report)
     if order.texts is None:
-        told = [*effect.run.get("notes", ()), f'no text was given: the change is measured on "{EXAMPLE}"']
-        effect = replace(effect, run={**effect.run, "notes": told})
+        notes = [*effect.run.get("notes", ()), f'no text was given: the change is measured on "{EXAMPLE}"']
+        effect = replace(effect, run={**effect.run, "notes": notes})
     heads: dict[Place, list[int]] = {}
     for head in effect.heads:
         heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]

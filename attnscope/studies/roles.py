@@ -84,9 +84,9 @@ class Rule:
             whose window is a few tokens: that says nothing about a head.
         needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
             same, which of them is the largest says nothing.
-        is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is told after all others.
+        is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is named after all others.
         does: Of a role of behaviour, what the head does in a few words, to stand beside where it looks; such roles are
-            told after those of where heads look. Empty of others.
+            named after those of where heads look. Empty of others.
         weight: Of a role of behaviour, the measure of where it looks, that must be above BEHAVIOUR_WEIGHT too.
         share: Of a role of behaviour, the measure of how much of a head's attention it is about: LEAST_ACTIVE or more.
     """

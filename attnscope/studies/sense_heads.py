@@ -331,8 +331,8 @@ def _study(
             raise
         complete = False
     if done.measures is None or done.uniform is None:
-        told = f"{problems[0]['source']}: {problems[0]['reason']}"
-        raise AttnscopeError(f"no {sense.noun} is left of {len(given)}: {told}", sense.hint)
+        first = f"{problems[0]['source']}: {problems[0]['reason']}"
+        raise AttnscopeError(f"no {sense.noun} is left of {len(given)}: {first}", sense.hint)
     corpus = {
         "of": sense.of,
         "sources": [name for name, _ in given],

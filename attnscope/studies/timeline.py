@@ -385,11 +385,11 @@ class Growing:
 
     def _described(self, last: Findings, roles: Sequence[str]) -> dict[str, Any]:
         """What names mean: of the measures and roles that are there."""
-        told = dict(last.options)
-        facts = {**told["measures"], EXPLAINED: {"what": _EXPLAINED, "unit": "share", "range": [None, 1]}}
-        told["measures"] = {name: facts[name] for name in self._options.measures if name in facts}
-        told["roles"] = {name: told["roles"][name] for name in roles}
-        return told | {"loss": self._predicted, "composition": list(self._options.composition)}
+        options = dict(last.options)
+        facts = {**options["measures"], EXPLAINED: {"what": _EXPLAINED, "unit": "share", "range": [None, 1]}}
+        options["measures"] = {name: facts[name] for name in self._options.measures if name in facts}
+        options["roles"] = {name: options["roles"][name] for name in roles}
+        return options | {"loss": self._predicted, "composition": list(self._options.composition)}
 
 
 _EXPLAINED = "the share of its attention that a description of a line explains, on texts it was not fitted on"

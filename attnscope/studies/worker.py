@@ -17,7 +17,7 @@ class WorkerLostError(Exception):
 class Failure:
     """What went wrong in a worker that lives on: a bug, or too little memory for one task."""
 
-    told: str
+    reason: str
     memory: bool
 
 

@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def _leave(*_: object) -> None:
-    """Ends this process once: what arrives as it ends would only be told of on stderr."""
+    """Ends this process once: what arrives as it ends would only be reported on stderr."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 

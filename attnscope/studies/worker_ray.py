@@ -152,7 +152,7 @@ def _require_reachable(address: str | None) -> None:
 
 def _how_it_died(error: Exception) -> str:
     """Why an actor is gone, in one line: Ray tells it in many."""
-    told = str(error)
+    reason = str(error)
     if "OOM" in type(error).__name__ or "OutOfMemory" in type(error).__name__:
         return "its process was ended by Ray for want of memory"
-    return "its process died" + (": perhaps for want of memory" if "OOM" in told else f": {first_line(error)}")
+    return "its process died" + (": perhaps for want of memory" if "OOM" in reason else f": {first_line(error)}")

@@ -319,7 +319,7 @@ class _Hand(threading.Thread, Generic[T]):
 def _require_well(answer: object) -> object:
     """An answer that is none of what went wrong."""
     if isinstance(answer, Failure):
-        raise WorkerLostError(answer.told) if answer.memory else RuntimeError(f"in a worker: {answer.told}")
+        raise WorkerLostError(answer.reason) if answer.memory else RuntimeError(f"in a worker: {answer.reason}")
     if isinstance(answer, AttnscopeError):
         raise answer
     return answer

@@ -98,7 +98,7 @@ def with_writes(
     driver = Driver(make, (model,), (workers,) if workers else None, keeps="texts", step="--writes on a later text")
     k, _, of = found.corpus["shards"][0].partition("/")
     done = driver.run_texts(texts_of(texts), BLOCK, Written(), report, (int(k), int(of)))
-    told = {
+    described = {
         "predicted": "each next token" if model.loss == "causal" else "masked tokens: 15%, seed 0",
         "attended": ATTENDED,
         "among": AMONG,
@@ -119,7 +119,7 @@ def with_writes(
         **found.options,
         "roles": {**found.options["roles"], **roles},
         "measures": {**found.options["measures"], **measures},
-        "writes": told,
+        "writes": described,
     }
     run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
     if done.failures:
@@ -245,41 +245,41 @@ class WritesMeasurer:
             Standing.of(row.ids, self._special, row.places, row.answers, looks_back=self._looks_back)
             for row in read.made_of
         ]
-        asking = _Asking(read, traced, calls, self._special)
+        mover = _Mover(read, traced, calls, self._special)
         with torch.no_grad():
-            asked = self._ask(asking, standing)
+            answered = self._move(mover, standing)
         heads = sum((one.sum(-1) for one in parts.heads.values()), parts.logits * 0)
-        told = torch.stack((parts.logits, heads, parts.feed_forward, parts.embeddings, parts.biases), -1)
+        sizes = torch.stack((parts.logits, heads, parts.feed_forward, parts.embeddings, parts.biases), -1)
         units = {}
         for place, added in parts.heads.items():
             with torch.no_grad():
-                columns = asked.columns(place, added)
+                columns = answered.columns(place, added)
             values, counts, even = (_by_unit(one, unit, n_units) for one in columns)
             units[place] = (values, counts, even)
         ones = torch.ones(len(read.rows))
         return _Batch(
             units,
-            (_by_unit(asked.hits, unit, n_units), _by_unit(asked.of_hits, unit, n_units)),
-            (_by_unit(told, unit, n_units), _by_unit(ones, unit, n_units)),
+            (_by_unit(answered.hits, unit, n_units), _by_unit(answered.of_hits, unit, n_units)),
+            (_by_unit(sizes, unit, n_units), _by_unit(ones, unit, n_units)),
         )
 
-    def _ask(self, asking: _Asking, standing: Sequence[Standing]) -> _Asked:
-        """What heads move onto all tokens that are asked about."""
+    def _move(self, mover: _Mover, standing: Sequence[Standing]) -> _Answered:
+        """What heads move onto all tokens that count."""
         import torch
 
-        read = asking.read
+        read = mover.read
         offsets = [offset for offset in OFFSETS if offset <= 0 or not self._looks_back]
         copied = [one.copied() for one in standing]
-        # Where the answer stands nowhere, its logit is asked about all the same, for what a head adds on the whole.
-        answers, rivals = map(asking.tensor, zip(*copied, strict=True))
-        elsewhere = asking.ask_elsewhere(standing, copied, offsets)
-        held = asking.ask(read.answers, torch.where(rivals >= 0, rivals, read.answers))
+        # Where the answer stands nowhere, its logit is looked at all the same, for what a head adds on the whole.
+        answers, rivals = map(mover.tensor, zip(*copied, strict=True))
+        elsewhere = mover.move_elsewhere(standing, copied, offsets)
+        held = mover.move(read.answers, torch.where(rivals >= 0, rivals, read.answers))
         induction = None
         if self._looks_back:
             repeated = [one.repeated(self._special) for one in standing]
-            tokens, others, after = map(asking.tensor, zip(*repeated, strict=True))
-            induction = tokens >= 0, asking.ask(tokens, others, after)
-        logits = asking.traced.logits
+            tokens, others, after = map(mover.tensor, zip(*repeated, strict=True))
+            induction = tokens >= 0, mover.move(tokens, others, after)
+        logits = mover.traced.logits
         own = logits - logits.mean(-1, keepdim=True)
         least = own.topk(min(AMONG, own.shape[-1]), -1).values[:, -1]
         likeliest, first = [], 0
@@ -289,23 +289,23 @@ class WritesMeasurer:
             likeliest.append(one.likeliest(own[rows][:, types].float().cpu().numpy(), self._special))
         candidates = []
         for several in zip(*likeliest, strict=True):
-            tokens, others = map(asking.tensor, zip(*several, strict=True))
-            control = asking.ask_elsewhere(standing, several, offsets)
+            tokens, others = map(mover.tensor, zip(*several, strict=True))
+            control = mover.move_elsewhere(standing, several, offsets)
             there = control.index >= 0
             mine, other = (
                 own[rows].gather(-1, tokens.clamp(min=0)[:, None])[:, 0].where(there, own.new_tensor(-torch.inf))
                 for rows in (slice(None), control.index.clamp(min=0))
             )
-            candidates.append((mine, asking.ask(tokens, others), other, control))
+            candidates.append((mine, mover.move(tokens, others), other, control))
         mine, _, other, control = candidates[0]
         said = (mine >= least) & (mine - other >= RAISED)
         hits = torch.stack([elsewhere.hits, control.hits.where(said[:, None], control.hits.new_zeros(()))], 1)
         counts = torch.stack([elsewhere.index >= 0, said], 1).to(hits)[..., None].expand_as(hits)
-        return _Asked(answers >= 0, held, elsewhere, induction, candidates, least, hits, counts)
+        return _Answered(answers >= 0, held, elsewhere, induction, candidates, least, hits, counts)
 
 
-class _Asking:
-    """Asks of the heads of a batch what they move onto tokens, one token of each prediction."""
+class _Mover:
+    """Finds what the heads of a batch move onto tokens, one token of each prediction."""
 
     def __init__(
         self, read: ReadBatch, traced: Traced, calls: Mapping[Place, AttentionCall], special: frozenset[int]
@@ -313,8 +313,8 @@ class _Asking:
         import torch
 
         self.read, self.traced, self._calls = read, traced, calls
-        self._rests = torch.isin(read.batch.ids, read.batch.ids.new_tensor(sorted(special))).bool()
-        self._rests[:, 0] = True
+        self._sinks = torch.isin(read.batch.ids, read.batch.ids.new_tensor(sorted(special))).bool()
+        self._sinks[:, 0] = True
 
     def tensor(self, numbers: Sequence[NDArray[Any]]) -> Tensor:
         """Numbers of the predictions, row by row, where the model is."""
@@ -322,20 +322,20 @@ class _Asking:
 
         return torch.from_numpy(np.concatenate(numbers)).to(self.read.rows.device)
 
-    def ask(self, tokens: Tensor, others: Tensor, after: Tensor | None = None) -> dict[Place, tuple[Moved, Tensor]]:
+    def move(self, tokens: Tensor, others: Tensor, after: Tensor | None = None) -> dict[Place, tuple[Moved, Tensor]]:
         """By place, each (prediction, head): what is moved onto tokens, and what heads add to them on the whole.
 
         Args:
-            tokens: Of each prediction; NOTHING = none is asked about.
+            tokens: Of each prediction; NOTHING = none.
             others: To compare with, likewise.
-            after: See `core.moved.Asked`.
+            after: See `core.moved.Targets`.
         """
-        from attnscope.core.moved import Asked, Moved, moved
+        from attnscope.core.moved import Moved, Targets, moved
 
         read, traced = self.read, self.traced
-        asked = Asked(
+        targets = Targets(
             read.batch.ids,
-            self._rests,
+            self._sinks,
             self._lay(tokens),
             self._lay(others),
             None if after is None else self._lay(after),
@@ -343,23 +343,23 @@ class _Asking:
         slopes, other_slopes = traced.slopes(tokens.clamp(min=0)), traced.slopes(others.clamp(min=0))
         found = {}
         for place, call in self._calls.items():
-            told = moved(call, asked, slopes[place], other_slopes[place])
+            one = moved(call, targets, slopes[place], other_slopes[place])
             whole = (traced.written[place].detach() * slopes[place]).float().sum(-1)
-            found[place] = Moved(*(traced.at(one) for one in vars(told).values())), traced.at(whole)
+            found[place] = Moved(*(traced.at(part) for part in vars(one).values())), traced.at(whole)
         return found
 
-    def ask_elsewhere(
-        self, standing: Sequence[Standing], asked: Sequence[tuple[Numbers, Numbers]], offsets: Sequence[int]
+    def move_elsewhere(
+        self, standing: Sequence[Standing], wanted: Sequence[tuple[Numbers, Numbers]], offsets: Sequence[int]
     ) -> _Elsewhere:
         """What is moved onto the same tokens at other places of their rows; see `Standing.controls`.
 
         Args:
             standing: What stands in each row.
-            asked: By row the tokens, and the others that they are compared with.
+            wanted: By row the tokens, and the others that they are compared with.
             offsets: Where a head may look that looks at one offset alone.
         """
         laid, hits, first = [], [], 0
-        for one, (tokens, others) in zip(standing, asked, strict=True):
+        for one, (tokens, others) in zip(standing, wanted, strict=True):
             index, *there = one.controls(tokens)
             of_row = np.zeros((len(index), len(OFFSETS)), np.float32)
             for offset in offsets:
@@ -369,7 +369,7 @@ class _Asking:
             hits.append(of_row)
             first += len(index)
         which, tokens_there, others_there = map(self.tensor, zip(*laid, strict=True))
-        return _Elsewhere(which, self.ask(tokens_there, others_there), self.tensor(hits))
+        return _Elsewhere(which, self.move(tokens_there, others_there), self.tensor(hits))
 
     def _lay(self, tokens: Tensor) -> Tensor:
         """(prediction,) -> (row, token)."""
@@ -392,19 +392,19 @@ class _Elsewhere:
     moved: dict[Place, tuple[Moved, Tensor]]
     hits: Tensor
 
-    def less(self, told: Moved, place: Place) -> Moved:
+    def less(self, here: Moved, place: Place) -> Moved:
         """What is moved here, less what the same attention, excluding sinks, would move there."""
         at = self.index.clamp(min=0)
         there = self.moved[place][0]
         active = there.active[at]
-        # The mean first: where nearly all of the head rests there, `told.active / active` would be infinite.
+        # The mean first: where nearly all of the head rests there, `here.active / active` would be infinite.
         means = {name: (getattr(there, name)[at] / active).where(active > 0, 0.0) for name in _MOVED}
-        return replace(told, **{name: getattr(told, name) - mean * told.active for name, mean in means.items()})
+        return replace(here, **{name: getattr(here, name) - mean * here.active for name, mean in means.items()})
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """What was asked about the predictions of a batch.
+class _Answered:
+    """What heads move at the predictions of a batch.
 
     Attributes:
         stands: Which answers stand in what is read, with another token to compare with.
@@ -451,12 +451,12 @@ class _Asked:
         rows += _pair(self.elsewhere.less(on_answer, place), paired[:, None].to(added).expand_as(added))
         rests, chosen = [], []
         for logit, by_layer, other_logit, control in self.candidates:
-            told, whole = by_layer[place]
+            here, whole = by_layer[place]
             at = control.index.clamp(min=0)
             rest = logit[:, None] - whole
             is_raised = rest - (other_logit[:, None] - control.moved[place][1][at]) >= RAISED
             rests.append(rest.where(is_raised, rest.new_tensor(-torch.inf)))
-            chosen.append(vars(control.less(told, place)).values())
+            chosen.append(vars(control.less(here, place)).values())
         rest, best = torch.stack(rests).max(0)
         of_best = type(on_answer)(
             *(torch.stack(arrays).gather(0, best[None])[0] for arrays in zip(*chosen, strict=True))
@@ -472,13 +472,13 @@ class _Asked:
         return values.where(counts > 0, values.new_zeros(())), counts, even.where(counts > 0, even.new_zeros(()))
 
 
-def _pair(told: Moved, there: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _pair(here: Moved, there: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The measures of a role: what is moved and the weight, by attention excluding sinks, and how much that is."""
-    active = there * told.active
+    active = there * here.active
     return [
-        (sign * told.nats, active, sign * told.even_nats),
-        (told.above, active, told.even_above),
-        (told.active, there, told.even_active),
+        (sign * here.nats, active, sign * here.even_nats),
+        (here.above, active, here.even_above),
+        (here.active, there, here.even_active),
     ]
 
 

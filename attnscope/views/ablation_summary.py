@@ -20,15 +20,15 @@ _SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/d
 def label(name: str) -> str:
     """A quantity's name as people read it, such as "zero ablation: rise of the loss"."""
     mode, _, rest = name.rpartition("_")
-    told = _LABELS.get(rest, printable(rest))
-    return f"{printable(mode)} ablation: {told}" if mode else told
+    said = _LABELS.get(rest, printable(rest))
+    return f"{printable(mode)} ablation: {said}" if mode else said
 
 
 def short_label(name: str) -> str:
     """The same in a few letters, such as "zero Δ loss"."""
     mode, _, rest = name.rpartition("_")
-    told = _SHORT.get(rest, printable(rest))
-    return f"{printable(mode)} {told}" if mode else told
+    said = _SHORT.get(rest, printable(rest))
+    return f"{printable(mode)} {said}" if mode else said
 
 
 PLACE_LABELS = {
@@ -66,14 +66,14 @@ def interval(effect: Effect) -> str:
 
 def predicted_line(found: Ablation) -> str:
     """What is predicted and how well, such as "predicted: each next token; loss of the whole model 3.20 nats"."""
-    told = found.options.get("predicted")
-    if not told:
+    predicted = found.options.get("predicted")
+    if not predicted:
         return ""
     loss = found.whole.get("loss")
     if loss is None:
-        return f"predicted: {printable(told)}"
+        return f"predicted: {printable(predicted)}"
     known = f" {interval(loss)}" if interval(loss) != UNDEFINED else ""  # a single text has none
-    return f"predicted: {printable(told)}; loss of the whole model {number(loss.value)} nats{known}"
+    return f"predicted: {printable(predicted)}; loss of the whole model {number(loss.value)} nats{known}"
 
 
 def notes(found: Ablation) -> list[str]:
@@ -100,5 +100,5 @@ def notes(found: Ablation) -> list[str]:
 
 def order_label(order: str) -> str:
     """How heads of a curve are ordered, in words."""
-    told = {"random": "at random", "effect": "smallest effect first"}
-    return told.get(order, f"least {printable(order)} first")
+    names = {"random": "at random", "effect": "smallest effect first"}
+    return names.get(order, f"least {printable(order)} first")

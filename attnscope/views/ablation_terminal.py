@@ -132,8 +132,8 @@ def _by_position(found: Ablation, several: Sequence[SetEffects], width: int) -> 
         table.add_row(Text(printable(named), style="bold"), *cells)
     said = [f"the {_MOST_PLACES} of {len(ranked)} heads without which most changes"] * (len(ranked) > _MOST_PLACES)
     if whole := {place: found.whole[f"loss_{place}"] for place in shown if f"loss_{place}" in found.whole}:
-        told = ", ".join(f"{PLACE_LABELS[place]} {number(e.value)}" for place, e in whole.items())
-        said.append(f"loss of the whole model, nats: {told}")
+        losses = ", ".join(f"{PLACE_LABELS[place]} {number(e.value)}" for place, e in whole.items())
+        said.append(f"loss of the whole model, nats: {losses}")
     table.caption, table.caption_justify = "; ".join(said), "left"
     return table
 

@@ -156,15 +156,15 @@ def _excerpt(facts: ExampleFacts) -> str:
     """The tokens around the one that counts most."""
     focus = max(0, facts.focus)
     first = max(0, focus - _AROUND)
-    told = [
+    pieces = [
         f"{before}[{one}]" if first + i == focus else f"{before}{one}"
         for i, (before, one) in enumerate(facts.pieces()[first : focus + _AROUND + 1])
     ]
-    return printable("".join(told), 80)
+    return printable("".join(pieces), 80)
 
 
 def _notes(atlas: Atlas, console: Console, *, whole: bool, has_page: bool) -> list[str]:
-    told = [
+    notes = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
         "pairs (query→key) and keys: those that receive most above it.",
@@ -173,9 +173,9 @@ def _notes(atlas: Atlas, console: Console, *, whole: bool, has_page: bool) -> li
     wide = console.width >= _WIDE
     left = [title for title in _PARTS if title not in _titles(wide, whole) and (atlas.facts or title == "keys")]
     if left:
-        told.append(f"not shown in {console.width} columns: {', '.join(left)}")
+        notes.append(f"not shown in {console.width} columns: {', '.join(left)}")
     if not whole:
-        told.append("… : more is known of the head: --where 'layer == 3 and head == 1' shows all")
+        notes.append("… : more is known of the head: --where 'layer == 3 and head == 1' shows all")
     if atlas.facts and not has_page:
-        told.append(f"not shown: {amount(len(atlas.facts), 'example')}; -o atlas.html writes the page with them")
-    return told
+        notes.append(f"not shown: {amount(len(atlas.facts), 'example')}; -o atlas.html writes the page with them")
+    return notes

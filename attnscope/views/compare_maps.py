@@ -149,7 +149,7 @@ def panels_page(
     for tick in ticks:
         at = x + width * (tick - low) / (high - low)
         page.write(at, y + height + 12, f"{tick:g}".replace("-", "−"), layout.CAPTION_PX, ha="center")
-    if grid.told_beside:
+    if grid.says_meaning:
         page.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left")
     page.foot(grid.footer_y, grid.footer)
     return page

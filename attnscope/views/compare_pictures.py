@@ -82,9 +82,9 @@ def maps_page(found: PicturePair, style: Style) -> Page:
             (found.pictures[1], after, most, style.cmap, f"{after.sum():.0%} · max {after.max():.2g}"),
             (ground, (moved / far + 1) / 2, 1.0, _DIFFERENCE, f"{round(100 * moved.sum()):+d} points · ±{far:.2g}"),
         )
-        for number, (picture, values, limit, cmap, told) in enumerate(panels):
+        for number, (picture, values, limit, cmap, caption) in enumerate(panels):
             x = left + number * (wide + _GAP_PX)
-            said = told.replace("-", "−")
+            said = caption.replace("-", "−")
             if lettering.width_px(said, layout.CAPTION_PX) > wide:
                 said = lettering.fit(said.partition(" · ")[0], layout.CAPTION_PX, wide)
             page.write(x, top - 10, said, layout.CAPTION_PX, ha="left", color=FAINT)

@@ -78,21 +78,21 @@ def _group(quantities: tuple[Quantity, ...], console: Console) -> RenderableType
     parts: list[RenderableType] = []
     widths = [max(len(q.what) for q in quantities), max(len(_exact(q)) for q in quantities)]
     for q in quantities:
-        told = spell_out(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
+        formula = spell_out(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
         cells = [spell_out(q.what, console), _exact(q), abbreviate(q.value, q.unit) if _says_more(q) else ""]
         if wide:
-            lines.add_row(*cells, told)
+            lines.add_row(*cells, formula)
         else:
             parts.append(Text(f"  {cells[0]:<{widths[0]}}  {cells[1]:>{widths[1]}}  {cells[2]}".rstrip()))
-            parts += [Text(line, style="dim") for line in _broken(told, console.width)]
+            parts += [Text(line, style="dim") for line in _broken(formula, console.width)]
     return Padding(lines, (0, 0, 0, 2), expand=False) if wide else Group(*parts)
 
 
-def _broken(told: str, width: int) -> list[str]:
+def _broken(text: str, width: int) -> list[str]:
     """A formula below its number: on one line, else what it is with numbers on the next."""
-    if len(told) + _INDENT <= width or " = " not in told:
-        return wrap(told, width, initial_indent=" " * _INDENT, subsequent_indent=" " * (_INDENT + 4))
-    formula, _, numbers = told.partition(" = ")
+    if len(text) + _INDENT <= width or " = " not in text:
+        return wrap(text, width, initial_indent=" " * _INDENT, subsequent_indent=" " * (_INDENT + 4))
+    formula, _, numbers = text.partition(" = ")
     return [line for part in (formula, f"= {numbers}") for line in _broken(part, width)] if numbers else []
 
 

@@ -26,7 +26,7 @@ main { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minm
 article { border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
 article > a { background: #fff; display: block; height: 15rem; }
 img { display: block; height: 100%; object-fit: contain; object-position: top; width: 100%; }
-.told { padding: .6rem .8rem .8rem; }
+.facts { padding: .6rem .8rem .8rem; }
 .text { margin: .1rem 0 .4rem; overflow-wrap: anywhere; unicode-bidi: isolate; white-space: pre-wrap; }
 .where, .files { font-size: .85rem; }
 .files a { margin-right: .6em; white-space: nowrap; }
@@ -42,20 +42,20 @@ _POLICY = (
 def page(batch: Batch) -> str:
     """The whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
     n_failed = len(batch.failed)
-    told = [
+    facts = [
         f"{len(batch.drawn):,} of {amount(batch.n_texts, 'text')}"
         if not batch.complete
         else amount(batch.n_texts, "text")
     ]
-    told += [f"{n_failed:,} could not be drawn"] if n_failed else []
-    told += ["not finished: the same command draws the rest"] if not batch.complete else []
+    facts += [f"{n_failed:,} could not be drawn"] if n_failed else []
+    facts += ["not finished: the same command draws the rest"] if not batch.complete else []
     parts = [
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
         f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">',
         '<meta name=viewport content="width=device-width, initial-scale=1">',
         f"<title>{_to_html(batch.model)}: what each head attends to</title>\n<style>{_CSS}</style>",
         f"<h1>{_to_html(batch.model)}: what each head attends to</h1>",
-        f"<p class=about>{_to_html(' · '.join(told))} · <a href=manifest.jsonl>manifest.jsonl</a></p>",
+        f"<p class=about>{_to_html(' · '.join(facts))} · <a href=manifest.jsonl>manifest.jsonl</a></p>",
     ]
     if batch.failed:
         parts += ["<h2>Could not be drawn</h2>\n<ul>", *map(_failure, batch.failed), "</ul>"]
@@ -76,7 +76,7 @@ def _card(drawn: DrawnText) -> str:
     where = f"{drawn.index} · {drawn.source}, line {drawn.line} · {amount(len(drawn.tokens), 'token')}"
     text = drawn.text or " ".join(drawn.tokens)
     return (
-        f'<article id="text-{drawn.index}">\n{figure}<div class=told>\n<p class=where>{_to_html(where)}</p>\n'
+        f'<article id="text-{drawn.index}">\n{figure}<div class=facts>\n<p class=where>{_to_html(where)}</p>\n'
         f"<p class=text dir=auto>{_to_html(_cut(text))}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
     )
 

@@ -244,8 +244,8 @@ def unclassified(heads: Iterable[Head]) -> list[Head]:
 
 def written_measures(findings: Findings) -> list[str]:
     """The measures of what heads write that a record has (`heads --writes`)."""
-    told = findings.options.get("writes")
-    named = told.get("measures") if isinstance(told, Mapping) else None
+    recorded = findings.options.get("writes")
+    named = recorded.get("measures") if isinstance(recorded, Mapping) else None
     return [name for name in named if name in findings.measure_names] if isinstance(named, list | tuple) else []
 
 
@@ -407,5 +407,5 @@ def _left_out(problems: Sequence[Any], what: str) -> str:
     """What could not be read or studied: a source, a line of it, or all from there on."""
     first = problems[0] if isinstance(problems[0], Mapping) else {}
     where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")
-    told = f"{where}: {printable(first.get('reason', ''))}"
-    return f"left out: {told}" if len(problems) == 1 else f"left out: {len(problems)} {what}; first {told}"
+    reason = f"{where}: {printable(first.get('reason', ''))}"
+    return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {what}; first {reason}"

@@ -418,5 +418,5 @@ def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str
     said[_OTHERWISE] = (
         "of a head that is only a sink, the strongest measure excluding sinks, and of how much attention; it is no role"
     )
-    told = [f"{name}: {what}" for name, what in said.items() if name in shown]
-    return "; ".join([*told, f"a role must exceed its baseline and: {needed}"])
+    columns = [f"{name}: {what}" for name, what in said.items() if name in shown]
+    return "; ".join([*columns, f"a role must exceed its baseline and: {needed}"])

@@ -397,7 +397,7 @@ class MapCanvas(_Page):
         x, y, width, height = self.grid.bar
         self.colour_bar(self.grid.bar, cmap)
         size = layout.CAPTION_PX * self.zoom
-        if self.grid.told_beside:
+        if self.grid.says_meaning:
             meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
             self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
         below = y + height + 12 * self.zoom

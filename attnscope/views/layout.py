@@ -129,7 +129,7 @@ class Grid:
         footer: The notes, broken into lines.
         number_px: Font size of a weight with two decimals in its cell; 0 = there is no room for it.
         label_room_px: Width at which labels at the left are cut.
-        told_beside: Whether there is room beside the colour bar for what it means; else the notes begin with that.
+        says_meaning: Whether there is room beside the colour bar for what it means; else the notes begin with that.
     """
 
     width_px: int
@@ -144,7 +144,7 @@ class Grid:
     footer: tuple[str, ...]
     number_px: float
     label_room_px: float
-    told_beside: bool
+    says_meaning: bool
 
 
 def columns_for(n_panels: int) -> int:
@@ -279,8 +279,8 @@ def pooled_grid(
     pool = 1
     while True:
         shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
-        told = [*notes, pool_note(pool)] if pool > 1 else notes
-        grid = labelled_grid(n_panels, shape, widest, told, width_of, pool, meaning=meaning, paper=paper)
+        lines = [*notes, pool_note(pool)] if pool > 1 else notes
+        grid = labelled_grid(n_panels, shape, widest, lines, width_of, pool, meaning=meaning, paper=paper)
         if grid.width_px * grid.height_px <= MOST_PX or max(shape) == 1:
             return pool, shape, grid
         pool += 1
@@ -357,8 +357,8 @@ def _with_footer(
 ) -> Grid:
     zoom = _zoom(width)
     beside = width >= _NARROW_PX
-    told = notes if beside or not meaning else [meaning, *notes]
-    lines = wrap(" · ".join(told), (width - 2 * MARGIN_PX) / zoom, width_of)
+    parts = notes if beside or not meaning else [meaning, *notes]
+    lines = wrap(" · ".join(parts), (width - 2 * MARGIN_PX) / zoom, width_of)
     bar_px = min(_BAR_WIDTH_PX * zoom, width - 2 * MARGIN_PX - 20)
     inset = 8 if paper.fixed else 0  # half of its first number
     bar = (MARGIN_PX + inset, bottom + 12, round(bar_px), round(_BAR_HEIGHT_PX * zoom))
@@ -376,7 +376,7 @@ def _with_footer(
         footer=lines,
         number_px=0.0 if cell < max(26, 2.5 * paper.least_px) else paper.letters(min(14.0, cell * 0.36)),
         label_room_px=label_room,
-        told_beside=beside,
+        says_meaning=beside,
     )
 
 

@@ -43,9 +43,11 @@ def needles_drawing(findings: Findings, found: Needles, paper: Paper) -> Drawing
     else:
         tops = [max(1.25 * sheet.plot, 0.1 * rows * size) + (parts == 3) * 0.7 * sheet.plot]
     height = above + sum(tops) + len(tops) * pitch + foot.height
-    told = f"{len(heads)} of {amount(len(findings.heads), 'head')} {'is a' if len(heads) == 1 else 'are'} retrieval "
-    told += "head" if len(heads) == 1 else "heads"
-    figure = sheet.open_figure(height, model_of(findings.run), told)
+    subtitle = (
+        f"{len(heads)} of {amount(len(findings.heads), 'head')} {'is a' if len(heads) == 1 else 'are'} retrieval "
+    )
+    subtitle += "head" if len(heads) == 1 else "heads"
+    figure = sheet.open_figure(height, model_of(findings.run), subtitle)
 
     def axes_at(left: float, wide: float, top: float, tall: float) -> Any:
         return figure.add_axes((left, 1 - (above + top + 0.35 * size + tall) / height, wide, tall / height))

@@ -364,18 +364,18 @@ class PicturePage(Page):
             return
         for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
             self.write(x, y - 12, self.panel_name(pair), layout.PANEL_TITLE_PX, ha="left", weight="bold")
-            told = self._told(pair, top)
+            parts = self._caption(pair, top)
             room = self.panel[0] - self.lettering.width_px(self.panel_name(pair), layout.PANEL_TITLE_PX) * 1.2 - 10
             while (
                 self.paper.fixed
-                and len(told) > 1
-                and self.lettering.width_px(" · ".join(told), layout.CAPTION_PX) > room
+                and len(parts) > 1
+                and self.lettering.width_px(" · ".join(parts), layout.CAPTION_PX) > room
             ):
-                told.pop()
-            text = self.lettering.fit(" · ".join(told), layout.CAPTION_PX, room)
+                parts.pop()
+            text = self.lettering.fit(" · ".join(parts), layout.CAPTION_PX, room)
             self.write(x + self.panel[0], y - 12, text, layout.CAPTION_PX, ha="right", color=FAINT)
 
-    def _told(self, pair: tuple[int, int], top: float) -> list[str]:
+    def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
         """What stands above a panel beside its name, the most important first."""
         return [f"max {top:.3g}", *self._elsewhere(pair)]
 

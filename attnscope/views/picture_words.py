@@ -72,11 +72,13 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], int
         found = set(tokens.find(_shifted(query, first)))
         if not found:
             names = ", ".join(dict.fromkeys(_name(tokens, group) for group in groups if not tokens.special[group[0]]))
-            told = f"no word after the pictures is {query!r}"
+            message = f"no word after the pictures is {query!r}"
             if asker == "query":
-                told = f"{query!r} is no learned query: these alone look at the picture, and words see it through them"
+                message = (
+                    f"{query!r} is no learned query: these alone look at the picture, and words see it through them"
+                )
             raise AttnscopeError(
-                told,
+                message,
                 f"there are {names}; or name places, such as @{first}",
             )
         groups = [group for group in groups if found & {*group}]
@@ -285,12 +287,12 @@ class _WordsPage(PicturePage):
     def query_name(self) -> str:
         return self.figure_of.about
 
-    def _told(self, pair: tuple[int, int], top: float) -> list[str]:
+    def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
         return [f"{self.figure_of.shares[pair]:.0%}", f"max {top:.2g}"]
 
     def _notes(self, lettering: Lettering) -> list[str]:
-        told = [note for note in super()._notes(lettering) if "has no place in the picture" not in note]
+        notes = [note for note in super()._notes(lettering) if "has no place in the picture" not in note]
         asker = asker_of(self.figure_of.record)
         shares = f"percentages: how much of the {asker}'s attention goes to this picture, all its patches together"
         about = [] if self.sheet.form == "overview" else [*[self.figure_of.about] * self.beside, shares]
-        return [*about, *self.figure_of.notes, *told]
+        return [*about, *self.figure_of.notes, *notes]

@@ -80,8 +80,8 @@ def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
     wide = min((sheet.width - 0.3 * size) / across - gap, 7.2 * size)
     above, pitch = sheet.above, wide + 0.95 * size
     height = above + rows * pitch + foot.height
-    told = f"queries and keys of {len(points[0].tokens)} tokens"
-    figure = sheet.open_figure(height, model_of(atlas.run), told)
+    subtitle = f"queries and keys of {len(points[0].tokens)} tokens"
+    figure = sheet.open_figure(height, model_of(atlas.run), subtitle)
     for number, (at, of_head) in enumerate(zip(heads, points, strict=True)):
         left = 0.3 * size + gap * 0.6 + (number % across) * (wide + gap)
         top = above + 0.35 * size + number // across * pitch

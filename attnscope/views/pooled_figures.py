@@ -97,11 +97,11 @@ class _Page(Page):
         self._record, self._sheet, self._style = record, sheet, style
         self._map = record.maps[sheet.map]
         links = self._map.links(*sheet.heads[0])[:_SHOWN_LINKS] if sheet.form == "single" else []
-        self._told = [
+        self._ends = [
             (around(self._map.queries, link.query, 34), around(self._map.keys, link.key, 34)) for link in links
         ]
         title, subtitle = self._titles()
-        lettering = lettering_for([title, subtitle, *(end for told in self._told for end in told)], style.paper)
+        lettering = lettering_for([title, subtitle, *(end for pair in self._ends for end in pair)], style.paper)
         plan = self._plan(lettering)
         super().__init__(plan.width, plan.height, lettering)
         self.head(title, subtitle, bold=1.1)
@@ -166,7 +166,7 @@ class _Page(Page):
             side = _side_px(shape, paper.width_px - layout.MARGIN_PX - left - strip - 8, fixed=True)
             corner = (left, _HEADER_PX + strip + 34)
             bottom = corner[1] + side[1] + 66
-            bottom += 40 + _LINK_PX * len(self._told) if self._told else 0  # far links are listed below
+            bottom += 40 + _LINK_PX * len(self._ends) if self._ends else 0  # far links are listed below
             return self._add_footer(paper.width_px, bottom, side, (corner,), strip, lettering)
         if form == "single":
             side = _side_px(shape, 780 if not paper.fixed else paper.room_px // 2 - 84, fixed=paper.fixed)
@@ -175,7 +175,7 @@ class _Page(Page):
             corners: tuple[tuple[int, int], ...] = ((left, _HEADER_PX + strip + 34),)
             bottom = corners[0][1] + side[1] + 66
             # All far links are listed at the right, two lines each.
-            bottom = max(bottom, _HEADER_PX + 40 + _LINK_PX * len(self._told))
+            bottom = max(bottom, _HEADER_PX + 40 + _LINK_PX * len(self._ends))
             return self._add_footer(width, bottom, side, corners, strip, lettering)
         if form == "grid":
             columns = layout.columns_for(len(heads))
@@ -361,7 +361,7 @@ class _Page(Page):
             self.write(left, top + 28, "there are none", size, ha="left", color=FAINT)
         placed: list[tuple[float, float]] = []
         rings: list[list[tuple[float, float]]] = []
-        for number, (link, told) in enumerate(zip(links, self._told, strict=True), 1):
+        for number, (link, ends) in enumerate(zip(links, self._ends, strict=True), 1):
             at = (
                 x + width * (link.key + 0.5) / (attention.cells.shape[3] * attention.key_cell),
                 y + height * (link.query + 0.5) / (attention.cells.shape[2] * attention.query_cell),
@@ -376,7 +376,7 @@ class _Page(Page):
             weight = f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}"
             self.write(left, line, f"{number}", size, ha="left", color=_MARK, weight="bold")
             self.write(left + 26, line, weight, size, ha="left", weight="bold")
-            for row, (place, end) in enumerate(((link.query, told[0]), (link.key, told[1]))):
+            for row, (place, end) in enumerate(((link.query, ends[0]), (link.key, ends[1]))):
                 words = f"{'→ ' if row else ''}{place:,}  {end}"
                 fitted = self.lettering.fit(words, size, room - 76)
                 self.write(left + 76, line + row * 21, fitted, size, ha="left", color=INK)

@@ -87,7 +87,7 @@ def _links(attention: PooledMap, pair: tuple[int, int], *, with_text: bool) -> T
     for number, link in enumerate(links if with_text else links[:_LINKS_OF_MANY]):
         lines.append("\n" if number and with_text else "   " if number else "")
         ends = ((attention.queries, link.query), (attention.keys, link.key))
-        told = [safe(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
-        lines.append(f"{told[0]} @{link.query} → {told[1]} @{link.key} ")
+        names = [safe(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
+        lines.append(f"{names[0]} @{link.query} → {names[1]} @{link.key} ")
         lines.append(f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}", style="cyan")
     return lines

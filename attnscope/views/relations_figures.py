@@ -383,8 +383,8 @@ def _part(example: Example, links: Sequence[ExampleLink], first: int, last: int)
 
 
 def _example(page: Page, example: Example, room: _Room, top: float) -> None:
-    told = page.lettering.fit(summary.example_line(example), layout.CAPTION_PX, page.width_px - 2 * layout.MARGIN_PX)
-    page.write(layout.MARGIN_PX, top + 10, told, layout.CAPTION_PX, ha="left", color=FAINT)
+    caption = page.lettering.fit(summary.example_line(example), layout.CAPTION_PX, page.width_px - 2 * layout.MARGIN_PX)
+    page.write(layout.MARGIN_PX, top + 10, caption, layout.CAPTION_PX, ha="left", color=FAINT)
     line = top + 34 + room.above + 15
     colors: dict[int, str] = {}
     for link in example.links:

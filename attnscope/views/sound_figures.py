@@ -217,12 +217,14 @@ class SoundPage(Page):
                     self.write(x, _HEADER_PX - 2, f"H{pair[1]}", size, ha="left", weight="bold")
                 continue
             self.write(x, y - 12, f"L{pair[0]}H{pair[1]}", size, ha="left", weight="bold")
-            told = f"max {top:.3g}" + (
+            caption = f"max {top:.3g}" + (
                 f" · {share_after_sound(self.record, pair):.2f} after the sound" * (not self.over_time)
             )
             room = self.panel[0] - self.lettering.width_px("L00H00", size) * 1.2
-            told = told if self.lettering.width_px(told, layout.CAPTION_PX) < room else told.partition(" · ")[0]
-            self.write(x + self.panel[0], y - 12, told, layout.CAPTION_PX, ha="right", color=FAINT)
+            caption = (
+                caption if self.lettering.width_px(caption, layout.CAPTION_PX) < room else caption.partition(" · ")[0]
+            )
+            self.write(x + self.panel[0], y - 12, caption, layout.CAPTION_PX, ha="right", color=FAINT)
             if self.over_time:
                 shown = len(self.sound.envelope) * self.sound.seconds_per_frame
                 places = [(tick, y + self.panel[1] * tick / shown) for tick in layout.nice_ticks(self.sound.seconds)]
@@ -258,10 +260,10 @@ class SoundPage(Page):
                 notes.append(f"a cell shows the largest weight of up to {self.step} x {self.step} frames")
             return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
         shares = [share_after_sound(self.record, pair) for pair in self.sheet.heads]
-        told = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
+        shown = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
         notes = [
             "rows: tokens of the text (queries) · columns: frames of the recording (keys), its loudness above",
-            f"only frames with sound are drawn; {told} of a head's attention goes to the silence after them",
+            f"only frames with sound are drawn; {shown} of a head's attention goes to the silence after them",
         ]
         if self.sound.words:
             heads = ", ".join(f"L{layer}H{head}" for layer, head in self.sound.followed)

@@ -84,11 +84,11 @@ def _strongest(lines: Text, split: Split, seen: Seen) -> None:
     for head in range(min(seen.n_heads, _MOST_HEADS_NAMED)):
         order = np.argsort(-seen.weights[head], axis=None, kind="stable")[:3]
         links = [divmod(int(at), len(split.keys)) for at in order]
-        told = ", ".join(
+        pairs = ", ".join(
             f"{safe(split.queries[q])} → {safe(split.keys[k])} {seen.weights[head, q, k]:.4f}" for q, k in links
         )
         lines.append(f"  head {head}: ", style="bold")
-        lines.append(f"{told}\n")
+        lines.append(f"{pairs}\n")
     if seen.n_heads > _MOST_HEADS_NAMED:
         lines.append(f"  and {amount(seen.n_heads - _MOST_HEADS_NAMED, 'more head')} (--json has all)\n", style="dim")
 
@@ -100,19 +100,21 @@ def _compromise(lines: Text, split: Split, seen: Seen) -> None:
         lines.append("  the heads agree about every query\n", style="dim")
         return
     wanted = [_favourites(seen, head, query) for head in range(seen.n_heads)]
-    told = "; ".join(
+    wishes = "; ".join(
         f"head {head} wants {_names(split, keys)} ({seen.weights[head, query, keys[0]]:.4f})"
         if len(keys) < len(split.keys)
         else f"head {head} wants nothing"
         for head, keys in list(enumerate(wanted))[:_MOST_AT_ODDS]
     )
-    told = f"  most at odds about {safe(split.queries[query])}: {told}{'; …' if seen.n_heads > _MOST_AT_ODDS else ''}"
+    wishes = (
+        f"  most at odds about {safe(split.queries[query])}: {wishes}{'; …' if seen.n_heads > _MOST_AT_ODDS else ''}"
+    )
     one = next((other for other in split.seen if other.n_heads == 1), None)
     if one is not None:
         both = dict.fromkeys(key for keys in wanted[:_MOST_AT_ODDS] if len(keys) < len(split.keys) for key in keys)
         shares = ", ".join(f"{safe(split.keys[key])} {one.weights[0, query, key]:.4f}" for key in both)
-        told += f". A single head compromises: {shares}"
-    lines.append(told + "\n")
+        wishes += f". A single head compromises: {shares}"
+    lines.append(wishes + "\n")
 
 
 def _favourites(seen: Seen, head: int, query: int) -> list[int]:

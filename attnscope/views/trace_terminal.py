@@ -118,12 +118,12 @@ def _range(low: float, high: float) -> str:
 
 def _check_line(trace: Trace) -> Text:
     check = trace.check
-    told = [f"outputs differ by at most {check.outputs:.1e}"]
+    parts = [f"outputs differ by at most {check.outputs:.1e}"]
     if not math.isnan(check.weights):
-        told.insert(0, f"weights differ by at most {check.weights:.1e}")
+        parts.insert(0, f"weights differ by at most {check.weights:.1e}")
     if not math.isnan(check.projected) and any(step.name == "output" for step in trace.steps):
-        told.append(f"after W_O by {check.projected:.1e}")
-    return Text(f"\nagainst {safe(check.kernel)}: {', '.join(told)}", style="dim")
+        parts.append(f"after W_O by {check.projected:.1e}")
+    return Text(f"\nagainst {safe(check.kernel)}: {', '.join(parts)}", style="dim")
 
 
 def _with_sign(value: float) -> str:

@@ -147,9 +147,9 @@ class Widget(anywidget.AnyWidget):
 def _held(page: str, record: Record | None) -> tuple[list[str], tuple[str, ...]]:
     """The views that a page has, as its script names them, and the kinds of attention that may be chosen in it."""
     found = _MANIFEST.search(page)
-    told = json.loads(found[1]) if found else {}
-    if "viewer" not in told:
-        texts, is_atlas = told.get("texts", ()), "atlas" in told
+    manifest = json.loads(found[1]) if found else {}
+    if "viewer" not in manifest:
+        texts, is_atlas = manifest.get("texts", ()), "atlas" in manifest
         kinds = {attention["kind"] for text in texts for attention in text["maps"]}
         views = [*(["atlas", "head"] * is_atlas), *(["photo"] * any("photos" in text for text in texts))]
         views += _OF_TEXTS if texts else ("matrix", "links") * is_atlas  # of its examples

@@ -19,8 +19,8 @@ _NONE = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
 def writes_table(findings: Findings) -> list[RenderableType]:
     """The heads that raise and lower the logits of right answers most, and what all parts amount to."""
     heads = [head for head in findings.heads if math.isfinite(head.measures.get("writes", _NONE).value)]
-    chosen, told = findings.options.get("writes"), findings.corpus.get("writes")
-    if not heads or not isinstance(chosen, dict) or not isinstance(told, dict):
+    chosen, recorded = findings.options.get("writes"), findings.corpus.get("writes")
+    if not heads or not isinstance(chosen, dict) or not isinstance(recorded, dict):
         return []
     said: list[RenderableType] = []
     ranked = sorted(heads, key=lambda head: -head.measures["writes"].value)
@@ -30,14 +30,14 @@ def writes_table(findings: Findings) -> list[RenderableType]:
     ):
         if shown:
             said += [heading(f"heads that {title}"), _table(shown)]
-    parts = told.get("parts", {})
+    parts = recorded.get("parts", {})
     line = " + ".join(f"{name.replace('_', '-')} {_number(value)}" for name, value in parts.items() if name != "logit")
     return [
         *said,
         Text(),
         *dim_lines(
             [
-                f"mean of {amount(told.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit "
+                f"mean of {amount(recorded.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit "
                 f"above the vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
                 f"attended to: the answer's own occurrences get {chosen.get('attended', 0):.0%} of the head's weight "
                 "or more; in brackets 95% intervals over texts",

@@ -73,8 +73,8 @@ def merge(model: PreTrainedModel, folder: Path, *, allow_pickle: bool) -> Adapte
     except Exception as error:  # peft and torch raise what they like on adapters of other models
         raise _does_not_fit(folder, first_line(error)) from error
     sha256 = file_sha256(path)
-    told = f"; its {', '.join(left)} is left out, for attention does not depend on it" if left else ""
-    return Adapter(folder.name, sha256, f"Adapter {folder.name} ({kind}, sha256 {sha256[:12]}) is merged in{told}.")
+    left_out = f"; its {', '.join(left)} is left out, for attention does not depend on it" if left else ""
+    return Adapter(folder.name, sha256, f"Adapter {folder.name} ({kind}, sha256 {sha256[:12]}) is merged in{left_out}.")
 
 
 def require_peft(folder: Path) -> None:

@@ -90,8 +90,8 @@ class CrossAttentionReader(VisionLanguageReader):
     def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
         model = self._network.model
         if not model.can_generate():
-            told = f"{self._name} was loaded without a language-model head and cannot write"
-            raise AttnscopeError(told, "leave out --generate")
+            message = f"{self._name} was loaded without a language-model head and cannot write"
+            raise AttnscopeError(message, "leave out --generate")
         never = getattr(self._base.config, "image_token_id", None)
 
         def predict(ids: list[int]) -> Tensor:
@@ -219,8 +219,8 @@ class QFormerReader(CrossAttentionReader):
 
     def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
         if "decoder" not in self._network.found.layers:
-            told = f"the language model of {self._name} is an encoder-decoder of its own, which is not run to write"
-            raise AttnscopeError(told, "leave out --generate")
+            message = f"the language model of {self._name} is an encoder-decoder of its own, which is not run to write"
+            raise AttnscopeError(message, "leave out --generate")
         return super()._write(inputs, given, n)
 
     def _name_tokens(

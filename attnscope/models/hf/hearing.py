@@ -83,8 +83,8 @@ class HuggingFaceEars:
             # A spectrogram of a window each hundredth of a second; the last frame may be half a one, filled up.
             each = rate // 100 * int(getattr(self._extractor, "stride", 1))
         if n < 1:
-            told = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
-            raise AttnscopeError(told, "give a longer one")
+            message = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
+            raise AttnscopeError(message, "give a longer one")
         sound = _sound(samples, rate, each, n, len(samples) / rate, recording.source)
         tokens = frame_tokens(n, sound.seconds_per_frame, recording.source)
         inputs = {base.main_input_name: given}

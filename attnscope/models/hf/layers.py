@@ -1,6 +1,6 @@
 """Which of a model's attentions is which: whose (encoder, decoder, cross), which layer's; and what is worth a note.
 
-Whose, is told by what the attention hides on a small input; the layer, by how it is numbered, or by counting.
+Whose, is seen by what the attention hides on a small input; the layer, by how it is numbered, or by counting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
         known = known or maps.shape[2] == 1 or bool(rows[:, :, :-1].any())
     if not known:
         raise AttnscopeError(
-            "all its attention is NaN or infinite on a short random input, so that nothing can be told of it",
+            "all its attention is NaN or infinite on a short random input, so that nothing can be said of it",
             "try --dtype float32 or bfloat16; if that changes nothing, the weights are damaged",
         )
     return True
@@ -143,8 +143,8 @@ def notes_on(by_kind: Mapping[Kind, Sequence[Seen]], layers: Mapping[Kind, tuple
     for kind, calls in by_kind.items():
         heads = sorted({(one.call.n_heads, one.call.n_kv_heads) for one in calls})
         if len(heads) > 1:
-            told = ", ".join(f"{n} query heads on {kv} key/value heads" for n, kv in heads)
-            notes.append(f"Layers differ in their heads ({kind}): {told}.")
+            groups = ", ".join(f"{n} query heads on {kv} key/value heads" for n, kv in heads)
+            notes.append(f"Layers differ in their heads ({kind}): {groups}.")
         modules = {one.module for one in calls}
         if len(modules) < len(calls):
             sets = "1 set" if len(modules) == 1 else f"{len(modules)} sets"

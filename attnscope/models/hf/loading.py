@@ -278,8 +278,8 @@ def _gguf_file(source: Source, folder: Path) -> str | None:
         raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", hint)
     missing = [package for package in ("gguf", "accelerate") if not importlib.util.find_spec(package)]
     if missing:
-        told = f"the package {missing[0]}" if len(missing) == 1 else "the packages gguf and accelerate"
-        raise AttnscopeError(f"{files[0]} needs {told}", f"pip install {' '.join(missing)}")
+        packages = f"the package {missing[0]}" if len(missing) == 1 else "the packages gguf and accelerate"
+        raise AttnscopeError(f"{files[0]} needs {packages}", f"pip install {' '.join(missing)}")
     return files[0]
 
 

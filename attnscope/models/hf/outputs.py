@@ -71,7 +71,7 @@ def run_with_logits(
         probe: See there.
         skipped: See there.
         light: See there.
-        last: At how many of the last tokens the head is run, where it can be told; None = at all.
+        last: At how many of the last tokens the head is run, where it can take that; None = at all.
 
     Raises:
         AttnscopeError: The head does not run on what the base model puts out.

@@ -122,8 +122,8 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
     except Exception as error:  # a model's code may raise anything
         if is_out_of_memory(error) or _is_ours(error):
             raise
-        told = f"{type(error).__name__}: {first_line(error)}"
-        raise AttnscopeError(f"{name} {what}: its own code says {told}", hint) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise AttnscopeError(f"{name} {what}: its own code says {reason}", hint) from error
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ class Made:
         return found
 
 
-class Unplaced(Exception):  # noqa: N818 - it is told in one line by whoever asks
+class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
     """It is not known which token stands for which part of a picture; the message says why."""
 
 

@@ -52,10 +52,10 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
             described, _ = kind.get_processor_dict(folder, local_files_only=True)
             return kind.from_args_and_dict([parts.get(name) for name in named_parts], described)
         except ImportError as error:
-            told = first_line(error)
-            package = told.partition("`")[2].partition("`")[0]
+            reason = first_line(error)
+            package = reason.partition("`")[2].partition("`")[0]
             raise AttnscopeError(
-                f"the processor in {folder} needs more: {told}", f"pip install {package}" if package else ""
+                f"the processor in {folder} needs more: {reason}", f"pip install {package}" if package else ""
             ) from error
 
 

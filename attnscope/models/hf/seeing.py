@@ -60,8 +60,8 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
         except Exception as error:
             if "torchvision" not in str(error):
                 raise
-            told = f"the image processor in {folder}, {_processor_name(folder)}, needs torchvision"
-            raise AttnscopeError(told, "pip install torchvision") from error
+            message = f"the image processor in {folder}, {_processor_name(folder)}, needs torchvision"
+            raise AttnscopeError(message, "pip install torchvision") from error
 
 
 def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
@@ -116,8 +116,8 @@ class HuggingFaceEyes:
         try:
             made = self._processor(images=photo.image, return_tensors="pt")
         except Exception as error:
-            told = f"the image processor of {self._name} fails on {photo.source}: {first_line(error)}"
-            raise AttnscopeError(told) from error
+            message = f"the image processor of {self._name} fails on {photo.source}: {first_line(error)}"
+            raise AttnscopeError(message) from error
         pixels, shapes = made.get("pixel_values"), made.get("spatial_shapes")
         if isinstance(pixels, Tensor) and shapes is not None:
             seen = self._see_patches(pixels, shapes, photo)
@@ -144,8 +144,8 @@ class HuggingFaceEyes:
         high, wide = patch_size(self._base, self._name)
         rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
         if not rows or not columns:
-            told = f"{self._name} sees {photo.source} smaller than one of its patches"
-            raise AttnscopeError(told, "give another photo")
+            message = f"{self._name} sees {photo.source} smaller than one of its patches"
+            raise AttnscopeError(message, "give another photo")
         shown = undo_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
         notes = [*photo.notes]
         if (rows * high, columns * wide) != tuple(pixels.shape[2:]):

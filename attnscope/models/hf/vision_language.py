@@ -61,8 +61,8 @@ class VisionLanguageReader:
         """
         joint = getattr(self._processor, "image_processor", None)
         if (self._processor if self.takes_image_processor else joint) is None:
-            told = f"{self._name} came without its processor"
-            raise AttnscopeError(told, "hand it over: attnscope.load(model, processor)")
+            message = f"{self._name} came without its processor"
+            raise AttnscopeError(message, "hand it over: attnscope.load(model, processor)")
         if len(photos) > 1 and not self.takes_several_photos:
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
         self._require_no_mark(text)
@@ -205,8 +205,8 @@ class VisionLanguageReader:
             of_slopes = self._make([Image.fromarray(slopes(*size)) for size in made.sizes], prompt)
             guides = panes_of(of_slopes, self._cut)
         except Unplaced as error:
-            told = f"{self._name} cannot be shown on pictures: {error}"
-            raise AttnscopeError(told, "its text alone can be: leave out --image") from error
+            message = f"{self._name} cannot be shown on pictures: {error}"
+            raise AttnscopeError(message, "its text alone can be: leave out --image") from error
         processor = getattr(made.processor, "image_processor", made.processor)
 
         def colours(pane: Pane) -> NDArray[np.uint8]:

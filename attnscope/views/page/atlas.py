@@ -51,10 +51,10 @@ def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: boo
 def pack_atlas(atlas: Atlas) -> list[str]:
     """The blocks of an atlas in a page: the landing's, then one a head."""
     described = atlas.describe()
-    told = {name: value for name, value in described.items() if name not in ("facts", "tables")}
+    shown = {name: value for name, value in described.items() if name not in ("facts", "tables")}
     tokens = [sorted({token for row in rows for token in row.tokens}) for rows in atlas.tables]
     pairs = [[row.tokens for row in rows if row.side == "pairs"] for rows in atlas.tables]
-    landing = {**told, "positions": atlas.positions, "deciles": atlas.deciles, "tokens": tokens, "pairs": pairs}
+    landing = {**shown, "positions": atlas.positions, "deciles": atlas.deciles, "tokens": tokens, "pairs": pairs}
     blocks = [_packed(landing)]
     mine: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
@@ -95,9 +95,9 @@ def _near(distances: NDArray[np.float32], number: int) -> list[tuple[int, float]
     return [(int(at), float(distances[at])) for at in known[:N_NEAR]]
 
 
-def _packed(told: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
+def _packed(content: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
     """base64 of what zlib makes of: how long the JSON is (4 bytes, the low one first), the JSON, the arrays' bytes."""
-    text = json.dumps(plain(told, _short), separators=(",", ":"), allow_nan=False).encode()
+    text = json.dumps(plain(content, _short), separators=(",", ":"), allow_nan=False).encode()
     whole = b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in arrays)])
     return base64.b64encode(zlib.compress(whole)).decode("ascii")
 

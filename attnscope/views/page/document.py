@@ -232,7 +232,7 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
     # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
     flat = record.with_pictures_as_one() if record.pictures else record
     squared = flat.squared()
-    told = {
+    packed = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
         "run": plain(dict(record.run), finite),
@@ -246,14 +246,14 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
         ],
     }  # fmt: skip
     if record.picture is not None or record.pictures:
-        told["photos"] = pack_photos(record, blocks)
+        packed["photos"] = pack_photos(record, blocks)
     if record.pictures:
         # Which of the rows above its first row is: a word is then the same one in all views.
         first = 0 if flat.maps[0].part is None else flat.maps[0].part[0]
         if flat.maps[0].kind == "cross":
             first = len(squared.maps[0].queries) - len(record.maps[0].queries)
-        told["looking"] = {**_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP), "first": first}
-    return told
+        packed["looking"] = {**_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP), "first": first}
+    return packed
 
 
 def _map(
