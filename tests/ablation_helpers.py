@@ -11,59 +11,25 @@ from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 
 VOCABULARY = 41
+_SMALL = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 11}
+_WIDE = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 11}
+_GROUPED = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 11}
+_T5 = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11, "decoder_start_token_id": 0}
+_BART = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 3) | dict.fromkeys(
+    ("encoder_layers", "decoder_layers"), 2
+)
 SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "bert": (
-        "BertForMaskedLM",
-        "BertConfig",
-        {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 11},
-    ),
+    "bert": ("BertForMaskedLM", "BertConfig", _SMALL),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 15, "n_head": 3, "n_layer": 3}),
-    "llama": (
-        "LlamaForCausalLM",
-        "LlamaConfig",
-        {
-            "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 3,
-            "intermediate_size": 11,
-        },
-    ),
-    "t5": (
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11, "decoder_start_token_id": 0},
-    ),
-    "albert": (
-        "AlbertForMaskedLM",
-        "AlbertConfig",
-        {
-            "hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 11,
-            "embedding_size": 7,
-        },
-    ),
-    "gpt_neox": (
-        "GPTNeoXForCausalLM",
-        "GPTNeoXConfig",
-        {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 11},
-    ),
-    "phi3": (
-        "Phi3ForCausalLM",
-        "Phi3Config",
-        {
-            "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 2,
-            "intermediate_size": 11, "pad_token_id": 0,
-        },
-    ),
-    "olmo2": (
-        "Olmo2ForCausalLM",
-        "Olmo2Config",
-        {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 11},
-    ),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _GROUPED | {"num_hidden_layers": 3}),
+    "t5": ("T5ForConditionalGeneration", "T5Config", _T5),
+    "albert": ("AlbertForMaskedLM", "AlbertConfig", _SMALL | {"embedding_size": 7}),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _WIDE),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", _GROUPED | {"num_hidden_layers": 2, "pad_token_id": 0}),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _WIDE),
     "bart": (
-        "BartForConditionalGeneration",
-        "BartConfig",
-        {
-            "d_model": 15, "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_layers": 2,
-            "decoder_layers": 2, "encoder_ffn_dim": 11, "decoder_ffn_dim": 11,
-        },
+        "BartForConditionalGeneration", "BartConfig",
+        _BART | {"d_model": 15, "encoder_ffn_dim": 11, "decoder_ffn_dim": 11},
     ),
 }  # fmt: skip
 

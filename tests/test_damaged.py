@@ -1,5 +1,6 @@
 """Records that are damaged, or made to do harm: `show` draws them or says in one line why not, whatever is in them."""
 
+import contextlib
 import io
 import json
 import random
@@ -43,19 +44,23 @@ EVERY = (*MADE, *KEPT)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A record of each kind, in one folder."""
+    """A record of each kind, in one folder, and what the command printed that made it: heads.npz and heads.npz.txt."""
     home = tmp_path_factory.mktemp("records")
     (home / "texts.txt").write_text(TEXTS, "utf-8")
     trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
     (home / "texts.conllu").write_text("\n\n".join(trees[:12]) + "\n\n", "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
+        patch.setenv("COLUMNS", "120")
         for name, command in MADE.items():
             more = [] if name in ("cost.json", "split.json") else ["-m", "own"]
             patch.setattr("sys.argv", ["attnscope", *command, *more, "-o", f"{name}.out"])
-            with pytest.raises(SystemExit) as ended:
+            printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
+            with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(printed):
                 main()
             assert not ended.value.code, name
+            printed.flush()
+            (home / f"{name}.txt").write_bytes(printed.buffer.getvalue())  # type: ignore[attr-defined]
             stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
             (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
     for name in KEPT:

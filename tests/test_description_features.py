@@ -14,24 +14,9 @@ from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'
 PIECES = [
-    "[CLS]",
-    "the",
-    "cat",
-    "sa",
-    "##t",
-    ".",
-    '"',
-    "alice",
-    "saw",
-    "the",
-    "cat",
-    ",",
-    '"',
-    "he",
-    "said",
-    ".",
+    "[CLS]", "the", "cat", "sa", "##t", ".", '"', "alice", "saw", "the", "cat", ",", '"', "he", "said", ".",
     "[SEP]",
-]
+]  # fmt: skip
 SPANS = [
     (0, 0), (0, 3), (4, 7), (8, 10), (10, 11), (11, 12), (13, 14), (14, 19), (20, 23), (24, 27), (28, 31), (31, 32),
     (32, 33), (34, 36), (37, 41), (41, 42), (0, 0),

@@ -211,21 +211,6 @@ def test_a_shard_without_texts_is_written_all_the_same(study: Run, run: Run) -> 
     assert run("merge", "1", "2", "-o", "whole", "-f", "npz")[0] == run("show", "2")[0] == 0
 
 
-def test_show_draws_a_record_again(run: Run, shards: Path) -> None:
-    printed = [run("show", given) for given in ("one", "one/heads.npz")]
-    assert printed[0] == printed[1]
-    assert printed[0][0] == 0
-    assert "previous token" in printed[0][1]
-    status, out, err = run("show", "one", "-o", "again", "-f", "png,csv,text", "--measures", "sink")
-    assert status == 0, err
-    assert "again/roles.png" in out
-    assert (shards / "again/heads.csv").is_file()
-    assert (
-        document(run("show", "one", "--json")[1])["heads"]
-        == json.loads((shards / "one/heads.json").read_text())["heads"]
-    )
-
-
 def test_show_tells_all_of_one_head(run: Run, shards: Path) -> None:
     status, out, err = run("show", "one", "--pick", "L0H1")
     assert status == 0, err
@@ -233,24 +218,6 @@ def test_show_tells_all_of_one_head(run: Run, shards: Path) -> None:
     assert "L0H0" not in out and "L0H0" in run("show", "one")[1]
     assert run("show", "one", "--pick", "L0H1", "-o", "picked", "-f", "csv")[0] == 0
     assert len((shards / "picked/heads.csv").read_text().splitlines()) == 2
-
-
-def test_show_still_draws_heatmaps(run: Run, tiny_bert: Path) -> None:
-    run("heatmap", "a cat", "-m", tiny_bert, "-o", "map", "-f", "npz,json")
-    for given in ("map", "map/weights.npz", "map/record.json"):
-        status, out, err = run("show", given)
-        assert status == 0, err
-        assert "L0" in out
-
-
-def test_show_refuses_what_is_no_record(run: Run, shards: Path) -> None:
-    for given in ("one/heads.json", "nowhere", SENTENCES):
-        status, out, err = run("show", given)
-        assert (status, out) == (1, ""), given
-        assert err.startswith("error: ")
-        assert "internal" not in err
-    assert run("show", "one", "-f", "png")[0] == 2
-    assert run("show", "one", "-o", "x", "-f", "gif")[0] == 2
 
 
 def test_merging_records_needs_no_model(shards: Path) -> None:

@@ -20,7 +20,7 @@ from attnscope.records.record import Record
 from tests.conftest import Run
 from tests.processes import modules_after
 from tests.record_helpers import require_lossless
-from tests.test_damaged import EVERY, made
+from tests.test_damaged import EVERY, MADE, made
 
 __all__ = ["made"]
 
@@ -104,6 +104,13 @@ def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(
         with mpl.rc_context({"font.size": 30, "text.color": "red", "axes.facecolor": "green", "svg.hashsalt": None}):
             again = load(made / FILES[name]).draw(tmp_path / "again", wanted)
         assert {path.name: path.read_bytes() for path in again} == {path.name: path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if name not in ("weights.npz", "pooled.npz")])
+def test_show_prints_what_the_command_printed(name: str, made: Path, run: Run) -> None:
+    printed = [line for line in (made / f"{name}.txt").read_text("utf-8").splitlines() if f"{name}.out/" not in line]
+    status, out, err = run("show", made / name)
+    assert (status, out.splitlines()) == (0, printed), err
 
 
 @pytest.mark.parametrize(("name", "option"), [*product(FILES, OPTIONS)])

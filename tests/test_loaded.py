@@ -1,8 +1,12 @@
 """What is loaded when: help, texts and tokens do without torch, transformers and matplotlib."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import typer
 
+import attnscope
 from attnscope.cli import app
 from tests.processes import modules_after, python
 
@@ -51,3 +55,13 @@ def test_help_loads_nothing_heavy() -> None:
     names = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     _, loaded = modules_after(["--version"], ["--help"], *([name, "--help"] for name in names))
     assert not (HEAVY | {"numpy", "conllu"}) & loaded
+
+
+def test_what_is_public_is_there_for_people_and_for_type_checkers() -> None:
+    (typed,) = (
+        node for node in ast.parse(Path(attnscope.__file__).read_text("utf-8")).body if isinstance(node, ast.If)
+    )
+    imported = {name.asname or name.name for node in ast.walk(typed) for name in getattr(node, "names", ())}
+    assigned = {target.id for node in typed.body if isinstance(node, ast.Assign) for target in node.targets}
+    assert {*attnscope.__all__} - {"__version__"} == {*attnscope._PUBLIC} == (imported | assigned) - {"Comparison"}
+    assert all(getattr(attnscope, name) is not None for name in attnscope.__all__)

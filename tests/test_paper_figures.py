@@ -29,23 +29,9 @@ __all__ = ["made"]
 
 DRAWN = [name for name in MADE if name != "trace.npz"]
 WORDS = [
-    "[CLS]",
-    "the",
-    "animal",
-    "didn",
-    "'",
-    "t",
-    "cross",
-    "the",
-    "street",
-    "because",
-    "it",
-    "was",
-    "too",
-    "tired",
-    ".",
-    "[SEP]",
-]
+    "[CLS]", "the", "animal", "didn", "'", "t", "cross", "the", "street", "because", "it", "was", "too", "tired",
+    ".", "[SEP]",
+]  # fmt: skip
 
 
 def sentence(**fields: Any) -> Heatmap:

@@ -25,39 +25,13 @@ from tests.conftest import Run
 from tests.test_relations_core import by_loops, facts_of, require
 
 ENGLISH = [
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "red",
-    "green",
-    "blue",
-    "black",
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "red", "green", "blue", "black",
     "white",
-]
+]  # fmt: skip
 FRENCH = [
-    "un",
-    "deux",
-    "trois",
-    "quatre",
-    "cinq",
-    "sixe",
-    "sept",
-    "huit",
-    "neuf",
-    "dix",
-    "rouge",
-    "vert",
-    "bleu",
-    "noir",
+    "un", "deux", "trois", "quatre", "cinq", "sixe", "sept", "huit", "neuf", "dix", "rouge", "vert", "bleu", "noir",
     "blanc",
-]
+]  # fmt: skip
 SPECIAL = ["<pad>", "</s>", "<unk>"]
 VOCABULARY = [*SPECIAL, *ENGLISH, *FRENCH]
 

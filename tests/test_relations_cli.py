@@ -50,21 +50,6 @@ def test_json_is_one_document(study: Run) -> None:
     assert {one["name"] for one in found["relations"]} >= {"closing→opening", "name→assignment"}
 
 
-def test_show_draws_it_again(study: Run, run: Run, tmp_path: Path) -> None:  # noqa: F811
-    study(TREES, "-o", "out", "-f", "npz", "--examples", "1", "--only", "det")
-    printed = run("show", "out")[1]
-    assert "det→head" in printed
-    assert run("show", "out/relations.npz")[1] == printed
-    status, out, err = run("show", "out", "-o", "again", "-f", "png,csv")
-    assert status == 0, err
-    assert (tmp_path / "again/relations.png").is_file()
-    assert run("show", "out", "-f", "png")[0] == 2
-    (tmp_path / "out/relations.npz").write_bytes((tmp_path / "out/relations.npz").read_bytes()[:900])
-    status, out, err = run("show", "out")
-    assert (status, out) == (1, "")
-    assert "internal" not in err
-
-
 def test_relations_join_the_table_of_heads(study: Run, run: Run) -> None:  # noqa: F811
     made = study(TREES, "-o", "out", "-f", "npz", "-m", "minilm", "--only", "punct")
     assert made[0] == 0

@@ -485,7 +485,7 @@ def _place(token: str | int | None, labels: Sequence[str]) -> int | None:
     folded = [label.casefold() for label in labels]
     if token.casefold() in folded:
         return folded.index(token.casefold())
-    raise AttnscopeError(f"no token is {token!r}", f"the tokens are: {' '.join(labels)[:300]}; or give a place, @3")
+    raise AttnscopeError(f"no token is {token!r}", f"the tokens are: {' '.join(labels)[:300]}; or give a position, @3")
 
 
 def _heads(heads: Sequence[int] | None, n: int, name: str) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def _of_places(found: Circuits) -> str:
         f"a dot: not beyond all of {found.n_draws} random heads with the same singular values · "
         "matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
         f"token · by position: the share of attention that the previous token gets where all tokens are alike, "
-        f"{amount(found.n_places, 'place')}; uniform {number(min(found.uniform.get('previous', (math.nan,))))}"
+        f"{amount(found.n_places, 'position')}; uniform {number(min(found.uniform.get('previous', (math.nan,))))}"
     )
 
 

@@ -28,7 +28,7 @@ _LARGE = 4
 
 _NAMED = 14  # tokens of a side that are named where there is room
 _TURNED = {
-    "before": "queries and keys as they are before rotary positions: scores of two tokens at one place",
+    "before": "queries and keys as they are before rotary positions: scores of two tokens at the same position",
     "after": "queries and keys as rotary positions turned them",
 }
 

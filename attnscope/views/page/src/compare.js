@@ -6,7 +6,7 @@ import { topOf } from "./heads.js";
 import { cursorOf, stepped, tokensAt } from "./matrix.js";
 import { mapOf, state, update } from "./state.js";
 
-/** Which tokens of two texts stand for each other: by place where there are as many, else the longest common run of labels. */
+/** Which tokens of two texts stand for each other: by position where there are as many, else the longest common run of labels. */
 function aligned(a, b) {
   if (a.length === b.length) return a.labels.map((_, at) => [at, at]);
   const [n, m] = [a.length, b.length];
@@ -209,7 +209,7 @@ export class CompareView {
         : el(
             "span",
             {},
-            ` ${rows.length === a.rows.length && rows.length === b.rows.length ? "Tokens are compared place by place." : `The difference shows the ${rows.length} queries and ${columns.length} keys that both texts have.`}`,
+            ` ${rows.length === a.rows.length && rows.length === b.rows.length ? "Tokens are compared position by position." : `The difference shows the ${rows.length} queries and ${columns.length} keys that both texts have.`}`,
           ),
       !state.b.startsWith("full") && /^\d/.test(layer) && !mapOf().full.includes(Number(layer))
         ? el(

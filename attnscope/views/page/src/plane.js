@@ -12,8 +12,8 @@ const MOST_NAMED = 8; // tokens that have a colour of their own
 const MOST_KEYS = 5;
 const TURNED = {
   never: "",
-  before: " Queries and keys are as they are before rotary positions: scores are those of two tokens at one place.",
-  after: " Queries and keys are as rotary positions turned them, each at its own place.",
+  before: " Queries and keys are as they are before rotary positions: scores are those of two tokens at the same position.",
+  after: " Queries and keys are as rotary positions turned them, each at its own position.",
 };
 
 export class Plane {
