@@ -193,12 +193,14 @@ def tiny_bert(_tiny_bert: Path, tmp_path: Path) -> Path:
 def edit_config(tiny_bert: Path) -> Callable[..., Path]:
     """Changes settings in the config.json of tiny_bert, and returns its folder."""
 
-    def edit(**changes: object) -> Path:
-        path = tiny_bert / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
-        return tiny_bert
+    return lambda **changes: edited(tiny_bert, **changes)
 
-    return edit
+
+def edited(folder: Path, **changes: object) -> Path:
+    """The folder, with other settings in its config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
+    return folder
 
 
 @pytest.fixture

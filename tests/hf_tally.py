@@ -19,6 +19,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -417,11 +418,8 @@ def tally(wanted: list[str], path: Path | None, n_workers: int) -> dict[str, Ver
                     if path is not None:
                         _write(path, done)
 
-    threads = [threading.Thread(target=work) for _ in range(n_workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(n_workers) as pool:
+        list(pool.map(lambda _: work(), range(n_workers)))
     return {name: done[name] for name in wanted}
 
 

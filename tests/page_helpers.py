@@ -116,6 +116,17 @@ class Opened:
         """Waits for the next picture."""
         self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
+    def click(self, selector: str) -> None:
+        """Clicks on an element, and waits for the next picture."""
+        self.page.click(selector)
+        self.frame()
+
+    def press(self, *keys: str) -> None:
+        """Presses keys one after the other, and waits for the next picture after each."""
+        for key in keys:
+            self.page.keyboard.press(key)
+            self.frame()
+
     def until(self, true: str) -> None:
         """Waits until an expression holds. Playwright's own waiting evaluates strings, which the page forbids."""
         for _ in range(1000):

@@ -180,8 +180,7 @@ def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, si
 def test_examples_by_keys_and_their_address(opened: OpenedAtlas) -> None:
     opened.go("L0H2")
     opened.page.focus(".examples article >> nth=0 >> .tok.focus")
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "Enter"):
-        opened.page.keyboard.press(key)
+    opened.press("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "Enter")
     opened.until("location.hash.includes('q=14')")
     address = opened.page.evaluate("location.hash")
     assert "head=L0H2" in address
@@ -206,8 +205,7 @@ def test_an_example_opens_as_a_map(opened: OpenedAtlas, view: str) -> None:
         np.testing.assert_allclose(opened.matrix(), example.weights(), atol=5.1e-5)
     opened.page.reload()
     opened.settle(view)
-    opened.page.keyboard.press("h")
-    opened.frame()
+    opened.press("h")
     if view == "matrix":
         shown, kept = opened.matrix(), example.weights()[1:-1, 1:-1]
         left = kept.sum(1, keepdims=True)

@@ -175,9 +175,7 @@ def test_pointing_names_a_head_and_a_click_opens_it(opened: OpenedAtlas) -> None
 def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
     opened.go(ax="layer", ay="head")
     opened.page.focus(".scatter canvas[tabindex]")
-    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp"):
-        opened.page.keyboard.press(key)
-    opened.frame()
+    opened.press("ArrowRight", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp")
     assert opened.text(".tip").startswith("L2H3")
     opened.page.keyboard.press("Shift+ArrowRight")
     opened.until("document.querySelector('.view.atlas').dataset.shown === '1'")
@@ -185,9 +183,7 @@ def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
     opened.page.keyboard.press("Escape")
     opened.until("document.querySelector('.view.atlas').dataset.shown === '12'")
     opened.page.focus("input.filter")
-    opened.page.keyboard.press("ArrowDown")
-    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
-        opened.page.keyboard.press(key)
+    opened.press("ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp", "Enter")
     opened.page.wait_for_selector(".view.head[data-shown]")
     opened.page.keyboard.press("Escape")
     opened.page.wait_for_selector(".view.atlas")
@@ -196,11 +192,9 @@ def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
 def test_the_list_sorts_by_what_its_headers_say(opened: OpenedAtlas) -> None:
     opened.go(ax="induction", ay="local")
     values = {head.name: head.measures["induction"].value for head in ATLAS.heads}
-    opened.page.click("[data-sort=induction]")
-    opened.frame()
+    opened.click("[data-sort=induction]")
     assert opened.listed() == sorted(NAMES, key=lambda name: -values[name])
-    opened.page.click("[data-sort=induction]")
-    opened.frame()
+    opened.click("[data-sort=induction]")
     assert opened.listed() == sorted(NAMES, key=lambda name: values[name])
 
 

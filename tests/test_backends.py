@@ -5,7 +5,7 @@ import hashlib
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +131,8 @@ def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, name:
 def test_two_threads_of_python_measure_at_once() -> None:
     call, keys = long_call(is_causal=True)
     alone = measured(call, keys, "numba")
-    found: list[SumsOf] = []
-    threads = [threading.Thread(target=lambda: found.append(measured(call, keys, "numba"))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: measured(call, keys, "numba"), range(4))]
     for other in found:
         np.testing.assert_array_equal(alone.sum, other.sum)
 

@@ -2,7 +2,7 @@ import hashlib
 import json
 import os
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -303,11 +303,8 @@ def test_threads_that_ask_at_once_hash_once(tmp_path, monkeypatch):
     calls = []
     digest = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda *given: calls.append(given) or digest(*given))
-    threads = [threading.Thread(target=weights_sha256, args=(folder,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(weights_sha256, [folder] * 4))
     assert len(calls) == 1
 
 

@@ -18,6 +18,7 @@ from attnscope.studies.compare import CompareOptions, compare, compare_models
 from attnscope.studies.compare_texts import align, compare_heads, compare_texts
 from attnscope.views.compare_summary import texts_line
 from tests.conftest import write_tiny
+from tests.heads_helpers import after
 from tests.record_helpers import require_lossless, tokens_of
 from tests.rounding import unit
 
@@ -155,11 +156,7 @@ class TestAllHeads:
 
     def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("attnscope.studies.pair_blocks.TOKEN_BUDGET", 1)
-
-        def stop(done: object) -> None:
-            raise KeyboardInterrupt
-
-        found = compare(tiny, TEXTS, report=stop)
+        found = compare(tiny, TEXTS, report=after(0))
         assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
         np.testing.assert_allclose(found.tables[0].mean, compare(tiny, "b").tables[0].mean, atol=1e-12)
 

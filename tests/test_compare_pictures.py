@@ -18,13 +18,9 @@ from attnscope.views.compare_pictures import maps_page
 from attnscope.views.style import Style
 from tests.conftest import Run
 from tests.record_helpers import require_lossless
-from tests.vision_language_helpers import write_family
+from tests.vision_language_helpers import noise, write_family
 
 QUESTION = "what is on the table ?"
-
-
-def noise(height: int, width: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Hugging Face models through the seam: equal to their own eager attention, or refused."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -404,12 +404,8 @@ def test_threads_do_not_see_each_other() -> None:
             elif any(not torch.allclose(w, expected[name][kind][i], atol=1e-5) for i, w in probe.maps[kind].items()):
                 wrong.append(f"{name}: other weights")
 
-    jobs = [("llama", first), ("bert", second), ("llama", first)]
-    threads = [threading.Thread(target=work, args=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, ("llama", "bert", "llama"), (first, second, first)))
     assert wrong == []
 
 

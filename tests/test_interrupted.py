@@ -16,6 +16,7 @@ from attnscope.studies import ablation_sweep, pair_blocks, relations
 from attnscope.studies import heads as heads_study
 from attnscope.unfinished import settle
 from tests.conftest import SAMPLES, Run
+from tests.heads_helpers import after
 
 COMMANDS = {
     "heads": ["heads", "--file", "texts.txt"],
@@ -32,13 +33,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
     def at(n: int) -> None:
         @contextlib.contextmanager
         def progress(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
-            seen = iter(range(n))
-
-            def report(_: Any) -> None:
-                if next(seen, None) is None:
-                    raise KeyboardInterrupt
-
-            yield report
+            yield after(n)
 
         monkeypatch.setattr(options, "progress", progress)
 

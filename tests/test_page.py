@@ -36,8 +36,7 @@ def test_a_click_opens_a_head(opened: Opened) -> None:
 def test_arrow_keys_go_through_the_grid_and_enter_opens(opened: Opened) -> None:
     opened.show(v="grid", h="0.0")
     opened.page.focus(".view.grid button.chosen")
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
-        opened.page.keyboard.press(key)
+    opened.press("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft")
     assert "L1H1" in opened.text("#readout")
     opened.page.keyboard.press("Enter")
     opened.settle("matrix")
@@ -48,8 +47,7 @@ def test_roles_filter_and_sort(opened: Opened) -> None:
     opened.show(v="grid", sort="role")
     having = [h for h in FINDINGS.heads if h.roles]
     role = having[0].roles[0].name
-    opened.page.click(f".roles button[data-role='{role}']")
-    opened.frame()
+    opened.click(f".roles button[data-role='{role}']")
     dimmed = opened.page.eval_on_selector_all(".view.grid button.dim", "all => all.map(b => b.dataset.spec)")
     assert set(dimmed) == {f"{h.layer}.{h.head}" for h in FINDINGS.heads if role not in {r.name for r in h.roles}}
     order = opened.page.eval_on_selector_all(".view.grid button[data-spec]", "all => all.map(b => b.dataset.spec)")
@@ -90,9 +88,7 @@ def test_pointing_at_a_cell_reads_it_out(opened: Opened, row: int, column: int) 
 def test_keys_move_zoom_and_pan(opened: Opened) -> None:
     opened.show(v="matrix", h="0.1", q=2, k=2)
     opened.page.focus(".heat canvas[tabindex]")
-    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowDown", "Shift+ArrowDown"):
-        opened.page.keyboard.press(key)
-    opened.frame()
+    opened.press("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowDown", "Shift+ArrowDown")
     assert opened.text("#readout .pair") == f"{LABELS[11]} attends to {LABELS[4]}"
     assert abs(number(opened.text("#readout .value")) - W[0, 1, 11, 4]) <= SEEN
     opened.until("document.querySelector('[role=status]').textContent.includes('rank')")
@@ -216,8 +212,7 @@ def test_the_least_weight_that_is_drawn(opened: Opened) -> None:
     opened.show(v="links", h="1.1", min=0.2)
     opened.page.focus("input[type=range]")
     for _ in range(5):
-        opened.page.keyboard.press("ArrowRight")
-    opened.frame()
+        opened.press("ArrowRight")
     assert "0.25" in opened.text(".more")
     drawn = opened.table()
     assert len(drawn) - 1 == (W[1, 1] >= 0.25).sum()
@@ -229,9 +224,7 @@ def test_the_least_weight_that_is_drawn(opened: Opened) -> None:
 def test_links_by_keys(opened: Opened) -> None:
     opened.show(v="links", h="0.0")
     opened.page.focus(".view.links canvas")
-    for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowDown"):
-        opened.page.keyboard.press(key)
-        opened.frame()
+    opened.press("ArrowDown", "ArrowDown", "ArrowRight", "ArrowDown")
     assert f"{LABELS[2]} is attended by" in opened.text("#readout")
 
 
@@ -245,8 +238,7 @@ def test_the_text_reads_as_it_is(opened: Opened) -> None:
 
 def test_a_token_shades_the_others(opened: Opened) -> None:
     opened.show(v="text", h="1.1", d="light")
-    opened.page.click(".tok >> nth=5")
-    opened.frame()
+    opened.click(".tok >> nth=5")
     for at in range(12):
         colour = opened.page.eval_on_selector_all(".tok", f"all => getComputedStyle(all[{at}]).backgroundColor")
         if W[1, 1, 5, at] > 0.02:
@@ -255,8 +247,7 @@ def test_a_token_shades_the_others(opened: Opened) -> None:
     opened.page.hover(".tok >> nth=0")
     assert opened.text("#readout .pair") == "cat attends to [CLS]"
     assert abs(number(opened.text("#readout .value")) - W[1, 1, 5, 0]) <= SEEN
-    opened.page.click("text=attended by")
-    opened.frame()
+    opened.click("text=attended by")
     opened.page.hover(".tok >> nth=9")
     assert opened.text("#readout .pair") == "mat attends to cat"
     assert abs(number(opened.text("#readout .value")) - W[1, 1, 9, 5]) <= SEEN
@@ -273,9 +264,7 @@ def test_averaged_over_heads(opened: Opened) -> None:
 def test_the_text_by_keys(opened: Opened) -> None:
     opened.show(v="text", h="0.0")
     opened.page.focus(".tok >> nth=0")
-    for key in ("ArrowRight", "ArrowRight", "Enter", "ArrowRight"):
-        opened.page.keyboard.press(key)
-        opened.frame()
+    opened.press("ArrowRight", "ArrowRight", "Enter", "ArrowRight")
     assert opened.text("#readout .pair") == "##believ attends to un" or "un attends to ##believ" in opened.text(
         "#readout"
     )

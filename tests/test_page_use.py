@@ -112,9 +112,7 @@ def test_enter_goes_on_in_the_map_and_escape_in_the_grid(pages: Pages) -> None:
     opened.page.keyboard.press("ArrowRight")
     opened.page.keyboard.press("Enter")
     opened.settle("matrix")
-    for key in ("ArrowDown", "ArrowRight"):
-        opened.page.keyboard.press(key)
-        opened.frame()
+    opened.press("ArrowDown", "ArrowRight")
     assert opened.text("#readout .pair") == "two attends to two"
     opened.page.keyboard.press("Escape")
     opened.settle("grid")
@@ -138,8 +136,7 @@ def test_a_view_that_keys_turned_to_takes_keys(pages: Pages, number: int, view: 
     opened.page.focus(".view.grid button.chosen")
     opened.page.keyboard.press(str(number))
     opened.settle(view)
-    opened.page.keyboard.press(key)
-    opened.frame()
+    opened.press(key)
     assert says in opened.text("#readout")
 
 
@@ -225,8 +222,7 @@ def test_steps_within_a_view_are_no_steps_back(pages: Pages) -> None:
     before = opened.page.evaluate("history.length")
     opened.page.keyboard.press("2")
     for _ in range(4):
-        opened.page.keyboard.press("]")
-        opened.frame()
+        opened.press("]")
     opened.until("location.hash.includes('h=1.1')")
     assert opened.page.evaluate("history.length") == before + 1
 
@@ -252,8 +248,7 @@ def test_fit_enlarges_a_small_map(pages: Pages, view: str) -> None:
     assert cell * 4 > 0.9 * min(480, box["width"] - left, box["height"] - top)
     if view == "matrix":
         opened.page.click("[aria-label='Zoom out']")
-        opened.page.click("text=fit")
-        opened.frame()
+        opened.click("text=fit")
         assert opened.place()[2] == pytest.approx(cell)
 
 

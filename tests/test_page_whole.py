@@ -27,23 +27,20 @@ def test_the_worked_example(opened: Opened, n_heads: int) -> None:
     q, k, v = example.Q, example.K, example.V
     output, weights = oracle.multi_head(q, k, v, n_heads)
     opened.show(v="headcount")
-    opened.page.click(f".segmented button[data-value='{n_heads}'] >> nth=0")
-    opened.frame()
+    opened.click(f".segmented button[data-value='{n_heads}'] >> nth=0")
     for head in range(n_heads):
         cells = opened.page.locator(f"table.map[data-head='{head}'] tbody td").all_inner_texts()
         np.testing.assert_allclose(np.array(cells, float).reshape(5, 5), weights[head], atol=6e-5)
     for token, name in enumerate(example.TOKENS):
         opened.page.click(f"[aria-label=Token] button:text-is('{name}')")
-        opened.page.click("[data-step='2']")
-        opened.frame()
+        opened.click("[data-step='2']")
         for head in range(n_heads):
             seen = opened.page.locator(f"table.attend[data-head='{head}'] [data-weight]").all_inner_texts()
             np.testing.assert_allclose(np.array(seen, float), weights[head, token], atol=6e-5)
         for n, row in ((n, oracle.multi_head(q, k, v, n)[0][token]) for n in (1, 2, 4)):
             shown = opened.text(f"[data-output='{n}']").removeprefix("o = ").replace("\u2212", "-").split()
             np.testing.assert_allclose(np.array(shown, float), row, atol=6e-5)
-        opened.page.click("[data-step='4']")
-        opened.frame()
+        opened.click("[data-step='4']")
         row = opened.page.locator("tr[data-name=o] td").all_inner_texts()
         np.testing.assert_allclose([float(x.replace("\u2212", "-")) for x in row], output[token], atol=6e-5)
 
@@ -60,8 +57,7 @@ def test_the_lines_of_numpy_compute_what_is_shown(opened: Opened, n_heads: int, 
     }  # fmt: skip
     shown = {}
     for step in range(5):
-        opened.page.click(f"[data-step='{step}']")
-        opened.frame()
+        opened.click(f"[data-step='{step}']")
         exec(opened.page.inner_text(".numpy code"), known)
         names = opened.page.eval_on_selector_all(".vectors tr[data-name]", "all => all.map(r => r.dataset.name)")
         shown[step] = {
@@ -102,13 +98,11 @@ def test_the_three_maps_of_an_encoder_decoder(opened: Opened) -> None:
         np.testing.assert_allclose(opened.matrix(), BOTH.of(1, 2, kind), atol=SEEN)
     opened.page.click("#tab-text")
     opened.settle("text")
-    opened.page.click(".tok[data-side=q] >> nth=2")
-    opened.frame()
+    opened.click(".tok[data-side=q] >> nth=2")
     opened.page.hover(".tok[data-side=k] >> nth=1")
     assert opened.text("#readout .pair") == "Haus attends to house"
     assert abs(number(opened.text("#readout .value")) - BOTH.of(1, 2, "cross")[2, 1]) <= SEEN
-    opened.page.click(".tok[data-side=k] >> nth=0")
-    opened.frame()
+    opened.click(".tok[data-side=k] >> nth=0")
     opened.page.hover(".tok[data-side=q] >> nth=3")
     assert opened.text("#readout .pair") == "ist attends to the"
     shades = opened.page.eval_on_selector_all(
@@ -131,9 +125,7 @@ def test_the_address_holds_the_whole_view(opened: Opened, browser: Any, page_fil
     opened.page.click("#tab-compare")
     opened.settle("compare")
     opened.page.select_option(".view.compare .toolbar select", "1.0")
-    opened.page.keyboard.press("w")
-    opened.page.keyboard.press("]")
-    opened.frame()
+    opened.press("w", "]")
     opened.hover(3, 4, ".view.compare .heat >> nth=0", click=True)
     opened.page.mouse.move(0, 0)
     opened.until("location.hash.includes('k=')")

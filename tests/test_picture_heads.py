@@ -22,6 +22,7 @@ from attnscope.senses.photos import read_photo
 from attnscope.views.heads_summary import corpus_notes
 from attnscope.views.measure_figures import scale_of
 from tests.conftest import Run
+from tests.heads_helpers import after
 from tests.senses_helpers import dense_float64, photo, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -260,10 +261,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders
 
 
 def test_an_interruption_keeps_the_pictures_that_were_done(folders: dict[str, Path]) -> None:
-    def stop(done: object) -> None:
-        raise KeyboardInterrupt
-
-    found = attnscope.picture_heads(attnscope.load(folders["vit"]), pictures(), stop)
+    found = attnscope.picture_heads(attnscope.load(folders["vit"]), pictures(), after(0))
     assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
     assert found.run["notes"] == ["of one picture there are no intervals"]
     assert "it was stopped early: these are the pictures up to there" in corpus_notes(found)

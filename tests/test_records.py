@@ -4,9 +4,9 @@ import errno
 import io
 import json
 import os
-import threading
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -283,14 +283,8 @@ def test_a_written_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
 def test_writing_from_threads_leaves_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        threads = [
-            threading.Thread(target=lambda i=i: [write_whole(tmp_path / f"{i}-{j}", b"x") for j in range(50)])
-            for i in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: write_whole(tmp_path / f"{i}", b"x"), range(400)))
         assert os.umask(0o077) == 0o077
         assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
     finally:

@@ -1,6 +1,5 @@
 """What cannot be shown is refused in one line that is true and helps; what only seemed so is shown."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,13 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import wrap
 from attnscope.models.hf.parts import in_one_line
-from tests.conftest import write_tiny, write_tokenizer
+from tests.conftest import edited, write_tiny, write_tokenizer
 from tests.hf_tally import boost, build, difference_from_eager, tiny_settings
 from tests.senses_helpers import speech
 
 SMALL = {
-    "hidden_size": 24,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-    "intermediate_size": 8,
-    "vocab_size": 50,
-}
-
-
-def edited(folder: Path, **changes: object) -> Path:
-    """The folder, with other settings in its config.json."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
-    return folder
+    "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 8, "vocab_size": 50,
+}  # fmt: skip
 
 
 def refusal(given: Any, *more: Any) -> AttnscopeError:

@@ -40,6 +40,7 @@ from attnscope.studies.worker import Doer, WorkerLostError
 from attnscope.studies.worker_process import LocalExecutor, ProcessWorker
 from attnscope.studies.workers import TRIES, Done, Lost, start_workers, workers_from
 from tests.conftest import Run
+from tests.heads_helpers import after
 from tests.processes import started
 from tests.ray_run import NOT_STARTED
 
@@ -335,12 +336,8 @@ def test_ctrl_c_keeps_whole_blocks_and_ends_all_processes(
             super().__init__(*given)
             workers.append(self)
 
-    def stop(done: Progress) -> None:
-        if not done.step:  # once tokens are counted
-            raise KeyboardInterrupt
-
     monkeypatch.setattr(worker_process, "ProcessWorker", Kept)
-    found = heads(own, corpus, None, stop, Workers("own", 1))
+    found = heads(own, corpus, None, after(0, ""), Workers("own", 1))  # once tokens are counted
     assert not found.corpus["complete"] and found.corpus["n_texts"] == 256
     assert len(workers) == 1 and all(worker.child.poll() is not None for worker in workers)
 
