@@ -274,15 +274,14 @@ def add_received(
         received: By the queries of these units.
         norms: As `key_norms` gives them, of these texts.
     """
-    mass = received.mass
+    if not norms:
+        return
+    names = [name + ending for name in norms for ending in ("", "_active")]
+    given = torch.stack(list(norms.values())).to(received.mass.dtype)  # (measure, unit, head, key)
     both = torch.stack([torch.ones_like(off_rest), off_rest], -1)  # (unit, key, 2)
-    for name, by_key in norms.items():
-        norm = by_key.to(mass.dtype)
-        of_heads = (mass * norm) @ both
-        even = (received.evenly * norm).sum(-1), (received.evenly_active * norm * off_rest[:, None]).sum(-1)
-        for i, ending in enumerate(("", "_active")):
-            totals.add(name + ending, units, of_heads[..., i])
-            uniform.add(name + ending, units, even[i])
+    even = (received.evenly * given).sum(-1), (received.evenly_active * off_rest[:, None] * given).sum(-1)
+    for of, sums in ((totals, (received.mass * given) @ both), (uniform, torch.stack(even, -1))):
+        of.add_several(names, units, sums.permute(0, 3, 1, 2).flatten(0, 1), "sum")
 
 
 def clear_unknown(part: Totals, norms: Rows) -> None:

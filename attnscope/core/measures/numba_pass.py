@@ -120,9 +120,9 @@ def _factors(call: AttentionCall, output: Tensor, block: Block) -> Factors:
 
 
 def _flat(part: Tensor) -> NDArray[np.float32]:
-    """The memory from a tensor's first number to its last."""
-    reach = sum((n - 1) * step for n, step in zip(part.shape, part.stride(), strict=True)) + 1
-    found: NDArray[np.float32] = part.as_strided((reach,), (1,)).numpy()
+    """The memory from a tensor's first number on."""
+    room = part.untyped_storage().nbytes() // part.element_size() - part.storage_offset()
+    found: NDArray[np.float32] = part.as_strided((room,), (1,)).numpy()
     return found
 
 

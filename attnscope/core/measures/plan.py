@@ -90,6 +90,7 @@ class Plan:
         offsets: Whether the places of largest weights are asked for.
         blocks: The tiles.
         columns: As `key_columns`, (batch, key).
+        table: All of them, (batch, key, column).
         off_rest: 1 for keys outside the sinks, (batch, key).
         active_names: The `_active` measures, sorted, in the order of `active`.
 
@@ -122,6 +123,7 @@ class Plan:
         self.evenly = torch.zeros(n_units, mask_heads, n_keys, dtype=self.summed, device=self.device)
         self.counted = torch.zeros(batch, mask_heads, dtype=self.summed, device=self.device)
         self.columns = key_columns(keys, self.summed)
+        self.table = torch.stack(list(self.columns.values()), -1)
         self.off_rest = self.columns[OFF_REST].to(self.dtype)
         self.rarest = None if keys.rarest is None else keys.rarest.to(self.dtype)
         self.blocks = (

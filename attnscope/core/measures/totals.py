@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -113,10 +114,9 @@ class Totals:
 
     def add_several(self, names: list[str], units: slice, numbers: Tensor, kind: Literal["sum", "count"]) -> None:
         """Adds sums or counts of several measures, (measure, unit, head or 1); what nobody asked for is passed over."""
-        known = [i for i, name in enumerate(names) if name in self._place]
+        known, places = _shared(tuple(names), self.names)
         if known:
-            numbers = numbers if len(known) == len(names) else numbers[known]
-            self._later(kind, [self._place[names[i]] for i in known], units, numbers)
+            self._later(kind, places, units, numbers if len(known) == len(names) else numbers[known])
 
     def add_offsets(self, units: slice, sums: Tensor, counts: Tensor) -> None:
         """Adds the counts of largest weights by offset, each (unit, head or 1, offset)."""
@@ -192,6 +192,14 @@ class Totals:
         for name in ("sum", "count", "offset_sum", "offset_count"):
             given = getattr(self, name)
             setattr(self, name, np.repeat(given, n_heads // given.shape[2], axis=2))
+
+
+@cache
+def _shared(given: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Which of the given names are wanted, and where each of these lies among the wanted ones."""
+    places = {name: i for i, name in enumerate(wanted)}
+    known = [i for i, name in enumerate(given) if name in places]
+    return known, [places[given[i]] for i in known]
 
 
 def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
