@@ -63,7 +63,7 @@ def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int
         raise AttnscopeError(f"there is no shard {k}/{of}", "shards are 1/8 to 8/8")
 
     def cut() -> Iterator[Block]:
-        for index, held in enumerate(runs(texts, n, _n_characters)):
+        for index, held in enumerate(runs(texts, n, lambda text: text.n_characters)):
             if index % of == k - 1:
                 yield Block(index, held)
 
@@ -88,11 +88,6 @@ def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterat
             held, characters = [], 0
     if held:
         yield tuple(held)
-
-
-def _n_characters(text: CorpusText) -> int:
-    """How long a text is; of one that comes as numbers, about how long it would be."""
-    return len(text.text or "") if text.ids is None else 4 * len(text.ids)
 
 
 @dataclass(frozen=True, eq=False)

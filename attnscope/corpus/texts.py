@@ -48,6 +48,11 @@ class CorpusText:
     text: str | None = None
     ids: tuple[int, ...] | None = None
 
+    @property
+    def n_characters(self) -> int:
+        """How long it is; where it came as token numbers, about how long it would be."""
+        return len(self.text or "") if self.ids is None else 4 * len(self.ids)
+
     def digested(self) -> bytes:
         """What hashes of texts are made of; the place does not enter."""
         raw = (

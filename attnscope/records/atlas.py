@@ -18,7 +18,6 @@ from attnscope.records.findings import Findings, Head
 from attnscope.records.pair_tables import require_known
 from attnscope.records.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, Points
 from attnscope.records.record import Record
-from attnscope.records.storage import finite, plain
 
 FURTHEST = 64
 """Offsets are told apart up to so many tokens."""
@@ -206,6 +205,7 @@ class Atlas(Record):
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/1"
     ASCII: ClassVar[bool] = True
+    LISTS_ARRAYS: ClassVar[bool] = False
 
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
@@ -301,11 +301,6 @@ class Atlas(Record):
             planes=tuple(self.planes[at] for at in mine) if self.planes else (),
             points={side: held[np.isin(of_point, mine)] for side, held in self.points.items()},
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """All but the examples' attention as plain JSON values; NaN and infinities become null."""
-        document: dict[str, Any] = plain(self.describe(), finite)
-        return document
 
     def rows(self) -> Iterable[Sequence[Any]]:
         """One row a head, as `Findings.rows`."""

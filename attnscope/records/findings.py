@@ -21,7 +21,7 @@ from attnscope.records.needles import Needles
 from attnscope.records.pair_tables import OneHead, require_known
 from attnscope.records.reading import require_counts, require_places
 from attnscope.records.record import Record
-from attnscope.records.storage import csv_text, finite, plain
+from attnscope.records.storage import csv_text
 
 PICTURES = "pictures"
 LOOKS = "pictures among words"
@@ -161,6 +161,7 @@ class Findings(Record):
 
     SCHEMA: ClassVar[str] = "attnscope.heads/1"
     ASCII: ClassVar[bool] = True
+    LISTS_ARRAYS: ClassVar[bool] = False
 
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
@@ -259,11 +260,6 @@ class Findings(Record):
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""
         return facts_of_measure(self.options, measure)
-
-    def as_json(self) -> dict[str, Any]:
-        """All but the sums as plain JSON values; NaN and infinities become null."""
-        document: dict[str, Any] = plain(self.describe(), finite)
-        return document
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """One row a head: kind, layer, head, roles, tentative, resting share, then each measure.

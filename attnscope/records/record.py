@@ -25,10 +25,12 @@ class Record:
     Attributes:
         SCHEMA: The name and version of what describes it, such as "attnscope.heads/1".
         ASCII: Whether its JSON is written in ASCII alone.
+        LISTS_ARRAYS: Whether its JSON has its arrays too, as lists.
     """
 
     SCHEMA: ClassVar[str]
     ASCII: ClassVar[bool] = False
+    LISTS_ARRAYS: ClassVar[bool] = True
 
     @classmethod
     def record_kind(cls) -> Kind:
@@ -48,8 +50,9 @@ class Record:
         return codec.arrays_of(self)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values; NaN and infinities become null."""
-        document: dict[str, Any] = plain({**self.describe(), **self.arrays()}, finite)
+        """What its JSON holds, as plain values; NaN and infinities become null."""
+        arrays = self.arrays() if self.LISTS_ARRAYS else {}
+        document: dict[str, Any] = plain({**self.describe(), **arrays}, finite)
         return document
 
     def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:

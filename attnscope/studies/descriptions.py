@@ -227,14 +227,10 @@ def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
     for text in texts:
         lot = -int.from_bytes(lot_of(text, seed), "big")
         heapq.heappush(held, (lot, text.index, text))
-        characters += _size(text)
+        characters += text.n_characters
         while len(held) > FEWEST_TEXTS and (len(held) > MOST_TEXTS or characters > MOST_CHARACTERS):
-            characters -= _size(heapq.heappop(held)[2])
+            characters -= heapq.heappop(held)[2].n_characters
     return [text for *_, text in sorted(held, key=lambda one: -one[0])]
-
-
-def _size(text: CorpusText) -> int:
-    return len(text.text or "") if text.ids is None else 4 * len(text.ids)
 
 
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
