@@ -36,4 +36,4 @@ def file_sha256(path: Path) -> str:
                 _hashed[key] = hashlib.file_digest(file, "sha256").hexdigest()
             return _hashed[key]
     except OSError as error:
-        raise AttnscopeError(f"cannot read {path}: {first_line(error)}") from error
+        raise AttnscopeError(f"cannot read {path}: {error.strerror or first_line(error)}") from error

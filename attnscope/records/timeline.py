@@ -20,6 +20,9 @@ from attnscope.records.record import Record
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
 """What `Timeline.has_role` holds."""
 
+MOST_STEPS = 1 << 53
+"""No training has more; JSON and axes hold each number up to it."""
+
 _PARTS = ("value", "low", "high")
 
 
@@ -221,6 +224,8 @@ class Timeline(Record):
             raise ValueError("its roles do not fit its checkpoints and heads")
         if any(after <= before for before, after in zip(self.steps, self.steps[1:], strict=False)):
             raise ValueError("its steps do not ascend")
+        if not all(0 <= step <= MOST_STEPS for step in self.steps):
+            raise ValueError("it has a step that is none")
         if len(set(self.measures)) < n_measures or len(set(self.heads)) < n_heads or not n_heads:
             raise ValueError("it holds a measure or a head twice, or no head")
         for pair in self.pairs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import glob
 import os
@@ -21,7 +22,7 @@ from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
 from attnscope.records.circuits import COMPOSITIONS, Composition
 from attnscope.records.findings import Findings
-from attnscope.records.timeline import HAS_ROLE, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
+from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
 from attnscope.studies.ablation import whole_losses
 from attnscope.studies.ablation_reading import Reader
 from attnscope.studies.ablation_sweep import Going, HeadMeans, measure
@@ -164,6 +165,8 @@ def stages_of(
         UsageError: A pattern matches no folder, or nothing is given.
     """
     if isinstance(models, Mapping):
+        if not all(0 <= step <= MOST_STEPS for step in models):
+            raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
         return [Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)], []
     given = [models] if isinstance(models, str | os.PathLike) else list(models)
     names = sorted(dict.fromkeys(name for one in given for name in _expand(os.fspath(one))), key=_natural)
@@ -197,7 +200,7 @@ def _expand(name: str) -> list[str]:
         UsageError: It matches none.
     """
     path = os.path.expanduser(name)  # noqa: PTH111  # Path would change how a pattern is written
-    if not glob.has_magic(path) or Path(path).exists():
+    if not glob.has_magic(path) or os.path.exists(path):  # noqa: PTH110  # Path raises for names that are too long
         return [name]
     found = [one for one in glob.glob(path) if Path(one).is_dir()]  # noqa: PTH207  # absolute patterns too
     if not found:
@@ -207,26 +210,29 @@ def _expand(name: str) -> list[str]:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """A key by which 2 comes before 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+    parts = [part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [(len(part) if at % 2 else -1, part) for at, part in enumerate(parts) if part or at % 2]
 
 
 _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", re.IGNORECASE | re.ASCII)
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint, by what transformers wrote beside it, else by its name; None where neither says."""
-    state = Path(name).expanduser() / "trainer_state.json"
-    if state.is_file():
-        try:
-            step = parse_json(state.read_text("utf-8")).get("global_step")
-        except (OSError, ValueError, AttributeError):
-            step = None
-        if type(step) is int and step >= 0:
+    """The step of a checkpoint, by what transformers wrote beside it, else by its name; None where neither says.
+
+    What has more digits than a count of steps can is none.
+    """
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111  # Path refuses ~nobody
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
+        if type(step) is int and 0 <= step <= MOST_STEPS:
             return step
     _, at, revision = name.partition("@")
-    last = revision if at and not Path(name).exists() else Path(name).name
+    is_there = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
+    last = revision if at and not is_there else folder.name
     found = _NAMED_STEP.findall(last) or re.findall(r"\d+", last, re.ASCII)
-    return int(found[-1]) if found else None
+    step = int(found[-1]) if found and len(found[-1]) < 1000 else MOST_STEPS + 1
+    return step if step <= MOST_STEPS else None
 
 
 def _problem(source: str, reason: str) -> dict[str, Any]:
