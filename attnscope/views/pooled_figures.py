@@ -371,7 +371,9 @@ class _Page(Page):
             if all(abs(at[0] - a) + abs(at[1] - b) > 16 for a, b in placed):
                 placed.append(at)
                 beside = (at[0] + 10, "left") if at[0] < x + width - 30 else (at[0] - 10, "right")
-                self.write(beside[0], at[1], str(number), size, ha=beside[1], color=_MARK, weight="bold")
+                # Not a halo: with one, letters would no longer be text in PDF and SVG.
+                ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+                self.write(beside[0], at[1], str(number), size, ha=beside[1], color=_MARK, weight="bold", bbox=ground)
             line = top + 34 + (number - 1) * _LINK_PX
             weight = f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}"
             self.write(left, line, f"{number}", size, ha="left", color=_MARK, weight="bold")
