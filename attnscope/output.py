@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
-from attnscope.records.head_maps import spans
-from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, Kind, load_named
+from attnscope.records.head_maps import choose_heads, spans
+from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.records.shards import shards_note
 from attnscope.records.storage import PAGE_MARK, kind_of, require_replaceable, require_replaceable_folder
 from attnscope.unfinished import fail_if_not_whole, settle
@@ -293,8 +293,10 @@ def show(
     require_formats(files)
     record.style(**_of_style(given))  # what is none is said before anything is written
     whole = record
-    if "pick" in given:
-        record = record.only(given.pop("pick"))  # type: ignore[attr-defined]  # its kind has heads to pick
+    record = choose_heads(record, *(given.pop(name, None) for name in WHICH))
+    for change in ("hide_special", "words"):
+        if given.pop(change, False) and change not in record.changes:  # type: ignore[attr-defined]  # its kind has it
+            record = getattr(record, {"words": "merge_words"}.get(change, change))()
     if given.get("query") is not None:
         kind.view("query")(record, given["query"])
     if given.get("folder"):

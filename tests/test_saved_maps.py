@@ -1,6 +1,7 @@
 """What `heatmap` draws it also saves, for `show` and `page --record`; and a query that no token is meant by."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 import attnscope
 from attnscope import output
 from attnscope.models.model import ShownModel
+from attnscope.records.head_maps import choose_heads
 from tests.conftest import Run
+from tests.findings_helpers import fake_findings
 from tests.record_helpers import map_of, record_of, tokens_of
 
 
@@ -66,3 +69,54 @@ def test_what_a_folder_is_called_cannot_write_into_a_notebook() -> None:
     model, shown = attnscope.load("own"), ShownModel()
     shown.info, shown.tokenizer = replace(model.info, name="<script>"), model.tokenizer
     assert set(re.findall(r"</?(\w+)", shown._repr_html_())) == {"table", "tr", "th", "td"}
+
+
+@pytest.fixture
+def drawn(run: Run) -> str:
+    assert run("heatmap", "the cat sat", "-m", "own", "-f", "npz", "-o", "drawn")[0] == 0
+    return "drawn"
+
+
+def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(run: Run, drawn: str) -> None:
+    for choice in (("-L", "0"), ("-H", "1-2"), ("-L", "1", "-H", "0"), ("--words",), ("--hide-special",)):
+        again = run("show", drawn, *choice, "-o", "again", "-f", "npz,png", "-q")
+        anew = run("heatmap", "the cat sat", "-m", "own", *choice, "-o", "anew", "-f", "npz,png", "--replace", "-q")
+        assert again[0] == anew[0] == 0, (again, anew)
+        assert Path("again/weights.npz").read_bytes() == Path("anew/weights.npz").read_bytes(), choice
+        drawn_again = sorted(Path(line).name for line in again[1].split())
+        assert drawn_again == sorted(Path(line).name for line in anew[1].split())
+        shutil.rmtree("again")
+
+
+def test_what_was_merged_is_not_merged_again(run: Run, drawn: str) -> None:
+    run("show", drawn, "--words", "--hide-special", "-o", "once", "-f", "npz")
+    run("show", "once", "--words", "--hide-special", "-o", "twice", "-f", "npz")
+    assert Path("once/weights.npz").read_bytes() == Path("twice/weights.npz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "said"),
+    [
+        (("-L", "9"), 1, "there is no layer 9 in this record"),
+        (("-H", "0,8"), 1, "there is no head 8 in this record"),
+        (("-L", "0", "--pick", "L0H0"), 2, "either singly or by layers and heads"),
+    ],
+)
+def test_heads_that_a_record_lacks_are_refused(
+    run: Run, drawn: str, choice: tuple[str, ...], status: int, said: str
+) -> None:
+    found = run("show", drawn, *choice)
+    assert (found[0], found[1]) == (status, "") and said in found[2]
+
+
+def test_records_about_heads_are_shown_by_layers_too() -> None:
+    findings, circuits = fake_findings(2, 3), attnscope.circuits(attnscope.load("own"))
+    assert [head.name for head in choose_heads(findings, None, (1,), (0, 2)).heads] == ["L1H0", "L1H2"]
+    assert [circuits.heads[at].name for at in choose_heads(circuits, None, None, (3,)).picked] == ["L0H3", "L1H3"]
+
+
+def test_pooled_maps_are_shown_by_layers_too() -> None:
+    record = attnscope.pooled_heatmap(attnscope.load("own"), "the cat sat on the mat " * 4, cells=8)
+    some = choose_heads(record, None, (1,), (2, 4))
+    assert some.maps[0].layers == (1,) and some.maps[0].heads == (2, 4)
+    assert (some.of(1, 4) == record.of(1, 4)).all() and some.links(1, 4) == record.links(1, 4)

@@ -11,7 +11,6 @@ from attnscope.errors import AttnscopeError, first_line
 
 
 @groups.command(
-    omit=("layers", "heads", "words", "hide_special"),
     out="Draw its figures into this folder.",
     formats="Several of png, svg, pdf, npz, json, csv, parquet, text.  "
     "[default: png with -o, of a trace npz and json; else text]",
@@ -44,6 +43,7 @@ def show(
     """Draw a saved record again, without its model: in the terminal, or with -o as files.
 
     - `attnscope show heads.npz --pick L3H1`
+    - `attnscope show weights.npz -L 3 --words --hide-special`
     - `attnscope show weights.npz --query it -o figures -f pdf`
     """
     import numpy as np
@@ -54,8 +54,9 @@ def show(
     from attnscope.records.head_query import choose
 
     loaded = load_with(record, beside or ())
-    shown = {**drawing.options(), "query": tokens.query, "pick": options.heads_from(which.pick), "measures": measures}
-    shown |= {**listing.shown(), "folder": folder or None}
+    shown = {**drawing.options(), **vars(which.choice()), **listing.shown(), "measures": measures}
+    shown |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
+    shown |= {"folder": folder or None}
     if listing.only is not None and isinstance(loaded, Findings):
         choose(loaded, listing.only)  # before figures are drawn
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -89,6 +89,29 @@ class MapsRecord(Record, Generic[M]):
             if not any(attention.exists(layer, head) for attention in self.maps):
                 self.maps[0].place(layer, head)
         return replace(self, picked=tuple(dict.fromkeys(picked)))  # type: ignore[type-var]  # a dataclass
+
+    def block(self, layers: Collection[int], heads: Collection[int]) -> Self:
+        """The same with these layers and heads alone; maps that have none of them go, and no head is picked.
+
+        Raises:
+            AttnscopeError: There is none of them.
+        """
+        kept = []
+        for one in self.maps:
+            at = [[i for i, number in enumerate(have) if number in wanted]
+                  for have, wanted in ((one.layers, layers), (one.heads, heads))]  # fmt: skip
+            if not all(at):
+                continue
+            shape = len(one.layers), len(one.heads)
+            arrays = {name: held for name, held in vars(one).items() if getattr(held, "shape", ())[:2] == shape}
+            cut: dict[str, Any] = {name: held[np.ix_(*at)] for name, held in arrays.items()}
+            cut |= {
+                name: tuple(getattr(one, name)[i] for i in to) for name, to in zip(("layers", "heads"), at, strict=True)
+            }
+            kept.append(replace(one, **cut))  # type: ignore[type-var]  # a dataclass
+        if not kept:
+            self.maps[0].place(min(layers, default=-1), min(heads, default=-1))
+        return replace(self, maps=tuple(kept), picked=None)  # type: ignore[type-var]  # a dataclass
 
     def map(self, kind: str | None = None) -> M:
         """The map of a kind of attention: "encoder", "decoder" or "cross"; None = the first.
@@ -204,3 +227,36 @@ def spans(numbers: Sequence[int]) -> str:
             start = number
         previous = number
     return ",".join(parts)
+
+
+def choose_heads(
+    record: Any,
+    pick: Sequence[tuple[int, int]] | None,
+    layers: Collection[int] | None,
+    heads: Collection[int] | None,
+) -> Any:
+    """A record that shows single heads, or those of some layers, or these heads of each; None = all.
+
+    Raises:
+        AttnscopeError: It does not hold one of them.
+    """
+    if pick is not None:
+        return record.only(pick)
+    if layers is None and heads is None:
+        return record
+    maps = getattr(record, "maps", None)
+    known = [(head.layer, head.head) for head in record.heads] if maps is None else [
+        (layer, head) for one in maps for layer in one.layers for head in one.heads
+    ]  # fmt: skip
+    asked = []
+    for what, wanted, have in (
+        ("layer", layers, {layer for layer, _ in known}),
+        ("head", heads, {head for _, head in known}),
+    ):
+        beyond = sorted({*(wanted or ())} - have)
+        if beyond:
+            raise AttnscopeError(f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*have])}")
+        asked.append(have if wanted is None else wanted)
+    if maps is not None:
+        return record.block(*asked)
+    return record.only([pair for pair in dict.fromkeys(known) if pair[0] in asked[0] and pair[1] in asked[1]])

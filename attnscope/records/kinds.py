@@ -21,6 +21,9 @@ KNOWN = ("drawn", "has_page", "among")
 """What is known where a record is printed, and no option: whether its maps are drawn and a page was written, and the
 record that its heads were picked from."""
 
+WHICH = ("pick", "layers", "heads")
+"""Options that say which heads of a record are shown."""
+
 NOTEBOOK = "attnscope.views.notebook:to_html"
 """What shows a record of any kind in a notebook."""
 
@@ -137,20 +140,21 @@ KINDS = {
         Kind(
             "attnscope.heatmap", "record of attention", "maps:Heatmap", "heatmap", "weights", ("npz", "json"),
             ("png", "npz"), "terminal:show", "figures:pages", "figures:glance", "figures:require_query",
-            "page:page_of_record", ("drawn", "query"), ("query",), ("pick", "scale", "cmap"), ("npz", "json"),
+            "page:page_of_record", ("drawn", "query"), ("query",),
+            (*WHICH, "scale", "cmap", "words", "hide_special"), ("npz", "json"),
             (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "pooled:PooledHeatmap", "heatmap", "pooled",
             ("npz", "json"), ("png", "npz"), "terminal:show", "figures:pages", "figures:glance",
-            page="page:page_of_saved", shown_with=("drawn",), others=("pick", "scale", "cmap"),
+            page="page:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
             lossless=("npz", "json"), files=(("json", "record.json"),),
         ),
         Kind(
             "attnscope.heads", "record of heads", "findings:Findings", "heads", "heads", ("npz", *_TABLE),
             ("npz", "csv", "png"), "heads_terminal:show", "heads_figures:pages",
             page="page:page_of_saved", shown_with=("measures", "where", "sort", "among"), drawn_with=("measures",),
-            others=("pick",),
+            others=WHICH,
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
@@ -170,11 +174,11 @@ KINDS = {
         Kind(
             "attnscope.atlas", "atlas", "atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
             "atlas_terminal:show", "planes_figure:pages", page="page.atlas:page_of_atlas",
-            shown_with=("measures", "where", "sort", "has_page"), others=("pick", "folder", "with"),
+            shown_with=("measures", "where", "sort", "has_page"), others=(*WHICH, "folder", "with"),
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:pages", others=("pick",),
+            ("npz", "csv", "png"), "circuits_terminal:show", "circuits_figures:pages", others=WHICH,
         ),
         Kind(
             "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
