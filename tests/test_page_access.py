@@ -60,9 +60,11 @@ def test_in_a_low_window_lists_scroll_and_do_not_run_over_the_foot(browser: Any,
     words = [f"w{number}" for number in range(14)]
     record = record_of(map_of(tokens_of(["[CLS]", *words, "[SEP]"], (0, 15)), layers=1, heads=2))
     path = page_of([PageText(record)]).save(tmp_path / "low.html")
-    context = browser.new_context(viewport={"width": 1100, "height": 520}, bypass_csp=True)
+    context = browser.new_context(viewport={"width": 1100, "height": 440}, bypass_csp=True)
     opened = Opened(context.new_page(), path)
     opened.show(v="matrix", h="0.1", q=1, k=1)
+    opened.page.locator(".side section").nth(1).wait_for()
+    opened.until("(s => s.scrollHeight > s.clientHeight)(document.querySelector('.side'))")
     side, foot = (opened.page.locator(one).bounding_box() for one in (".side", "footer"))
     assert side["y"] + side["height"] <= foot["y"]
     assert opened.page.evaluate("(s => (s.scrollTop = 1e6, s.scrollTop > 0))(document.querySelector('.side'))")
