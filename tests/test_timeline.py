@@ -272,6 +272,9 @@ def test_wrong_usage_is_one_line(given: tuple[str, ...], told: str, run: Run, tm
         ("run2/final", None),
         ("org/name7@main", None),
         ("run/3", 3),
+        ("run/0003", 3),
+        ("run/checkpoint-" + "9" * 25, None),
+        ("org/name@step" + "9" * 5000, None),
     ],
 )
 def test_a_step_is_read_off_a_name(name: str, step: int | None) -> None:
@@ -283,8 +286,9 @@ def test_what_transformers_wrote_beside_it_wins(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 77}))
     assert step_of(str(folder)) == 77
-    (folder / "trainer_state.json").write_text("[")
-    assert step_of(str(folder)) is None
+    for damaged in ("[", '{"global_step": 1' + 400 * "0" + "}"):
+        (folder / "trainer_state.json").write_text(damaged)
+        assert step_of(str(folder)) is None
 
 
 def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path: Path) -> None:
@@ -296,6 +300,15 @@ def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path: Path) 
     told = [(Path(one["source"]).name, one["reason"]) for one in skipped]
     assert told[0][0] == "final" and "no step" in told[0][1]
     assert told[1][0] == "step9" and "its step 9 is that of" in told[1][1]
+
+
+def test_numbers_that_are_no_steps_are_in_order_all_the_same() -> None:
+    names = ["a" + "9" * 5000, "a1", "a", "a" + "8" * 5000, "a10", "a9"]
+    stages, skipped = stages_of(names)
+    assert [stage.name for stage in stages] == ["a1", "a9", "a10"]
+    assert [one["source"] for one in skipped] == ["a", names[3], names[0]]
+    with pytest.raises(UsageError, match="no step"):
+        stages_of({1: "a", 10**400: "b"})
 
 
 def test_names_without_numbers_are_places_in_their_order() -> None:
@@ -375,9 +388,12 @@ def test_parts_that_do_not_fit_are_refused(damage: dict[str, Any]) -> None:
         replace(small_timeline(), **damage).require_whole()
 
 
-def test_steps_ascend() -> None:
+def test_steps_ascend_and_are_steps() -> None:
     with pytest.raises(ValueError, match="ascend"):
         small_timeline(steps=(0, 10, 10, 20)).require_whole()
+    for steps in ((-1, 10, 11, 20), (0, 10, 11, 10**25)):
+        with pytest.raises(ValueError, match="none"):
+            small_timeline(steps=steps).require_whole()
 
 
 # The views -------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ export class MatrixView {
         "+",
       ),
     );
-    this.side = el("div", { class: "side" });
+    this.side = el("div", { class: "side", tabindex: "0", role: "region", "aria-label": "largest weights" });
     this.legend = new Legend();
     this.root = el(
       "div",
