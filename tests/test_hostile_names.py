@@ -5,19 +5,25 @@ No command obeys any of it: no markup is read, and no control character leaves.
 
 import json
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+import attnscope
 from attnscope.cli import options
-from attnscope.errors import UsageError, safe
+from attnscope.errors import AttnscopeError, UsageError, safe
 from attnscope.output import print_document
+from attnscope.views.lettering import lettering_for
 from attnscope.views.plain_text import open_console
 from tests.conftest import Run
 
 NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"
 """No slash, which no file name holds."""
+RECORDS = Path(__file__).parent / "records"
 MARKUP = ("[red]", "[link=evil]", ":boom:")
 
 
@@ -152,3 +158,53 @@ def test_heads_are_numbered_in_ascii(given: str) -> None:
         options.heads_from(given)
     with pytest.raises(UsageError, match="is not a number"):
         options.numbers_from(given[1])
+
+
+CONTROLS = "</svg>\x1b[31m\x00\u202e"
+
+
+def rewritten(name: str, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A record of those that are kept here, with something else in its description."""
+    with np.load(RECORDS / name) as held:
+        arrays = {part: held[part] for part in held.files}
+    told = json.loads(arrays.pop("record").tobytes())
+    change(told)
+    np.savez(folder / name, record=np.frombuffer(json.dumps(told).encode(), np.uint8), **arrays)
+    return folder / name
+
+
+def test_needles_with_hostile_names_are_drawn_as_svg_that_can_be_read(tmp_path: Path) -> None:
+    def change(told: dict[str, Any]) -> None:
+        for one in told["needles"]["without"]:
+            one["what"] = CONTROLS
+
+    paths = attnscope.load_record(rewritten("needles.npz", tmp_path, change)).draw(tmp_path / "out", ["svg", "png"])
+    assert len(paths) > 1
+    for path in paths:
+        if path.suffix == ".svg":
+            ElementTree.parse(path)
+
+
+def test_a_table_that_is_not_called_as_its_measure_is_refused(tmp_path: Path) -> None:
+    path = rewritten("picked.npz", tmp_path, lambda told: told["tables"][0].update(measure=CONTROLS))
+    with pytest.raises(AttnscopeError, match="not called as its measure"):
+        attnscope.load_record(path)
+
+
+def test_curves_of_nothing_that_is_drawn_are_refused(tmp_path: Path) -> None:
+    told = json.loads((RECORDS / "cost.json").read_text("utf-8"))
+    for curve in told["curves"]:
+        curve["what"] = CONTROLS
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(told))
+    (drawn,) = attnscope.load_record(path).draw(tmp_path, ["svg"])
+    ElementTree.parse(drawn)
+    told["curves"][0]["panel"] = CONTROLS
+    path.write_text(json.dumps(told))
+    with pytest.raises(AttnscopeError, match="multiply-adds and of bytes"):
+        attnscope.load_record(path)
+
+
+def test_what_is_measured_for_a_figure_is_what_is_written() -> None:
+    lettering = lettering_for(["a"])
+    assert lettering.width_px("a\x1b\x00", 20) == lettering.width_px(lettering.spell("a\x1b\x00"), 20)

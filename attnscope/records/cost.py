@@ -112,3 +112,5 @@ class Cost(Record):
         """Refuses curves that do not fit the lengths."""
         if any(len(curve.values) != len(self.lengths) for curve in self.curves):
             raise ValueError("its curves do not fit its lengths")
+        if self.curves and {curve.panel for curve in self.curves} != {"multiply-adds", "bytes"}:
+            raise ValueError("its curves are not of multiply-adds and of bytes")

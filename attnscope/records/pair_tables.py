@@ -146,6 +146,8 @@ def tables_from(data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> 
         if {part.shape for part in parts} != {parts[0].shape} or parts[0].ndim != 2:
             raise ValueError("its tables are not of one shape")
         tables.append(PairTable(str(facts["measure"]), bool(facts["special_tokens"]), *parts))
+        if tables[-1].name != facts["name"]:
+            raise ValueError("a table is not called as its measure is")
     if not tables:
         raise ValueError("it holds no table")
     return tuple(tables)

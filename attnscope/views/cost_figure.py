@@ -10,6 +10,7 @@ from typing import Any
 from attnscope.errors import amount
 from attnscope.records.cost import Cost
 from attnscope.views.canvas import FAINT, Drawing, matplotlib_defaults
+from attnscope.views.heads_summary import printable
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import lettering_for
 from attnscope.views.plots import COLORS, Sheet, finish_axes, letter_axes
@@ -49,7 +50,8 @@ def _drawing(cost: Cost, paper: Paper) -> Drawing:
 def _panel(axes: Any, cost: Cost, panel: str, sheet: Sheet, plot: float) -> None:
     size, curves = sheet.size, [curve for curve in cost.curves if curve.panel == panel]
     for color, dashes, curve in zip(cycle(COLORS), cycle(_DASHES), curves, strict=False):
-        axes.plot(cost.lengths, curve.values, color=color, linestyle=dashes, linewidth=2.0 * size, label=curve.what)
+        axes.plot(cost.lengths, curve.values, color=color, linestyle=dashes, linewidth=2.0 * size,
+                  label=printable(curve.what))  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
     ticks = [length for length in cost.lengths if (length & (length - 1)) == 0][::2]

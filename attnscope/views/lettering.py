@@ -73,8 +73,8 @@ class Lettering:
         return all(map(_has_bold, self.families))
 
     def width_px(self, text: str, size_px: float) -> float:
-        """How wide the text is when drawn at a font size, both in pixels."""
-        return _width_at_100(self.paths, text) * size_px / 100 * _HINTING
+        """How wide the text is when drawn, and so spelled, at a font size, both in pixels."""
+        return _width_at_100(self.paths, self.spell(text)) * size_px / 100 * _HINTING
 
     def fit(self, text: str, size_px: float, room_px: float) -> str:
         """The text spelled, and cut with an ellipsis where it is wider than the room."""

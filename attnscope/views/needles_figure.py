@@ -10,7 +10,7 @@ from attnscope.errors import amount
 from attnscope.records.findings import Estimate, Findings, Head
 from attnscope.records.needles import Needles
 from attnscope.views.canvas import FAINT, INK, Drawing, matplotlib_defaults
-from attnscope.views.heads_summary import corpus_line, model_of, number
+from attnscope.views.heads_summary import corpus_line, model_of, number, printable
 from attnscope.views.layout import Paper
 from attnscope.views.lettering import lettering_for
 from attnscope.views.needles_terminal import notes, what_is_out
@@ -125,7 +125,7 @@ def _draw_bars(axes: Any, found: Needles, sheet: Sheet) -> None:
     """What is written by the whole model, and without heads."""
     rows = [("all heads", found.copied, INK)]
     rows += [
-        (f"without {what_is_out(one)}", one.copied, COLORS[1] if one.what == "retrieval" else OTHER)
+        (f"without {printable(what_is_out(one), 60)}", one.copied, COLORS[1] if one.what == "retrieval" else OTHER)
         for one in found.without
     ]
     for place, (_, copied, color) in enumerate(rows):
