@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlavaForConditionalGeneration
 
 from attnscope.core.attention import attend
 from attnscope.core.probes import Gate, Means
@@ -22,6 +23,7 @@ from attnscope.studies.ablation_reading import Reader
 from attnscope.studies.choice import Choice
 from attnscope.views.ablation_summary import notes
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
+from tests.vision_language_helpers import write_llava
 
 TEXTS = [
     CorpusText(i, "texts", i + 1, ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)))
@@ -411,3 +413,16 @@ def test_inference_mode_keeps_no_gradients(gpt2: HuggingFaceModel) -> None:
     assert "no_grad" in caught.value.hint
     with torch.no_grad():
         assert ablate(gpt2, TEXTS, options).heads
+
+
+def test_a_model_that_reads_pictures_too_predicts_each_next_token_of_a_text(tmp_path: Path) -> None:
+    write_llava(tmp_path / "llava")
+    model = load(str(tmp_path / "llava"))
+    assert model.loss == "causal"
+    ids = torch.from_numpy(model.tokenizer.encode("what is on the table ?").ids)[None]
+    network = LlavaForConditionalGeneration.from_pretrained(tmp_path / "llava")
+    logits = model.outputs(Batch(ids), attend).logits
+    assert logits is not None
+    assert torch.allclose(logits, network(input_ids=ids).logits, atol=1e-5)
+    effects = ablate(model, "what is on the table ?").heads[0].effects
+    assert math.isfinite(effects["zero_loss"].value) and math.isfinite(effects["zero_kl"].value)

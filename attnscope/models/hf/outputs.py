@@ -27,6 +27,7 @@ from attnscope.models.tape import blocks_of
 _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
     ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("causal", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    ("causal", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),  # of text alone: the language model's head
     ("target", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
 )
 
