@@ -1,5 +1,6 @@
 """`attnscope relations`, `heads --relations` and `show` as a user runs them, and what the views say."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from attnscope.records import load as load_record
 from attnscope.records.relations import Example, ExampleLink, Relation, Relations
+from attnscope.views import relations_summary as summary
 from attnscope.views.relations_figures import MOST_RELATIONS, map_of, pages
 from attnscope.views.relations_summary import row, verdict
 from attnscope.views.relations_terminal import examples, table
@@ -215,3 +218,18 @@ def test_no_word_of_an_example_lies_over_another() -> None:
         }
     ordered = sorted(boxes.values(), key=lambda box: box.x0)
     assert all(left.x1 <= right.x0 + 1 for left, right in zip(ordered, ordered[1:], strict=False))
+
+
+def test_one_example_is_no_row_of_the_table_and_none_of_the_figure() -> None:
+    found = load_record(Path(__file__).with_name("records") / "relations.npz")
+    rows = [one.name for one in summary.listed(found)]
+    alone = [one.name for one in found.relations if one.name not in rows]
+    assert rows and alone and all(one.n_scored <= 1 for one in found.relations if one.name in alone)
+    assert [one.name for one in map_of(found).relations] == rows
+    console = Console(record=True, width=140, file=io.StringIO())
+    console.print(table(found, console))
+    printed = console.export_text()
+    assert not any(line.startswith(f"{name} ") for line in printed.splitlines() for name in alone)
+    assert f"one example at most: {len(alone)} relations (" in " ".join(printed.split())
+    few = replace(found, relations=tuple(one for one in found.relations if one.name in alone))
+    assert [one.name for one in summary.listed(few)] == [one.name for one in few.ranked], "else there were no table"
