@@ -292,6 +292,8 @@ def test_merged_records_name_both_back_ends(tiny: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(VARIABLE, which)
         parts.append(heads(model, texts, HeadsOptions(shard=(k, 2))))
     assert merge_findings(parts).run["backend"] == "numba and torch"
+    odd = dataclasses.replace(parts[0], run={**parts[0].run, "backend": None})  # as a damaged record may have it
+    assert merge_findings([odd, parts[1]]).run["backend"] == "None and numba"
 
 
 def test_info_refuses_a_back_end_that_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

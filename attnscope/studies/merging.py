@@ -126,7 +126,7 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
                 answers = mine_answers if answers is None else answers.merge(mine_answers)
         except (KeyError, ValueError, OverflowError) as error:
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
-    backends = dict.fromkeys(part.run["backend"] for part in ordered if "backend" in part.run)
+    backends = dict.fromkeys(str(part.run["backend"]) for part in ordered if "backend" in part.run)
     run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
     sums = {**sums_of(*tallies[:2]), **_sums_of_writes(tallies[2], answers)}
     whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
