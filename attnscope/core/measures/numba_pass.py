@@ -39,8 +39,8 @@ TILE = 300_000
 LEAST_SHARED = 200_000
 """Weights from which on a tile is shared by threads: fewer take less time than waking them."""
 
-SMALL = 256
-"""Keys up to which the pass multiplies itself."""
+SMALL = 512
+"""Keys up to which the pass multiplies itself; of more, BLAS takes less time on one thread."""
 
 _NOTHING = np.zeros(0, np.float32)
 _NO_FACTORS = Factors(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.float32(1), (1,) * 16)
