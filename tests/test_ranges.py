@@ -17,6 +17,8 @@ def edges_of(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     q = torch.arange(N).expand(N_TEXTS, N_HEADS, N)
     if kind == "padded":
         return torch.tensor([0, 2, 5]).view(-1, 1, 1).expand(-1, N_HEADS, -1), torch.full((N_TEXTS, N_HEADS, 1), 31)
+    if kind == "all":  # of blocks of a long text in an encoder
+        return torch.zeros_like(q), torch.full_like(q, N)
     if kind == "causal":
         return torch.zeros_like(q), q + 1
     if kind == "window":
@@ -26,9 +28,10 @@ def edges_of(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("own_text", [True, False])
-@pytest.mark.parametrize("kind", ["padded", "causal", "window", "drawn"])
-def test_ranges_are_the_definition(monkeypatch: pytest.MonkeyPatch, kind: str, own_text: bool) -> None:
-    monkeypatch.setattr(ranges_module, "TOGETHER", 5)
+@pytest.mark.parametrize("kind", ["padded", "all", "causal", "window", "drawn"])
+@pytest.mark.parametrize("together", [5, N])  # keys may be a multiple of it, as 512 are
+def test_ranges_are_the_definition(monkeypatch: pytest.MonkeyPatch, together: int, kind: str, own_text: bool) -> None:
+    monkeypatch.setattr(ranges_module, "TOGETHER", together)
     keys = make_facts([37, 29, 31], N, vocabulary=7)
     first, last = edges_of(kind)
     queries = slice(4, 33)

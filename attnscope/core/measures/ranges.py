@@ -199,7 +199,7 @@ class Ranges:
     def _begun(self) -> Tensor:
         """Sums of all embeddings before each TOGETHER-th key, (text, 2, key // TOGETHER, width)."""
         texts, n_keys = slice(None), self._off_rest.shape[1]
-        edges = range(0, n_keys, TOGETHER)
+        edges = range(0, n_keys + 1, TOGETHER)
         sums = [self._weighted(texts, slice(start, start + TOGETHER)).sum(2) for start in edges[:-1]]
         return F.pad(torch.stack(sums, 2).cumsum(2), (0, 0, 1, 0)) if sums else self._weighted(texts, slice(0, 1)) * 0
 
