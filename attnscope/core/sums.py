@@ -234,9 +234,8 @@ class _Reader:
         if self._asks_spread:
             evenly_active += self._steps[texts].cumsum(-1)[..., :-1]
         received = Received(self._received[texts], plan.evenly[units], evenly_active)
-        columns = torch.stack([column[texts] for column in plan.columns.values()], -1)
         outside = plan.columns[OFF_REST][texts]
-        totals.add_several(list(plan.columns), units, (received.mass @ columns).permute(2, 0, 1), "sum")
+        totals.add_several(list(plan.columns), units, (received.mass @ plan.table[texts]).permute(2, 0, 1), "sum")
         if self._outlying is not None:
             add_outlying(totals, self._uniform, units, self._outlying[texts], received, self._sees[units])
         norms = {name: norm[texts] for name, norm in self._key_norms.items()}
