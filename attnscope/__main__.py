@@ -9,9 +9,6 @@ def main() -> None:
     """Runs the command line; see `attnscope.cli.main`."""
     # Of NumPy's matrix products, which are small here, a second thread costs more than it gives; torch has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Threads of torch's OpenMP (libgomp) wait for work by computing, for some ten milliseconds, and take that from the
-    # threads that measure heads. One or two are enough for torch.
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     try:
         wait_for_imports()
         from attnscope.cli import main as run

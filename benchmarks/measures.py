@@ -7,9 +7,7 @@ measures from its dense weights (`dense`), that one text at a time (`one_by_one`
 time (`torch_one_by_one`). Of one thread the processor's time is taken, which others on the machine disturb less. The
 last line is JSON.
 
-The command sets GOMP_SPINCOUNT=30000 before torch is loaded, which counts with two threads or more: set it here too.
-
-usage: [GOMP_SPINCOUNT=30000] python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
+usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
 """
 
 import argparse

@@ -111,8 +111,11 @@ def test_the_fused_pass_is_at_most_twice_as_far_off_as_torch(name: str, dtype: t
     require_as_good_as_torch(*long_call(**HARD[name], dtype=dtype), "numba", name)
 
 
+@pytest.mark.parametrize("threads", ["torch's", "Python's"])
 @pytest.mark.parametrize("name", ["padded", "causal", "holes", "without BLAS", "without BLAS, causal"])
-def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, name: str, threads: str) -> None:
+    if threads == "Python's":
+        monkeypatch.setattr(numba_pass, "parallel_address", lambda: 0)
     monkeypatch.setattr(numba_pass, "LEAST_SHARED", 0)
     monkeypatch.setattr(numba_pass, "CHUNK", 16)
     monkeypatch.setattr(numba_pass, "TILE", 50_000)
@@ -164,11 +167,39 @@ def test_a_head_that_rests_says_exactly_where_else_it_looks() -> None:
         np.testing.assert_allclose(ours.value(name), exact.value(name), rtol=2e-5, atol=2e-5, err_msg=name)
 
 
-def test_other_vectors_are_another_kernel() -> None:
-    """What numba keeps on disk goes by the kernel's file alone: an old kernel would run on."""
-    from attnscope.core.measures import numba_kernel, numba_vectors
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings no OpenMP with this entry elsewhere")
+@pytest.mark.parametrize("n_shares", [1, 2, 3, 7, 40])
+def test_torchs_threads_do_each_task_once_and_say_what_failed(n_shares: int) -> None:
+    from numba import njit
 
-    assert hashlib.sha256(Path(numba_vectors.__file__).read_bytes()).hexdigest()[:16] == numba_kernel.VECTORS
+    from attnscope.core.measures.numba_compiler import compile_for, parallel_address, share
+
+    @njit
+    def count(first, last, done, fails):  # type: ignore[no-untyped-def]
+        for task in range(first, last):
+            done[task] += 1
+            if task == fails:
+                raise MemoryError
+
+    @compile_for("i8(i8, i8, i8[::1], i8)")
+    def run(parallel, n, done, fails):  # type: ignore[no-untyped-def]
+        return share(count, parallel, n, 5, 40, (done, fails))
+
+    assert parallel_address()
+    for fails, n_failed in ((-1, 0), (17, 1)):
+        done = np.zeros(50, np.int64)
+        assert run(parallel_address(), n_shares, done, fails) == n_failed
+        assert done[:5].sum() == done[40:].sum() == 0
+        assert done.max() == 1
+        assert fails >= 0 or done.sum() == 35
+
+
+def test_other_parts_make_another_kernel() -> None:
+    """What numba keeps on disk goes by the kernel's file alone: an old kernel would run on."""
+    from attnscope.core.measures import numba_compiler, numba_kernel, numba_vectors
+
+    source = b"".join(Path(module.__file__).read_bytes() for module in (numba_compiler, numba_vectors))
+    assert hashlib.sha256(source).hexdigest()[:16] == numba_kernel.BUILT_WITH
 
 
 def test_exponentials_and_logarithms_of_vectors() -> None:

@@ -123,16 +123,3 @@ def test_from_python_the_heap_of_the_process_is_left_as_it_is(monkeypatch: pytes
     host.claim_process()
     heads(own, [long])
     assert asked
-
-
-def test_the_command_has_threads_wait_briefly_unless_the_user_says_otherwise() -> None:
-    """Set before torch is loaded, which reads it then and never again."""
-    code = (
-        "import os, sys, attnscope.cli\n"
-        "attnscope.cli.main = lambda: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules, flush=True)\n"
-        "from attnscope.__main__ import main\n"
-        "main()\n"
-    )
-    for given, said in (({}, "30000 False\n"), ({"GOMP_SPINCOUNT": "7"}, "7 False\n")):
-        kept = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
-        assert python("-c", code, env=kept | given).stdout == said

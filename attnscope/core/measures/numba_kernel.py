@@ -1,9 +1,8 @@
 """The compiled half of `numba_pass`: softmax and every sum over rows of scores, in place. Ours.
 
 Compiled by its signature as it is imported, and kept on disk: beside this file, or in the user's cache folder where
-that may not be written, else not at all. Loops over vectors (`numba_vectors`) and no threads of numba's own: its
-layers bring a second pool beside torch's, abort when two Python threads call at once, or die after a fork; `numba_pass`
-has threads of Python's, which let each other run.
+that may not be written, else not at all. Loops over vectors (`numba_vectors`), in tasks that torch's own threads share
+(`numba_compiler`).
 
 A row's largest score, its denominator and its sums wait for each other, and a short row for little else: several rows
 take each step together.
@@ -13,15 +12,14 @@ short row. What is needed of a row when its end is known, logarithms above all, 
 is worked out for sixteen rows at once. Exponentials are within 1e-7.
 """
 
-import contextlib
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from attnscope.core.measures.numba_compiler import compile_for, share
 from attnscope.core.measures.numba_vectors import (
     LANES,
     call_for,
@@ -46,8 +44,8 @@ from attnscope.core.measures.numba_vectors import (
 _f4, _i4, _i8, _f8 = types.float32, types.int32, types.int64, types.float64
 _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i8))
 
-VECTORS = "4bd6d16c767a8605"
-"""The hash of numba_vectors.py: numba compiles this file again only where it changes."""
+BUILT_WITH = "571c4cd6e0a4629c"
+"""The hash of numba_compiler.py and numba_vectors.py: numba compiles this file again only where it changes."""
 
 _LOW = -87.0
 """Where exponentials end: further below the largest, a score has no weight."""
@@ -211,50 +209,13 @@ def _multiply(rows, row, row_step, n_rows, n_shared, columns, column, column_ste
                 store(product, there + 3 * to_step + c, e)
 
 
-_READ_ROWS = types.void(_F4, types.UniTuple(_i8, 10), _I8, _F4, _GIVEN, _FACTORS, _F8, _F4, _F4)
-
-
-def compile_for(signature):
-    """Compiles a function for a signature and keeps that on disk; where that fails, for this process alone.
-
-    It fails where no folder may be written or the disk is full, and where what is kept is damaged, which is removed.
-    """
-
-    def decorate(function):
-        try:
-            return njit(signature, nogil=True, cache=True, error_model="numpy")(function)
-        except Exception:
-            with contextlib.suppress(Exception):
-                kept = Path(str(njit(cache=True)(function).stats.cache_path))
-                for path in kept.glob(f"{Path(function.__code__.co_filename).stem}.{function.__name__}-*"):
-                    path.unlink()
-            return njit(signature, nogil=True, error_model="numpy")(function)
-
-    return decorate
-
-
-@compile_for(_READ_ROWS)
-def read_rows(scores, sizes, slots, sinks, given, factors, board, received, active):
-    """Turns scores into weights, and adds up what is read off their rows. All arrays are flat.
-
-    Args:
-        scores: (text * head, query, padded key) of the tasks' heads; becomes weights, 0 beyond the edges. Where
-            `factors` are given: memory for one task's, (query of a chunk, padded key).
-        sizes: The first and last + 1 task (task = text * head * chunk of queries, in that order), heads, queries,
-            padded keys, queries of a chunk, the block's first query and first key in its text, 1 if queries and keys
-            are of one text, and which text * head the scores begin with.
-        slots: Where in the board and in `worth` each part begins; see `numba_pass.SLOTS`.
-        sinks: One score a head, or empty.
-        given: What is known of the block.
-        factors: What to multiply, task by task, while a task's scores lie in the cache; or none.
-        board: (task, column); added to.
-        received: (task, padded key); added to.
-        active: (text * head, query); what each query gives to keys outside the sinks.
-    """
+@njit
+def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, factors, board, received, active):
+    """As `read_rows`, which says what it is given, by one thread: from the first task up to the one before the last."""
     (
         edges, worth, off_rest, rest_from, rest, final, rare_from, rare, cosine, group_of, group_from, members, shape,
     ) = given  # fmt: skip
-    first_task, last_task, n_heads, n_queries, n_padded, chunk, first_query, first_key, own_text, first_head = sizes
+    n_heads, n_queries, n_padded, chunk, first_query, first_key, own_text, first_head = sizes
     edge_heads, worth_heads, n_worth, n_board, n_tokens, cosine_text, cosine_query = shape
     (
         n_offsets, c_entropy, c_relative, c_off_rest, c_max, c_rare, c_rms, c_near, c_ahead, c_cosine, c_same,
@@ -270,6 +231,9 @@ def read_rows(scores, sizes, slots, sinks, given, factors, board, received, acti
         output_text, output_head, output_step, n_keys, width, value_width, group_size,
     ) = factors.shape  # fmt: skip
     multiplies = factors.query.shape[0] > 0
+    if multiplies:
+        scores = np.empty(chunk * n_padded + LANES, np.float32)
+        scores = scores[-scores.ctypes.data // 4 % LANES :]
     keys_of_head = np.empty(n_padded * width * multiplies + LANES, np.float32)
     keys_of_head = keys_of_head[-keys_of_head.ctypes.data // 4 % LANES :]
     head_before = -1
@@ -576,3 +540,35 @@ def read_rows(scores, sizes, slots, sinks, given, factors, board, received, acti
                 board[sums + c_places + o] += sums_of_places[o]
                 board[sums + c_places_off + o] += sums_of_places[o]
                 board[sums + c_hits + o] += sums_of_hits[o]
+
+
+_READ_ROWS = types.int64(types.UniTuple(_i8, 4), _F4, types.UniTuple(_i8, 8), _I8, _F4, _GIVEN, _FACTORS, _F8, _F4, _F4)
+
+
+@compile_for(_READ_ROWS)
+def read_rows(which, scores, sizes, slots, sinks, given, factors, board, received, active):
+    """Turns scores into weights, and adds up what is read off their rows. All arrays are flat.
+
+    Args:
+        which: `parallel_address`, or 0 to make all shares here; how many shares; the first task and the one after the
+            last (task = text * head * chunk of queries, in that order).
+        scores: (text * head, query, padded key) of the tasks' heads; becomes weights, 0 beyond the edges. Empty where
+            `factors` are given.
+        sizes: Heads, queries, padded keys, queries of a chunk, the block's first query and first key in its text, 1 if
+            queries and keys are of one text, and which text * head the scores begin with.
+        slots: Where in the board and in `worth` each part begins; see `numba_pass.SLOTS`.
+        sinks: One score a head, or empty.
+        given: What is known of the block.
+        factors: What to multiply, task by task, while a task's scores lie in the cache; or none.
+        board: (task, column); added to.
+        received: (task, padded key); added to.
+        active: (text * head, query); what each query gives to keys outside the sinks.
+
+    Returns:
+        How many shares failed, for want of memory.
+    """
+    parallel, n_shares, first_task, last_task = which
+    return share(
+        _read_tasks, parallel, n_shares, first_task, last_task,
+        (scores, sizes, slots, sinks, given, factors, board, received, active),
+    )  # fmt: skip

@@ -3,12 +3,12 @@
 Of long texts BLAS makes both products, tile by tile. Of short ones the pass does, head by head, from where queries,
 keys and values lie: to lay them out for BLAS takes as long as its product.
 
-Of float32 on the CPU. Chunks of queries are tasks that Python's threads share, as many as torch has; what each
-comes to is added up in their order, so that numbers do not depend on how many there are.
+Of float32 on the CPU. Chunks of queries are tasks that torch's threads share; what each comes to is added up in their
+order, so that numbers do not depend on how many there are.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -21,6 +21,7 @@ from attnscope.core.attention import AttentionCall
 from attnscope.core.measures.board import BOARD, N_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import OFFSETS
 from attnscope.core.measures.families import PAIR_FACTS
+from attnscope.core.measures.numba_compiler import parallel_address
 from attnscope.core.measures.numba_kernel import Factors, Given, read_rows
 from attnscope.core.measures.numba_vectors import LANES
 from attnscope.core.measures.plan import Plan
@@ -247,42 +248,32 @@ class _Fused:
         n_tiles = scores.shape[0] * scores.shape[1] * self._by_task[2]
         start = first_head * self._by_task[2]
         array = scores.view(-1).numpy()
-        self._share(start, start + n_tiles, array.size, lambda: array, _NO_FACTORS, first_head)
+        self._share(start, start + n_tiles, array, _NO_FACTORS, first_head)
 
     def attend(self, factors: Factors) -> None:
         """Makes a whole block's output, and adds up what is read off its weights, which are nowhere at once."""
-        one_task = self._chunk * self._n_padded
-        n_tasks = math.prod(self._by_task)
+        self._share(0, math.prod(self._by_task), _NOTHING, factors, 0)
 
-        def room() -> NDArray[np.float32]:
-            found: NDArray[np.float32] = torch.empty(one_task).numpy()  # where a line of the cache begins
-            return found
-
-        self._share(0, n_tasks, n_tasks * one_task, room, factors, 0)
-
-    def _share(
-        self,
-        start: int,
-        stop: int,
-        n_weights: int,
-        scores: Callable[[], NDArray[np.float32]],
-        factors: Factors,
-        first_head: int,
-    ) -> None:
-        """Has threads do tasks, each with its share of them and with what `scores` gives."""
+    def _share(self, start: int, stop: int, scores: NDArray[np.float32], factors: Factors, first_head: int) -> None:
+        """Has threads do tasks, each its share of them."""
         outputs = tuple(numbers.view(-1).numpy() for numbers in (self._board, self._received, self._active))
-        shape = (self._by_task[1], self._active.shape[2], self._n_padded, self._chunk, *self._begin, first_head)
+        n_queries = self._active.shape[2]
+        sizes = (self._by_task[1], n_queries, self._n_padded, self._chunk, *self._begin, first_head)
 
-        def do(first: int, last: int) -> None:
-            read_rows(scores(), (first, last, *shape), SLOTS, self._sinks, self._given, factors, *outputs)
+        def do(parallel: int, n_shares: int, first: int, last: int) -> None:
+            which = parallel, n_shares, first, last
+            if read_rows(which, scores, sizes, SLOTS, self._sinks, self._given, factors, *outputs):
+                raise MemoryError("there is no memory for a pass over attention weights")
 
+        n_weights = (stop - start) * min(self._chunk, n_queries) * self._n_padded
         n_threads = min(count_threads(), stop - start) if n_weights >= LEAST_SHARED else 1
-        if n_threads == 1:
-            do(start, stop)
+        parallel = parallel_address()
+        if n_threads == 1 or parallel:
+            do(parallel if n_threads > 1 else 0, n_threads, start, stop)
             return
         edges = [start + (stop - start) * i // n_threads for i in range(n_threads + 1)]
-        others = [_pool(n_threads - 1).submit(do, *edges[i : i + 2]) for i in range(1, n_threads)]
-        do(*edges[:2])
+        others = [_pool(n_threads - 1).submit(do, 0, 1, *edges[i : i + 2]) for i in range(1, n_threads)]
+        do(0, 1, *edges[:2])
         for other in others:
             other.result()
 
@@ -303,6 +294,7 @@ def count_threads() -> int:
 
 @cache
 def _pool(n: int) -> ThreadPoolExecutor:
+    """Threads of Python's, where those of torch cannot be asked."""
     return ThreadPoolExecutor(n, "attnscope")
 
 
