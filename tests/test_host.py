@@ -1,6 +1,5 @@
 """Ctrl-C from the first line of the program to its last: one line, exit status 130, no traceback."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from attnscope import host
 from attnscope.host import delay_interrupts, die_at_once, wait_for_imports
 from attnscope.studies import memory
 from attnscope.studies.heads import heads
-from tests.processes import python
 
 
 @pytest.fixture
