@@ -92,8 +92,10 @@ def require_same(model: Model, stream: Stream, unknown: tuple[str, ...] = ()) ->
             torch.testing.assert_close(ours[:, :, :last], getattr(call, role)[:, :, :last], rtol=1e-4, atol=1e-4)
         assert attention.output is not None
         written = torch.einsum("bhtk,hdk->btd", output, attention.output)
-        written = written if attention.output_bias is None else written + attention.output_bias
-        gave = seen.outputs.results[stream.kind, attention.layer]  # type: ignore[index]
+        place = (stream.kind, attention.layer)
+        bias = getattr(seen.outputs.found[place], "bias", None)  # type: ignore[index]
+        written = written if bias is None else written + bias
+        gave = seen.outputs.results[place]  # type: ignore[index]
         torch.testing.assert_close(written, gave.reshape(written.shape), rtol=1e-4, atol=1e-4)
 
 

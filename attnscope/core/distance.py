@@ -154,9 +154,8 @@ def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.flo
     return np.where(nothing, np.nan, found)
 
 
-def as_distance(measure: Measure, mean: Floats) -> Floats:
-    """The metric that a mean divergence stands for: its square root, for both measures."""
-    del measure  # both are squares of metrics
+def as_distance(mean: Floats) -> Floats:
+    """The metric that a mean divergence stands for: its square root, as both measures are squares of metrics."""
     found: Floats = np.sqrt(np.maximum(mean, 0.0))
     return found
 

@@ -304,18 +304,16 @@ class RunningSums:
         known = ~np.isnan(a)
         return np.where(known, np.clip(low, 0, 1), np.nan), np.where(known, np.clip(high, 0, 1), np.nan)
 
-    def most_unseen(self, level: float = 0.95) -> Floats:
+    def most_unseen(self) -> Floats:
         """The largest share u of units of another kind of which these may show none; see `share_interval`, bound 2.
 
-        Args:
-            level: The coverage of an interval that u is on both sides of: u is such that none is seen with
-                probability (1 - level) / 2.
+        u is such that none is seen with a probability of 2.5%, which an interval of 95% leaves at each end.
 
         Returns:
             0 to 1; NaN without a text.
         """
         n_unseen: Floats = self._share(False, True, DEPENDENCE).n_unseen
-        return 1 - ((1 - level) / 2) ** (1 / n_unseen)
+        return 1 - 0.025 ** (1 / n_unseen)
 
     def share_p_above(
         self, threshold: ArrayLike, *, hits: ArrayLike = False, unseen: ArrayLike = True, dependence: float = DEPENDENCE

@@ -208,6 +208,6 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def shortened(text: str, n: int = 60) -> str:
-    """The text, or its beginning and an ellipsis."""
-    return text if len(text) <= n else f"{text[: n - 1]}…"
+def shortened(text: str) -> str:
+    """The text, or its first 59 characters and an ellipsis."""
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -291,13 +291,13 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     raise _no_weights(str(folder), present)
 
 
-def weights_sha256(folder: Path, *, allow_pickle: bool = True) -> str:
+def weights_sha256(folder: Path) -> str:
     """The hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
 
     Remembers what it hashed (until a file changes), and a second thread that asks waits for the first, so that a
     thread can hash while torch loads. Hashing frees the interpreter lock.
     """
-    files = weight_files(folder, allow_pickle=allow_pickle)
+    files = weight_files(folder, allow_pickle=True)
     hashes = {path.name: file_sha256(path) for path in files}
     if len(hashes) == 1:
         return next(iter(hashes.values()))

@@ -77,7 +77,6 @@ class Attention:
         norm: What stands between the stream and the projections; None = nothing does.
         query: W_Q; likewise key, value: W_K and W_V, of key/value heads.
         output: W_O, (n_heads, d_model, d_value); None = not known.
-        output_bias: Its bias, (d_model,).
         output_norm: What stands between W_O and the stream (Gemma 2); None = nothing does.
         notes: What is not known, and why.
     """
@@ -90,7 +89,6 @@ class Attention:
     key: Projection | None
     value: Projection | None
     output: Tensor | None
-    output_bias: Tensor | None
     output_norm: Norm | None
     notes: tuple[str, ...] = ()
 
@@ -303,7 +301,7 @@ def _attention(
             f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and keys, "
             "a low-rank cache, weights that are quantised or adapted)"
         )
-    output = bias = behind = None
+    output = behind = None
     module = look.outputs.found.get(place)
     weight = None if module is None else _weight(module)
     if module is None or weight is None:
@@ -311,15 +309,12 @@ def _attention(
     else:
         width = call.value.shape[-1]
         output = weight.reshape(weight.shape[0], call.n_heads, width).transpose(0, 1)
-        bias = getattr(module, "bias", None)
         given = look.outputs.results[place]
         candidate = next((m for m, x, y, n in look.leaves if n == _calls_until(look, layer) and _same(x, given)), None)
         behind = _norm_of(candidate, norms)
-    bias = None if bias is None or output is None else bias.detach().to(output)
     return Attention(
-        layer, call.n_heads, call.scale, norm, made["query"], made["key"], made["value"], output, bias, behind,
-        tuple(notes),
-    )  # fmt: skip
+        layer, call.n_heads, call.scale, norm, made["query"], made["key"], made["value"], output, behind, tuple(notes)
+    )
 
 
 def _calls_until(look: _Look, layer: int) -> int:

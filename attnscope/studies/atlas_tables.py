@@ -203,7 +203,7 @@ class KindTables:
 
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = self._divergences / self._compared
-        found: NDArray[np.float32] = as_distance("hellinger", mean).astype(np.float32)
+        found: NDArray[np.float32] = as_distance(mean).astype(np.float32)
         return found
 
     def profiles(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -107,17 +107,15 @@ def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Ta
     return table
 
 
-def query_table(
-    attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, most: int = 5, kind: str = ""
-) -> Table:
-    """A row a head: the keys that one query attends to most; `kind` goes into the title."""
+def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, kind: str = "") -> Table:
+    """A row a head: the five keys that one query attends to most; `kind` goes into the title."""
     label = safe(attention.queries.labels[place])
     table = plain_table(f"{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to")
     table.add_column("head", style="bold", no_wrap=True)
     table.add_column("keys, largest weight first", overflow="fold")
     for pair in heads:
         row = attention.of(*pair)[place]
-        strongest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= 0.005]
+        strongest = [key for key in np.argsort(-row, kind="stable")[:5] if row[key] >= 0.005]
         keys = weighted((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
         table.add_row(f"L{pair[0]}H{pair[1]}", keys)
     return table

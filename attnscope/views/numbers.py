@@ -37,7 +37,7 @@ def matrix(
         console: Tells the width.
         bold: Whether the largest of each row stands out.
     """
-    kept = _rows_shown(len(rows), _MOST_ROWS)
+    kept = _rows_shown(len(rows))
     named = [] if names is None else [cut(safe(name), _LABEL_CELLS) for name in names]
     margin = 4 + max((cell_len(name) for name in named), default=0) + (2 if named else 0)
     texts = [[four_decimals(value) for value in rows[at]] if at is not None else None for at in kept]
@@ -66,11 +66,11 @@ def matrix(
             lines.append("\n")
 
 
-def _rows_shown(n: int, most: int) -> list[int | None]:
+def _rows_shown(n: int) -> list[int | None]:
     """Which of n rows are shown, None where some are left out."""
-    if n <= most:
+    if n <= _MOST_ROWS:
         return list(range(n))
-    return [*range(most // 2), None, *range(n - most // 2, n)]
+    return [*range(_MOST_ROWS // 2), None, *range(n - _MOST_ROWS // 2, n)]
 
 
 def chunks(n: int, room: int, *, goes_on: bool) -> list[list[int | None]]:

@@ -276,7 +276,7 @@ class _Page(Page):
         for (x, y), pair in zip(plan.corners, self._sheet.heads, strict=True):
             place = self._map.place(*pair)
             received = _by_pixel(self._map.received[place], self._map.key_cell, width, np.maximum)
-            highs = _log_between(received, _LEAST_RECEIVED, most) * (plan.strip - 4)
+            highs = _received_share(received, most) * (plan.strip - 4)
             wide = width / len(highs)
             xs = x + np.arange(len(highs)) * wide
             boxes.append(np.stack([xs, y - 4 - highs, np.full(len(highs), wide), highs], 1))
@@ -285,7 +285,7 @@ class _Page(Page):
             tall = height / len(longs)
             ys = y + np.arange(len(longs)) * tall
             boxes.append(np.stack([np.full(len(longs), x + width + 4.0), ys, longs, np.full(len(longs), tall)], 1))
-            level = y - 4 - float(_log_between(np.ones(1), _LEAST_RECEIVED, most)[0]) * (plan.strip - 4)
+            level = y - 4 - float(_received_share(np.ones(1), most)[0]) * (plan.strip - 4)
             averages.append([(x, level), (x + width, level)])
             layer, head = pair
             name = f"H{head}" if self._sheet.form == "grid" else f"L{layer}H{head}"
@@ -301,7 +301,7 @@ class _Page(Page):
         size, (width, height) = layout.CAPTION_PX, plan.side
         reach = plan.strip - 4
         for value in (1.0, 10.0 ** math.floor(math.log10(most))):
-            level = y - 4 - float(_log_between(np.array([value]), _LEAST_RECEIVED, most)[0]) * reach
+            level = y - 4 - float(_received_share(np.array([value]), most)[0]) * reach
             self.write(x - 8, level, f"{value:,.0f}", size, ha="right", color=FAINT)
         self.write(x + width, y - plan.strip - 13, "mass received", size, ha="right", color=FAINT)
         top = math.log(len(self._map.keys))
@@ -425,8 +425,10 @@ def _by_pixel(values: NDArray[np.float32], cell: int, room: int, largest: np.ufu
     return np.asarray(np.add.reduceat(doubled, starts) / np.diff([*starts, len(values)]))
 
 
-def _log_between(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    return np.clip(np.log(np.maximum(values, low) / low) / math.log(high / low), 0, 1)
+def _received_share(values: NDArray[np.float64], most: float) -> NDArray[np.float64]:
+    """How far up values stand on the logarithmic scale from the least mass received that is told apart to `most`."""
+    low = _LEAST_RECEIVED
+    return np.clip(np.log(np.maximum(values, low) / low) / math.log(most / low), 0, 1)
 
 
 def _positions(n: int, few: bool) -> list[int]:

@@ -325,14 +325,13 @@ def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps
     return f"on a text of {n_tokens} tokens {reason}" if reason else ""
 
 
-def compare_on(model: PreTrainedModel, found: Survey, example: Example, *, beside: bool) -> None:
+def compare_on(model: PreTrainedModel, found: Survey, example: Example) -> None:
     """Compares hidden states on an input that comes with what the model computes as it is, in no more memory than that.
 
     Args:
         model: The model.
         found: What was found out of it.
-        example: The input.
-        beside: As of `seam.perform`.
+        example: The input; what is beside the model's own attention may attend too, as of `seam.perform`.
 
     Raises:
         AttnscopeError: What would be shown differs from it.
@@ -342,7 +341,7 @@ def compare_on(model: PreTrainedModel, found: Survey, example: Example, *, besid
     example.inputs.update({**standing_arguments(model), **found.extras})
     with use_attention(model, None):
         own = Outcome.of(model(**example.inputs), {})
-    ours = Outcome.of(perform(model, example.inputs, found.plan, attend, beside=beside), {})
+    ours = Outcome.of(perform(model, example.inputs, found.plan, attend, beside=True), {})
     compare_hidden(model, example, ours, own, _tolerance_of(model, found))
 
 

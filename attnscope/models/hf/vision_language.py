@@ -251,5 +251,5 @@ class InterleavedReader(VisionLanguageReader):
         """Once, whatever the photo's size."""
         if not self._compared:
             with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
-                compare_on(self._base, self._network.found, Example({**inputs}), beside=True)
+                compare_on(self._base, self._network.found, Example({**inputs}))
             self._compared.add(())

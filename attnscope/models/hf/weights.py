@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.dispatch import find_parameter
+from attnscope.models.hf.dispatch import find_weight
 from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import perform
 from attnscope.models.hf.survey import Survey
@@ -89,7 +89,7 @@ def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tens
     adapted = {getattr(module, "base_layer", None) for module in base.modules()}
     weights: dict[Place, Tensor] = {}
     for place, module in outputs.found.items():
-        weight = None if module in adapted else find_parameter(module, "weight")
+        weight = None if module in adapted else find_weight(module)
         if weight is not None and weight.is_floating_point():
             weights[place] = weight.T if is_transposed(module) else weight
     return weights
