@@ -232,6 +232,20 @@ def test_float32_is_exact_to_1e5(monkeypatch: pytest.MonkeyPatch, fields, elemen
     check(call, keys, tolerance=1e-5)
 
 
+@pytest.mark.parametrize(("batch", "n_heads"), [(1, 2), (2, 1)])
+def test_sums_of_many_pairs_in_float32_lose_no_digits(batch: int, n_heads: int) -> None:
+    """Of near to a million like products, added up one after another, a sum was off by 4e-5."""
+    n = 880
+    call = make_call(batch=batch, n_kv_heads=n_heads, n_queries=n, n_keys=n, scale=0.01, dtype=torch.float32)
+    keys = make_facts([n] * batch, n)
+    probe = Sums(keys, ["distance_tokens"])
+    probe(call)
+    found = probe.sums["encoder"][0]
+    weights = attention_weights(rounding.in_float64(call))
+    exact = measures_of_weights(weights, keys, measures=["distance_tokens"])
+    np.testing.assert_allclose(found.value("distance_tokens"), exact.value("distance_tokens"), rtol=2e-6)
+
+
 def test_bfloat16_is_measured_in_float32() -> None:
     call, keys = long_call(dtype=torch.bfloat16)
     probe = Sums(keys)

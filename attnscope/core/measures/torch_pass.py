@@ -25,6 +25,9 @@ from attnscope.core.tiles import Block, Buffers, Tile, attend_in_tiles
 PLACES_APART = 64
 """Queries from whose middle places are counted: what is left of places is a difference, which far ones would blur."""
 
+TERMS_AT_ONCE = 2**14
+"""Products of float32 that are added up at once: BLAS adds them one after another, and of 2^20 it loses four digits."""
+
 SHORT_LIST = 8
 """Pairs of tokens are read one by one while they are at most one in so many of a tile."""
 
@@ -192,7 +195,7 @@ class _TileReader:
         n_texts, n_heads, n_queries, n_keys = weights.shape
         flat = weights.view(n_texts, n_heads, n_queries * n_keys)
         if n_texts > 1:
-            both = torch.bmm(flat, plan.keep(block, "functions", self._functions))
+            both = self._sum_products(flat, plan.keep(block, "functions", self._functions))
             for i, fact in enumerate(_SUMMED):
                 self._put(fact, both[..., i])
                 self._put(f"{fact} off rest", both[..., i + len(_SUMMED)])
@@ -208,13 +211,21 @@ class _TileReader:
             found |= {"same_token": same[0].to(weights.dtype), "induction": followed[0].to(weights.dtype)}
         else:
             at, worth = listed
-            sums = (heads.index_select(1, at) @ worth)[None]
+            sums = self._sum_products(heads.index_select(1, at)[None], worth[None])
             for i, name in enumerate(("same_token", "induction", "same_token off rest", "induction off rest")):
                 self._put(name, sums[..., i])
         for fact, function in found.items():
             worth = function if plan.all_real(block) else function * real[:, None]
-            self._put(fact, torch.mv(heads, worth.flatten())[None])
-            self._put(f"{fact} off rest", torch.mv(heads, (worth * self._off_rest).flatten())[None])
+            self._put(fact, self._sum_products(flat, worth.view(1, -1, 1))[..., 0])
+            self._put(f"{fact} off rest", self._sum_products(flat, (worth * self._off_rest).view(1, -1, 1))[..., 0])
+
+    def _sum_products(self, weights: Tensor, worth: Tensor) -> Tensor:
+        """(text, head, pair) by (text, pair, several) -> (text, head, several), some pairs after others."""
+        found = torch.zeros(*weights.shape[:2], worth.shape[2], dtype=self._plan.summed, device=weights.device)
+        for start in range(0, worth.shape[1], TERMS_AT_ONCE):
+            some = slice(start, start + TERMS_AT_ONCE)
+            found += torch.bmm(weights[..., some], worth[:, some])
+        return found
 
     def _list_pairs(self) -> tuple[Tensor, Tensor] | None:
         """Like tokens of a block of one text, all and off resting keys: (places in the tile, (pair, 4) worths).
