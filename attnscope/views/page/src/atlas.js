@@ -3,6 +3,7 @@ import { stepOf } from "./colour.js";
 import { catalogs, colourColumn, headOf, percent, shortNumber, sidesOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { el, fill, say, select } from "./dom.js";
+import { showRoles } from "./heads.js";
 import { filterOf } from "./query.js";
 import { Scatter } from "./scatter.js";
 import { addressOf, state, update } from "./state.js";
@@ -216,40 +217,10 @@ export class AtlasView {
   }
 
   showRoles() {
-    const { heads } = catalogs.shown;
-    const counts = new Map();
-    for (const { roles } of heads) {
-      // As the filter of the chip finds them: a head with two roles counts for both, and has the colour of the first.
-      for (const name of roles.length ? roles.map((role) => role.name) : ["unclassified"]) {
-        counts.set(name, (counts.get(name) || 0) + 1);
-      }
-    }
-    const names = [...Object.keys(manifest.roles?.marks || {}), "unclassified"].filter((name) => counts.has(name));
-    const focused = document.activeElement?.dataset?.role;
-    fill(
-      this.legend,
-      names.map((name) => {
-        const mark = manifest.roles?.marks[name];
-        const dot = el("i", { class: "dot" });
-        dot.style.background = mark ? mark.color : this.colours.faint;
-        const filter = `role:${name}`;
-        return el(
-          "button",
-          {
-            type: "button",
-            class: "chip",
-            "data-role": name,
-            "aria-pressed": String(state.f === filter),
-            title: mark ? mark.what : "heads without a role",
-            onclick: () => update({ f: state.f === filter ? "" : filter }),
-          },
-          dot,
-          mark ? mark.label : name,
-          el("small", {}, String(counts.get(name))),
-        );
-      }),
-    );
-    if (focused) this.legend.querySelector(`[data-role="${CSS.escape(focused)}"]`)?.focus();
+    // As the filter of the chip finds them: a head with two roles counts for both, and has the colour of the first.
+    const roles = catalogs.shown.heads.map((head) => (head.roles.length ? head.roles.map(({ name }) => name) : ["unclassified"]));
+    const chosen = state.f.startsWith("role:") ? state.f.slice(5) : "";
+    showRoles(this.legend, roles, chosen, (name) => update({ f: chosen === name ? "" : `role:${name}` }));
   }
 
   /** Columns of numbers in the list: what the scatter shows, and what the colour is. */

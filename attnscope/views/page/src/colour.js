@@ -85,3 +85,10 @@ export function inkOn(rgb) {
   });
   return (0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#ffffff";
 }
+
+/** Colours an element by a step of a table of colours, its letters so that they can be read there. */
+export function shadeBy(element, step, { css, rgb }) {
+  element.style.backgroundColor = css[step];
+  element.style.color = inkOn(rgb[step]);
+  return element;
+}

@@ -1,8 +1,9 @@
 // Examples of a head: texts whose tokens show what they attend to, and who attends to them.
-import { inkOn, stepOf } from "./colour.js";
+import { stepOf } from "./colour.js";
 import { areFew, catalogs, headOf, openExample, piecesOf, shortNumber } from "./catalog.js";
 import { el, fill, say, segmented } from "./dom.js";
 import { state, update } from "./state.js";
+import { nextToken, shadeToken } from "./words.js";
 
 const TABS = { top: "Top", decile: "Deciles", failure: "Failures" };
 const TOLD = {
@@ -157,16 +158,13 @@ export class Examples {
     const example = this.told.examples[number];
     const spans = this.spans.get(number);
     const focus = this.focusOf(number);
-    const { rgb, css } = this.app.palette.one;
     const weights = new Map();
     if (focus >= 0 && focus < example.length) for (const [token, weight] of state.side === "q" ? example.row(focus) : example.column(focus)) weights.set(token, weight);
     const expected = new Set(this.expectedOf(number, focus).map(({ place }) => example.places.indexOf(place)));
     spans.forEach((span, at) => {
       span.classList.toggle("expected", expected.has(at));
       const weight = weights.get(at) || 0;
-      const step = stepOf(weight, 0, 1);
-      span.style.backgroundColor = step >= 2 ? css[step] : "";
-      span.style.color = step >= 2 ? inkOn(rgb[step]) : "";
+      shadeToken(span, stepOf(weight, 0, 1), this.app.palette.one);
       span.classList.toggle("focus", at === focus);
       span.setAttribute("aria-pressed", String(state.ex === number && state.q === at));
       if (weight >= LEAST_SAID) span.dataset.weight = weight.toFixed(2).slice(1).replace(".00", "1.0");
@@ -226,12 +224,9 @@ export class Examples {
       event.preventDefault();
       return this.pin(span);
     }
-    const spans = this.spans.get(Number(span.dataset.example));
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
-    if (!step) return;
-    event.preventDefault();
+    const next = nextToken(event, span, this.spans.get(Number(span.dataset.example)));
+    if (!next) return;
     event.stopPropagation();
-    const next = spans[Math.max(0, Math.min(spans.length - 1, Number(span.dataset.token) + step))];
     span.tabIndex = -1;
     next.tabIndex = 0;
     next.focus();

@@ -1,7 +1,7 @@
 // Grid: all layers and heads at once.
 import { digits, manifest, matrix, nameOf, rolesOf } from "./data.js";
 import { el, fill, select } from "./dom.js";
-import { HeadGrid, largestOf, paintThumb, topOf } from "./heads.js";
+import { HeadGrid, largestOf, paintThumb, showRoles, topOf } from "./heads.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { widthOf } from "./pen.js";
 import { addressOf, mapOf, state, update } from "./state.js";
@@ -113,32 +113,9 @@ export class GridView {
     return "grid";
   }
 
-  showRoles(map) {
-    if (!manifest.roles) return fill(this.roles);
-    const held = map.heads.map((pair) => pair.join("."));
-    const buttons = Object.entries(manifest.roles.marks).map(([name, mark]) => {
-      const count = held.filter((spec) => hasRole(spec, name)).length;
-      if (!count) return null;
-      const dot = el("i", { class: "dot" });
-      dot.style.background = mark.color;
-      return el(
-        "button",
-        {
-          type: "button",
-          class: "chip",
-          "aria-pressed": String(state.role === name),
-          title: mark.what,
-          "data-role": name,
-          onclick: () => update({ role: state.role === name ? "" : name }),
-        },
-        dot,
-        mark.label,
-        el("small", {}, String(count)),
-      );
-    });
-    const focused = document.activeElement?.dataset?.role;
-    fill(this.roles, buttons);
-    if (focused) this.roles.querySelector(`[data-role="${CSS.escape(focused)}"]`)?.focus();
+  showRoles({ kind, heads }) {
+    const roles = heads.map((pair) => rolesOf(kind, pair.join(".")).map(({ name }) => name));
+    showRoles(this.roles, roles, state.role, (role) => update({ role: state.role === role ? "" : role }));
   }
 
   tell(spec) {

@@ -1,66 +1,43 @@
 // Head count: the same queries, keys and values with 1, 2 and 4 heads, step by step.
 import { OUTPUTS, TOKENS, WIDTH, worked } from "./attention.js";
-import { inkOn, stepOf } from "./colour.js";
+import { inkOn, shadeBy, stepOf } from "./colour.js";
 import { digits } from "./data.js";
 import { el, fill, segmented } from "./dom.js";
 import { state, update } from "./state.js";
 
-const sub = (base, below) => [el("var", {}, base), el("sub", {}, below)];
+/** Mathematics as it is set: a capital, or a letter with an underscore, is a variable, and what follows that its index. */
+function maths(text) {
+  return text.split(/([A-Za-z]_\w+|\b[A-Z]\b)/).map((part, at) => {
+    const [base, below] = part.split("_");
+    return at % 2 ? [el("var", {}, base), below ? el("sub", {}, below) : null] : part;
+  });
+}
 
+/** A step: its name, formula, line of NumPy, what it means, and the rows (or tables) of numbers of a view's token. */
 const STEPS = [
   {
     name: "project",
-    formula: () => [
-      sub("Q", ""),
-      " = ",
-      sub("X", ""),
-      sub("W", "Q"),
-      ",  ",
-      sub("K", ""),
-      " = ",
-      sub("X", ""),
-      sub("W", "K"),
-      ",  ",
-      sub("V", ""),
-      " = ",
-      sub("X", ""),
-      sub("W", "V"),
-    ],
+    formula: () => "Q = X W_Q,  K = X W_K,  V = X W_V",
     numpy: () => "Q, K, V = X @ W_Q, X @ W_K, X @ W_V",
     what: () =>
       "Each token asks (query), offers itself (key) and has something to give (value). Embeddings are one-hot here, so a token's rows of W are what it gets.",
+    caption: "before and after",
+    rows: (view, at) => ["X", "Q", "K", "V"].map((name) => view.vector(name.toLowerCase(), view.now[name][at])),
   },
   {
     name: "split",
-    formula: (n) => [
-      sub("q", "h"),
-      " = ",
-      sub("Q", ""),
-      `[:, ${WIDTH / n}h : ${WIDTH / n}(h + 1)],  h = 0 … ${n - 1};  `,
-      sub("d", "head"),
-      ` = ${WIDTH} / ${n} = ${WIDTH / n}`,
-    ],
+    formula: (n) => `q_h = Q[:, ${WIDTH / n}h : ${WIDTH / n}(h + 1)],  h = 0 … ${n - 1};  d_head = ${WIDTH} / ${n} = ${WIDTH / n}`,
     numpy: (n) => `q, k, v = (M.reshape(${TOKENS.length}, ${n}, ${WIDTH / n}).transpose(1, 0, 2) for M in (Q, K, V))`,
     what: (n) =>
       n === 1
         ? "One head has all four columns."
         : `The ${WIDTH} columns are dealt out to ${n} heads, ${WIDTH / n} to each. Nothing is computed, and nothing is added: more heads are narrower heads.`,
+    caption: "columns by head",
+    rows: (view, at) => ["Q", "K", "V"].map((name) => view.vector(name.toLowerCase(), view.now[name][at], view.now.width)),
   },
   {
     name: "attend",
-    formula: () => [
-      sub("A", "h"),
-      " = softmax(",
-      sub("q", "h"),
-      sub("k", "h"),
-      "ᵀ / √",
-      sub("d", "head"),
-      "),  ",
-      sub("Z", "h"),
-      " = ",
-      sub("A", "h"),
-      sub("v", "h"),
-    ],
+    formula: () => "A_h = softmax(q_h k_hᵀ / √d_head),  Z_h = A_h v_h",
     numpy: (n) =>
       `E = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(${WIDTH / n})); A = E / E.sum(-1, keepdims=True); Z = A @ v`,
     what: () =>
@@ -68,51 +45,46 @@ const STEPS = [
   },
   {
     name: "concatenate",
-    formula: (n) => [
-      sub("C", ""),
-      " = [",
-      Array.from({ length: n }, (_, head) => [head ? " | " : "", sub("Z", String(head))]),
-      "]",
-    ],
+    formula: (n) => `C = [${Array.from({ length: n }, (_, head) => `Z_${head}`).join(" | ")}]`,
     numpy: () => `C = Z.transpose(1, 0, 2).reshape(${TOKENS.length}, ${WIDTH})`,
     what: () => "The heads' outputs stand side by side again, as wide as before.",
+    caption: "the heads' outputs, joined",
+    rows: (view, at) => [
+      ...view.now.heads.map(({ output }, head, { length }) => view.vector(length === 1 ? "z" : `z, head ${head}`, output[at])),
+      view.vector("c", view.now.joined[at], view.now.width),
+    ],
   },
   {
     name: "project",
-    formula: () => [sub("O", ""), " = ", sub("C", ""), sub("W", "O")],
+    formula: () => "O = C W_O",
     numpy: () => "O = C @ W_O",
     what: () =>
       "Only here do heads meet: each column of the output is a sum over all of them. With the identity they stay side by side.",
+    caption: "after the output projection",
+    rows: (view, at) => [view.vector("c", view.now.joined[at], view.now.width), view.vector("o", view.now.output[at])],
   },
 ];
 
+const COUNTS = [1, 2, 4];
 const value = (number) => digits(number).replace(/\.0000$/, "");
+const inRow = (numbers, write = digits) => numbers.map((number) => write(number)).join("  ");
+const nameOfHead = (head, n) => (n === 1 ? "the one head" : `head ${head}`);
+const nameOfCount = (n) => (n === 1 ? "1 head" : `${n} heads`);
+
+/** The names of a table's columns; one without a name is that of its rows' names. */
+const columnNames = (...names) =>
+  el("thead", {}, el("tr", {}, names.map((name) => (name ? el("th", { scope: "col" }, name) : el("td", {})))));
 
 export class HeadCountView {
   constructor(app) {
     this.app = app;
-    this.counts = segmented(
-      "Heads",
-      [
-        ["1", "1 head"],
-        ["2", "2 heads"],
-        ["4", "4 heads"],
-      ],
-      (n) => update({ n: Number(n) }),
-    );
+    this.counts = segmented("Heads", COUNTS.map((n) => [String(n), nameOfCount(n)]), (n) => update({ n: Number(n) }));
     this.tokens = segmented(
       "Token",
       TOKENS.map((token, at) => [String(at), token]),
       (at) => update({ tok: Number(at) }),
     );
-    this.outputs = segmented(
-      "Output projection",
-      [
-        ["identity", "identity"],
-        ["mixing", "mixing"],
-      ],
-      (wo) => update({ wo }),
-    );
+    this.outputs = segmented("Output projection", Object.keys(OUTPUTS).map((name) => [name, name]), (wo) => update({ wo }));
     this.steps = el(
       "ol",
       { class: "pipeline", "aria-label": "Steps" },
@@ -140,7 +112,7 @@ export class HeadCountView {
         { class: "toolbar" },
         this.counts,
         el("span", { class: "field" }, "token", this.tokens),
-        el("span", { class: "field" }, el("span", {}, sub("W", "O")), this.outputs),
+        el("span", { class: "field" }, el("span", {}, maths("W_O")), this.outputs),
       ),
       this.steps,
       this.card,
@@ -170,7 +142,7 @@ export class HeadCountView {
     const step = STEPS[state.step];
     fill(
       this.card,
-      el("div", { class: "formula", role: "math" }, step.formula(n)),
+      el("div", { class: "formula", role: "math" }, maths(step.formula(n))),
       el("pre", { class: "numpy" }, el("code", {}, step.numpy(n))),
       el("p", {}, step.what(n)),
       el("div", { class: "numbers" }, this.numbers()),
@@ -178,7 +150,7 @@ export class HeadCountView {
     fill(
       this.maps,
       this.now.heads.map(({ weights }, head) =>
-        el("figure", {}, el("figcaption", {}, n === 1 ? "the one head" : `head ${head}`), this.map(weights, head)),
+        el("figure", {}, el("figcaption", {}, nameOfHead(head, n)), this.map(weights, head)),
       ),
     );
     this.showBars();
@@ -188,141 +160,64 @@ export class HeadCountView {
     return this.app.palette.several[head];
   }
 
-  /** A row of numbers with its name; each head's columns under its colour. */
-  vector(name, numbers, { split = 0, label } = {}) {
+  /** A row of numbers with its name; each head's `split` columns under its colour. */
+  vector(name, numbers, split = 0) {
     const cells = numbers.map((number, at) => {
       const cell = el("td", {}, value(number));
       if (split) cell.style.borderBottomColor = this.colour(Math.floor(at / split));
       return cell;
     });
-    return el("tr", { "data-name": label || name }, el("th", { scope: "row" }, name), cells);
+    return el("tr", { "data-name": name }, el("th", { scope: "row" }, name), cells);
   }
 
   numbers() {
-    const { X, Q, K, V, heads, joined, output, width } = this.now;
+    const { tok: at, step } = state;
+    const { caption, rows } = STEPS[step];
+    if (!rows) return this.now.heads.map((head, number) => this.attended(head, number));
+    return el("table", { class: "vectors" }, el("caption", {}, `“${TOKENS[at]}”: ${caption}`), el("tbody", {}, rows(this, at)));
+  }
+
+  /** A cell with a weight, in its colour. */
+  weight(weight, shown, attributes = {}) {
+    return shadeBy(el("td", attributes, shown), stepOf(weight, 0, 1), this.app.palette.one);
+  }
+
+  /** What the chosen token attends to in a head, key by key, and what comes out. */
+  attended({ scores, weights, v, output }, number) {
     const at = state.tok;
-    const token = TOKENS[at];
-    const table = (caption, ...rows) =>
-      el("table", { class: "vectors" }, el("caption", {}, caption), el("tbody", {}, rows));
-    if (state.step === 0)
-      return [
-        table(
-          `“${token}” before and after`,
-          this.vector("x", X[at]),
-          this.vector("q", Q[at]),
-          this.vector("k", K[at]),
-          this.vector("v", V[at]),
-        ),
-      ];
-    if (state.step === 1)
-      return [
-        table(
-          `“${token}”: columns by head`,
-          this.vector("q", Q[at], { split: width }),
-          this.vector("k", K[at], { split: width }),
-          this.vector("v", V[at], { split: width }),
-        ),
-      ];
-    if (state.step === 2) {
-      return heads.map((head, number) => {
-        const title = el(
-          "caption",
-          {},
-          heads.length === 1 ? `“${token}” attends` : `“${token}” attends, head ${number}`,
-        );
-        const rows = TOKENS.map((key, place) => {
-          const weight = el("td", { "data-weight": place }, digits(head.weights[at][place]));
-          const step = stepOf(head.weights[at][place], 0, 1);
-          weight.style.backgroundColor = this.app.palette.one.css[step];
-          weight.style.color = inkOn(this.app.palette.one.rgb[step]);
-          return el(
-            "tr",
-            {},
-            el("th", { scope: "row" }, key),
-            el("td", {}, value(head.scores[at][place])),
-            weight,
-            el("td", {}, head.v[place].map(value).join("  ")),
-          );
-        });
-        const whole = el(
-          "table",
-          { class: "vectors attend", "data-head": number },
-          title,
-          el(
-            "thead",
-            {},
-            el(
-              "tr",
-              {},
-              ["key", "score", "weight", "v"].map((name) => el("th", { scope: "col" }, name)),
-            ),
-          ),
-          el(
-            "tbody",
-            {},
-            rows,
-            el(
-              "tr",
-              { class: "sum" },
-              el("th", { scope: "row" }, "z"),
-              el("td", {}),
-              el("td", {}, "1"),
-              el("td", { "data-z": number }, head.output[at].map((number) => digits(number)).join("  ")),
-            ),
-          ),
-        );
-        whole.style.borderTopColor = this.colour(number);
-        return whole;
-      });
-    }
-    if (state.step === 3)
-      return [
-        table(
-          `“${token}”: the heads' outputs, joined`,
-          ...heads.map((head, number) => this.vector(heads.length === 1 ? "z" : `z, head ${number}`, head.output[at])),
-          this.vector("c", joined[at], { split: width }),
-        ),
-      ];
-    return [
-      table(
-        `“${token}” after the output projection`,
-        this.vector("c", joined[at], { split: width }),
-        this.vector("o", output[at]),
+    const rows = TOKENS.map((key, place) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, key),
+        el("td", {}, value(scores[at][place])),
+        this.weight(weights[at][place], digits(weights[at][place]), { "data-weight": place }),
+        el("td", {}, inRow(v[place], value)),
       ),
-    ];
+    );
+    const sum = [el("th", { scope: "row" }, "z"), el("td", {}), el("td", {}, "1"), el("td", { "data-z": number }, inRow(output[at]))];
+    const which = this.now.heads.length === 1 ? "" : `, head ${number}`;
+    const whole = el(
+      "table",
+      { class: "vectors attend", "data-head": number },
+      el("caption", {}, `“${TOKENS[at]}” attends${which}`),
+      columnNames("key", "score", "weight", "v"),
+      el("tbody", {}, rows, el("tr", { class: "sum" }, sum)),
+    );
+    whole.style.borderTopColor = this.colour(number);
+    return whole;
   }
 
   map(weights, head) {
-    const table = this.app.palette.one;
     const rows = weights.map((row, query) =>
       el(
         "tr",
         { class: query === state.tok ? "mine" : null },
         el("th", { scope: "row" }, TOKENS[query]),
-        row.map((weight) => {
-          const step = stepOf(weight, 0, 1);
-          const cell = el("td", {}, digits(weight).slice(0, 6));
-          cell.style.backgroundColor = table.css[step];
-          cell.style.color = inkOn(table.rgb[step]);
-          return cell;
-        }),
+        row.map((weight) => this.weight(weight, digits(weight).slice(0, 6))),
       ),
     );
-    const whole = el(
-      "table",
-      { class: "map", "data-head": head },
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          el("td", {}),
-          TOKENS.map((token) => el("th", { scope: "col" }, token)),
-        ),
-      ),
-      el("tbody", {}, rows),
-    );
+    const whole = el("table", { class: "map", "data-head": head }, columnNames("", ...TOKENS), el("tbody", {}, rows));
     whole.style.borderTopColor = this.colour(head);
     return whole;
   }
@@ -330,41 +225,27 @@ export class HeadCountView {
   /** What the chosen token attends to under each number of heads, and what comes out. */
   showBars() {
     const at = state.tok;
-    fill(
-      this.bars,
-      [1, 2, 4].map((n) => {
-        const { heads, output } = worked(n, OUTPUTS[state.wo]);
-        const rows = heads.map((head) =>
-          el(
-            "div",
-            { class: "stack" },
-            TOKENS.map((token, key) => {
-              const part = el(
-                "span",
-                { title: `${token} ${digits(head.weights[at][key])}` },
-                head.weights[at][key] > 0.09 ? token : "",
-              );
-              part.style.flexGrow = String(head.weights[at][key]);
-              const step = stepOf(head.weights[at][key], 0, 0.6);
-              part.style.backgroundColor = this.app.palette.one.css[step];
-              part.style.color = inkOn(this.app.palette.one.rgb[step]);
-              return part;
-            }),
-          ),
-        );
-        return el(
-          "div",
-          { class: n === state.n ? "count now" : "count" },
-          el("b", {}, n === 1 ? "1 head" : `${n} heads`),
-          el("div", { class: "stacks" }, rows),
-          el(
-            "span",
-            { class: "faint", "data-output": n },
-            `o = ${output[at].map((number) => digits(number)).join("  ")}`,
-          ),
-        );
-      }),
-    );
+    const stack = ({ weights }) =>
+      el(
+        "div",
+        { class: "stack" },
+        weights[at].map((weight, key) => {
+          const part = el("span", { title: `${TOKENS[key]} ${digits(weight)}` }, weight > 0.09 ? TOKENS[key] : "");
+          part.style.flexGrow = String(weight);
+          return shadeBy(part, stepOf(weight, 0, 0.6), this.app.palette.one);
+        }),
+      );
+    const counts = COUNTS.map((n) => {
+      const { heads, output } = worked(n, OUTPUTS[state.wo]);
+      return el(
+        "div",
+        { class: n === state.n ? "count now" : "count" },
+        el("b", {}, nameOfCount(n)),
+        el("div", { class: "stacks" }, heads.map(stack)),
+        el("span", { class: "faint", "data-output": n }, `o = ${inRow(output[at])}`),
+      );
+    });
+    fill(this.bars, counts);
   }
 
   focus() {
@@ -381,18 +262,11 @@ export class HeadCountView {
     const [cell, left, top] = [46, 44, 70];
     const wide = left + cell * TOKENS.length;
     const draw = (pen) => {
-      pen.text(`The cat sat on mat, ${state.n === 1 ? "1 head" : `${state.n} heads`}: attention weights`, 0, 10, {
-        size: 13,
-        weight: 600,
-        colour: colours.ink,
-      });
+      const title = `The cat sat on mat, ${nameOfCount(state.n)}: attention weights`;
+      pen.text(title, 0, 10, { size: 13, weight: 600, colour: colours.ink });
       heads.forEach(({ weights }, head) => {
         const x = head * (wide + 24) + left;
-        pen.text(state.n === 1 ? "the one head" : `head ${head}`, x, 34, {
-          size: 12,
-          colour: this.colour(head),
-          weight: 600,
-        });
+        pen.text(nameOfHead(head, state.n), x, 34, { size: 12, colour: this.colour(head), weight: 600 });
         TOKENS.forEach((token, at) => {
           pen.text(token, x + (at + 0.5) * cell, top - 10, { size: 12, align: "center", colour: colours.ink });
           pen.text(token, x - 6, top + (at + 0.5) * cell, { size: 12, align: "right", colour: colours.ink });

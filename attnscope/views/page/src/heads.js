@@ -231,6 +231,36 @@ export class HeadGrid {
   }
 }
 
+/**
+ * Chips of roles that filter heads, each with its mark, its name and how many heads have it.
+ *
+ * @param host what they stand in; the one that has the focus there keeps it
+ * @param roles the names of each head's roles; `unclassified` stands for none
+ * @param chosen the name of the role that is filtered by
+ * @param choose is told the name of a chip that is pressed
+ */
+export function showRoles(host, roles, chosen, choose) {
+  const none = { color: "var(--faint)", label: "unclassified", what: "heads without a role" };
+  const counts = new Map();
+  for (const name of roles.flat()) counts.set(name, (counts.get(name) || 0) + 1);
+  const focused = document.activeElement?.dataset?.role;
+  const chips = Object.entries({ ...manifest.roles?.marks, unclassified: none }).map(([name, { color, label, what }]) => {
+    if (!counts.has(name)) return null;
+    const dot = el("i", { class: "dot" });
+    dot.style.background = color;
+    const pressed = String(chosen === name);
+    return el(
+      "button",
+      { type: "button", class: "chip", "aria-pressed": pressed, title: what, "data-role": name, onclick: () => choose(name) },
+      dot,
+      label,
+      el("small", {}, String(counts.get(name))),
+    );
+  });
+  fill(host, chips);
+  if (focused) host.querySelector(`[data-role="${CSS.escape(focused)}"]`)?.focus();
+}
+
 /** Paints a map onto a small canvas. */
 export function paintThumb(picture, shown, size, look) {
   const room = Math.round(size * (devicePixelRatio || 1));

@@ -1,5 +1,5 @@
 // Words: tokens as they read, each to be pointed at and chosen; what the views of a text and of a photo begin with.
-import { inkOn } from "./colour.js";
+import { shadeBy } from "./colour.js";
 import { prose } from "./data.js";
 import { el, say, segmented } from "./dom.js";
 
@@ -41,11 +41,19 @@ export function pageOf(axis, side, heading, { wanted = () => true, opening = tru
 
 /** Shades a token by the step of its colour; what is hardly weighed stays bare. */
 export function shadeToken(span, step, table) {
-  span.style.backgroundColor = step < 2 ? "" : table.css[step];
-  span.style.color = step < 2 ? "" : inkOn(table.rgb[step]);
+  if (step < 2) span.style.backgroundColor = span.style.color = "";
+  else shadeBy(span, step, table);
 }
 
 const JUMPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 };
+
+/** The token that a key leads to from one of some; none where it is no key for that. */
+export function nextToken(event, span, spans) {
+  const step = JUMPS[event.key];
+  if (!step) return null;
+  event.preventDefault();
+  return spans[Math.max(0, Math.min(spans.length - 1, spans.indexOf(span) + step))];
+}
 
 /**
  * A view of tokens: what it is made of beside its own parts, and their keys and pointers.
@@ -92,11 +100,8 @@ export class WordsView {
       say(span.textContent);
       return;
     }
-    const step = JUMPS[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const spans = this.walked(span);
-    const next = spans[Math.max(0, Math.min(spans.length - 1, spans.indexOf(span) + step))];
+    const next = nextToken(event, span, this.walked(span));
+    if (!next) return;
     next.focus();
     say(this.heard(next));
   }
