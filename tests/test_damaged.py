@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnscope import load_record
 from attnscope.cli import main
+from attnscope.errors import AttnscopeError
 from attnscope.records import reading
+from attnscope.records.parquet import parquet
 from tests.conftest import SAMPLES, Run
 from tests.record_helpers import simple
 
@@ -311,6 +314,104 @@ def test_numbers_that_are_none_are_refused_without_a_warning(
     status, out, err = run("show", name)
     assert (status, out) == (1, "") and told in err
     require_one_line(status, err)
+
+
+PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
+    ("trace.npz", ("keys",), ["one"], "does not fit its tokens"),
+    ("trace.npz", ("query",), 99, "no query 99"),
+    ("split.json", ("seen", 0, "output"), [[0.5]], "do not fit its heads and tokens"),
+    ("split.json", ("seen", 0, "columns"), [[0]], "do not fit its heads and tokens"),
+    ("cost.json", ("groups",), {"nonsense": []}, "no group of costs 'nonsense'"),
+    ("cost.json", ("sizes", "kind"), None, "its sizes are none"),
+    ("cost.json", ("sizes", "n_heads"), "many", "its sizes are none"),
+    ("ablation.npz", ("run", "kinds"), 3, "its kinds of attention have no names"),
+    ("ablation.npz", ("corpus", "n_copies"), [], "n_copies is a list"),
+    ("models.npz", ("corpus", "n_texts"), "many", "n_texts is 'many'"),
+]
+"""Damage that was drawn, or failed in `repr` or in a notebook, once: record, place, value, what is said."""
+
+
+@pytest.mark.parametrize(("name", "place", "value", "told"), PLANTED)
+def test_damage_is_refused_before_it_is_shown(
+    name: str, place: tuple[Any, ...], value: Any, told: str, tmp_path: Path
+) -> None:
+    def plant(document: Any) -> None:
+        for key in place[:-1]:
+            document = document[key]
+        document[place[-1]] = value
+
+    broken = tmp_path / name
+    broken.write_bytes(with_record(RECORDS / name, plant))
+    with pytest.raises(AttnscopeError) as refused:
+        load_record(broken)
+    assert told in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "member", "value", "told"),
+    [
+        ("models.npz", "hellinger.low", -1.0, "is not between 0 and 1"),
+        ("models.npz", "hellinger.count", np.nan, "are not counted"),
+        ("pair.npz", "divergence.jensen_shannon", -1.0, "less than 0"),
+    ],
+)
+def test_tables_with_no_root_are_refused(name: str, member: str, value: float, told: str, tmp_path: Path) -> None:
+    held = members(RECORDS / name)
+    held[member] = np.full(held[member].shape, value)
+    (tmp_path / name).write_bytes(saved(held))
+    with pytest.raises(AttnscopeError, match=told):
+        load_record(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["trace.npz", "split.json"])
+def test_a_record_whose_model_has_no_name_is_shown(name: str, run: Run, tmp_path: Path) -> None:
+    broken = tmp_path / name
+    broken.write_bytes(with_record(RECORDS / name, lambda document: document["run"].pop("model")))
+    status, _, err = run("show", broken, "-o", "out")
+    assert status == 0, err
+    assert load_record(broken)._repr_html_()
+
+
+def test_a_terminal_obeys_nothing_in_the_sizes_of_a_model(run: Run, tmp_path: Path) -> None:
+    def plant(document: Any) -> None:
+        document["sizes"]["kind"] = "\x1b[31mred"
+
+    (tmp_path / "cost.json").write_bytes(with_record(RECORDS / "cost.json", plant))
+    status, out, _ = run("show", "cost.json")
+    assert status == 0 and "\x1b" not in out and "<U+001B>" in out
+
+
+def test_numbers_that_json_has_no_word_for_are_null_in_the_json_of_a_rollout(run: Run, tmp_path: Path) -> None:
+    def plant(document: Any) -> None:
+        document["run"]["architecture"] = float("inf")
+
+    (tmp_path / "rollout.npz").write_bytes(with_record(RECORDS / "rollout.npz", plant))
+    status, out, err = run("show", "rollout.npz", "--json")
+    assert status == 0, err
+    assert json.loads(out)["run"]["architecture"] is None
+
+
+@pytest.mark.parametrize("value", [10**30, "\udcff"], ids=["beyond 64 bits", "no Unicode"])
+def test_what_parquet_cannot_hold_is_one_line(value: Any) -> None:
+    pytest.importorskip("pyarrow")
+    with pytest.raises(AttnscopeError, match="Parquet cannot hold this"):
+        parquet({"layer": [value]}, {})
+
+
+@pytest.mark.parametrize("shards", [None, [], "1/2", ["one"], ["0/2"], [7]])
+def test_what_is_no_part_is_not_merged(shards: Any, run: Run, tmp_path: Path) -> None:
+    def plant(document: Any) -> None:
+        document["corpus"]["shards"] = shards
+
+    (tmp_path / "heads.npz").write_bytes(with_record(RECORDS / "heads.npz", plant))
+    status, _, err = run("merge", "heads.npz", "-o", "out")
+    assert status == 1 and "heads.npz is no part of a study over a corpus" in err
+    require_one_line(status, err)
+
+
+def test_needles_are_not_merged(run: Run) -> None:
+    status, _, err = run("merge", RECORDS / "needles.npz", "-o", "out")
+    assert status == 1 and "is no part of a study over a corpus" in err
 
 
 # Bombs -----------------------------------------------------------------------------------------------------------

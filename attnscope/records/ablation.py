@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnscope.records.pair_tables import OneHead
-from attnscope.records.reading import require_counts, require_places
+from attnscope.records.reading import require_places
 from attnscope.records.record import Record
 
 PLACES = ("first", "repeated", "first_half", "second_half")
@@ -178,7 +178,6 @@ class Ablation(Record):
     def require_whole(self) -> None:
         """Refuses heads that no model has, numbers of texts that are none, and curves whose points do not fit."""
         require_places([head.layer for head in self.heads], [head.head for head in self.heads])
-        require_counts(self.corpus, "n_texts", "n_tokens")
         for curve in self.curves:
             if not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
                 raise ValueError("the points of a curve do not fit the heads that it takes out")

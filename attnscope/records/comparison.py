@@ -71,8 +71,12 @@ class Comparison(Record):
     def require_whole(self) -> None:
         """Refuses divergences beyond their bounds, and weights and tokens that are none."""
         for table in getattr(self, "tables", ()):
-            if np.any(table.mean < -0.01) or np.any(table.mean > 1.01):
+            if np.any(table.mean > 1.01) or any(np.any(part < 0) for part in (table.mean, table.low, table.high)):
                 raise ValueError(f"its {table.name} is not between 0 and 1")
+            if not np.all(table.count >= 0) or np.any(np.isinf(table.count)):
+                raise ValueError(f"the queries of its {table.name} are not counted")
+        if any(np.any(each < 0) for each in getattr(self, "divergences", {}).values()):
+            raise ValueError("a divergence is less than 0")
         for name in ("weights", "other_weights"):
             require_weights(getattr(self, name, np.zeros((0, 0))))
         tokens = getattr(self, "tokens", ())

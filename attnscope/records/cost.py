@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 from attnscope.errors import AttnscopeError
 from attnscope.records.record import Record
 
+GROUPS = ("parameters", "per_token", "per_text", "memory", "kv_cache")
+"""What costs are grouped by, in their order."""
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -79,7 +82,7 @@ class Cost(Record):
         sizes: The sizes, as plain JSON values.
         n_tokens: For texts of this length.
         dtype: Precision of scores.
-        groups: Quantities by group: "parameters", "per_token", "per_text", "memory", "kv_cache".
+        groups: Quantities by group, one of `GROUPS`.
         heads: What another number of heads would change.
         lengths: Lengths of text that the curves are for.
         curves: Multiply-adds and memory against the length.
@@ -109,7 +112,13 @@ class Cost(Record):
         raise AttnscopeError(f"there is no quantity {name!r}", f"there are: {known}")
 
     def require_whole(self) -> None:
-        """Refuses curves that do not fit the lengths."""
+        """Refuses sizes and groups that lack a number or a name, and curves that do not fit the lengths."""
+        sizes = [self.sizes.get(name) for name in ("n_layers", "n_decoder_layers", "n_heads", "n_kv_heads")]
+        sizes += [self.sizes.get(name) for name in ("d_head", "d_model")]
+        if not all(isinstance(size, int) for size in sizes) or not isinstance(self.sizes.get("kind"), str):
+            raise ValueError("its sizes are none")
+        if unknown := self.groups.keys() - set(GROUPS):
+            raise ValueError(f"there is no group of costs {min(unknown)[:40]!r}")
         if any(len(curve.values) != len(self.lengths) for curve in self.curves):
             raise ValueError("its curves do not fit its lengths")
         if self.curves and {curve.panel for curve in self.curves} != {"multiply-adds", "bytes"}:

@@ -19,7 +19,7 @@ from attnscope.records.codec import OMITTED, beside
 from attnscope.records.descriptions import Descriptions, HeadDescription
 from attnscope.records.needles import Needles
 from attnscope.records.pair_tables import OneHead, require_known
-from attnscope.records.reading import require_counts, require_places
+from attnscope.records.reading import require_places
 from attnscope.records.record import Record
 from attnscope.records.storage import csv_text
 
@@ -336,7 +336,6 @@ class Findings(Record):
         for heads in (self.heads, self.control):
             if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
                 raise ValueError("it holds a head twice")
-        require_counts(self.corpus, "n_texts", "n_tokens")
 
 
 def facts_of_measure(options: Mapping[str, Any], measure: str) -> MeasureFacts:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
 
 
 def arrow() -> tuple[Any, Any]:
@@ -29,12 +29,16 @@ def parquet(columns: Mapping[str, Sequence[Any]], described: Mapping[str, str]) 
         described: What the file says of itself: texts by key.
 
     Raises:
-        AttnscopeError: pyarrow is not installed.
+        AttnscopeError: pyarrow is not installed, or a value is none that Parquet holds: a number beyond 64 bits, a text
+            that is no Unicode.
     """
     pyarrow, library = arrow()
-    arrays = {name: pyarrow.array(map(_nothing, values), _type(pyarrow, values)) for name, values in columns.items()}
     held = io.BytesIO()
-    library.write_table(pyarrow.table(arrays).replace_schema_metadata(dict(described)), held)
+    try:
+        arrays = {name: pyarrow.array(map(_nothing, each), _type(pyarrow, each)) for name, each in columns.items()}
+        library.write_table(pyarrow.table(arrays).replace_schema_metadata(dict(described)), held)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise AttnscopeError(f"Parquet cannot hold this: {first_line(error)}", "save it as .npz or .csv") from None
     return held.getvalue()
 
 

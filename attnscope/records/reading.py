@@ -196,7 +196,7 @@ def require_run(run: Mapping[str, Any]) -> None:
     """Refuses what a record says of how it was made where it could not be shown.
 
     Raises:
-        ValueError: The model has no name, or the notes are no texts.
+        ValueError: The model has no name, or the notes are no texts, or its kinds of attention have no names.
     """
     if not isinstance(run.get("model", ""), str):
         raise ValueError("its model has no name")
@@ -205,15 +205,18 @@ def require_run(run: Mapping[str, Any]) -> None:
         raise ValueError("its notes are no texts")
     if not isinstance(run.get("versions", {}), Mapping):
         raise ValueError("its versions have no names")
+    kinds = run.get("kinds", ())
+    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError("its kinds of attention have no names")
 
 
-def require_counts(corpus: Mapping[str, Any], *names: str) -> None:
+def require_corpus(corpus: Mapping[str, Any]) -> None:
     """Refuses what a record says of its corpus where numbers are none, or problems do not say where they are.
 
     Raises:
         ValueError: They are not, or do not.
     """
-    for name in names:
+    for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite"):
         number = corpus.get(name, 0)
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise ValueError(f"{name} is {_shown(number)}")

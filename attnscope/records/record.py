@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records import codec
 from attnscope.records.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.parquet import parquet
-from attnscope.records.reading import read_record, reading, require_run, require_types
+from attnscope.records.reading import read_record, reading, require_corpus, require_run, require_types
 from attnscope.records.storage import csv_text, finite, plain, write_whole
 
 
@@ -213,6 +213,8 @@ class Record:
             require_types(found)
             if isinstance(run := getattr(found, "run", None), Mapping):
                 require_run(run)
+            if isinstance(corpus := getattr(found, "corpus", None), Mapping):
+                require_corpus(corpus)
             found.require_whole()
         return found
 

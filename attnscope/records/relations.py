@@ -14,7 +14,6 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.codec import OMITTED, build
 from attnscope.records.combined import Combined
 from attnscope.records.findings import Findings, Role
-from attnscope.records.reading import require_counts
 from attnscope.records.record import Record
 from attnscope.records.storage import finite, plain
 
@@ -293,7 +292,6 @@ class Relations(Record):
 
     def require_whole(self) -> None:
         """Refuses shares that are none, links between words that are not there, and numbers of texts that are none."""
-        require_counts(self.corpus, "n_texts", "n_tokens")
         for one in self.relations:
             shares = np.stack([one.accuracy, one.choice, one.mass, one.p, one.q])
             if np.any(shares < -0.01) or np.any(shares > 1.01):

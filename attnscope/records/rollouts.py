@@ -100,14 +100,18 @@ class Rollout(Record):
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values; NaN becomes null."""
         described = self.describe()
-        return {
-            "schema": self.SCHEMA,
-            "run": described["run"],
-            **described,
-            "tokens": list(self.tokens.labels),
-            **plain(self.arrays(), finite),
-            "record": {"tokens": described["tokens"]},
-        }
+        whole: dict[str, Any] = plain(
+            {
+                "schema": self.SCHEMA,
+                "run": described["run"],
+                **described,
+                "tokens": self.tokens.labels,
+                **self.arrays(),
+                "record": {"tokens": described["tokens"]},
+            },
+            finite,
+        )
+        return whole
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:

@@ -8,6 +8,8 @@ from typing import Any
 
 _SHARD = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
 _MOST_NAMED = 8
+COUNTS = ("n_texts", "n_tokens", "n_chunked")
+"""What of a corpus adds up over its shards."""
 
 
 def shards_note(corpus: Mapping[str, Any]) -> str:
@@ -27,6 +29,13 @@ def shards_note(corpus: Mapping[str, Any]) -> str:
             break
     more = f" and {n_missing - len(named):,} more" if n_missing > len(named) else ""
     return f"{len(numbers)} of {n:,} shards: {', '.join(named)}{more} {'is' if n_missing == 1 else 'are'} missing"
+
+
+def is_part(corpus: Mapping[str, Any]) -> bool:
+    """Whether a record is of shards of a corpus, or of all of it, and can be added up with others."""
+    given = corpus.get("shards")
+    named = isinstance(given, list | tuple) and all(_SHARD.fullmatch(str(one)) for one in given)
+    return bool(given) and named and corpus.keys() >= {*COUNTS}
 
 
 def is_interrupted(corpus: Mapping[str, Any]) -> bool:

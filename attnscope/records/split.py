@@ -105,8 +105,17 @@ class Split(Record):
         raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {counts}")
 
     def require_whole(self) -> None:
-        """Refuses weights that do not fit the tokens, or that are none."""
+        """Refuses weights that do not fit the tokens, or that are none, and numbers that do not fit the heads."""
+        n_queries, n_keys = len(self.queries), len(self.keys)
         for one in self.seen:
-            if one.weights.shape != (one.n_heads, len(self.queries), len(self.keys)) or 0 in one.weights.shape:
+            if one.weights.shape != (one.n_heads, n_queries, n_keys) or 0 in one.weights.shape:
                 raise ValueError("its weights do not fit its tokens")
             require_weights(one.weights)
+            found = (one.columns, one.mean_weights, one.output, one.entropy_nats, one.uniform, one.rank)
+            n_out = one.output.shape[-1] if one.output.ndim else 0
+            each = (one.n_heads,)
+            wanted = ((one.n_heads, 2), (n_queries, n_keys), (n_queries, n_out), each, each, each)
+            if tuple(array.shape for array in found) != wanted or one.disagreement_nats.shape != (n_queries,):
+                raise ValueError("its numbers do not fit its heads and tokens")
+            if one.mixing is not None and one.mixing.shape != (one.n_heads, n_out):
+                raise ValueError("the shares of its heads do not fit its output")

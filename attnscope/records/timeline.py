@@ -14,7 +14,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.circuits import COMPOSITIONS
 from attnscope.records.codec import ARRAY, OMITTED
 from attnscope.records.findings import MeasureFacts, facts_of_measure
-from attnscope.records.reading import require_counts, require_places
+from attnscope.records.reading import require_places
 from attnscope.records.record import Record
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
@@ -234,7 +234,6 @@ class Timeline(Record):
             if pair.by not in COMPOSITIONS or not (0 <= pair.sender < n_heads and 0 <= pair.receiver < n_heads):
                 raise ValueError("it has a pair of heads that it does not hold")
         require_places([layer for _, layer, _ in self.heads], [head for _, _, head in self.heads])
-        require_counts(self.corpus, "n_texts", "n_tokens")
 
     @staticmethod
     def _row(names: Sequence[str], name: str, what: str) -> int:

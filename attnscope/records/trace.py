@@ -169,9 +169,17 @@ class Trace(Record):
         return made
 
     def require_whole(self) -> None:
-        """Refuses values that do not have the axes that their step says."""
-        if any(len(step.axes) != step.value.ndim for step in self.steps):
-            raise ValueError("a step's value does not have its axes")
+        """Refuses values that do not have the axes that their step says, or not a place for each of their tokens."""
+        sizes = {"query": len(self.queries), "key": len(self.keys)}
+        for step in self.steps:
+            if len(step.axes) != step.value.ndim:
+                raise ValueError("a step's value does not have its axes")
+            if any(sizes.get(axis, n) != n for axis, n in zip(step.axes, step.value.shape, strict=True)):
+                raise ValueError("a step's value does not fit its tokens")
+        if self.query is not None and not 0 <= self.query < len(self.queries):
+            raise ValueError(f"there is no query {self.query}")
+        if any(band.scores.shape != (len(self.keys),) for band in self.bands):
+            raise ValueError("its bands do not fit its tokens")
 
     def to_py(self) -> str:
         """The script of the file `trace.py`; see `script`."""

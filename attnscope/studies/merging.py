@@ -11,7 +11,7 @@ from attnscope.core.written import PARTS
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.findings import Findings
-from attnscope.records.shards import is_interrupted, settle_corpus
+from attnscope.records.shards import COUNTS, is_interrupted, is_part, settle_corpus
 from attnscope.studies.roles import effective_texts, judge
 from attnscope.studies.tally import Tally, tallies_of
 
@@ -110,6 +110,8 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
             raise AttnscopeError(
                 f"{name} is of {part.corpus['of']}, which are not merged", "study all of them in one run"
             )
+        if not is_part(part.corpus):
+            raise AttnscopeError(f"{name} is no part of a study over a corpus", "give what heads --shard wrote")
     for part, name in zip(parts, names, strict=True):
         _require_alike((parts[0], names[0]), (part, name))
     _require_apart(parts, names)
@@ -230,7 +232,7 @@ def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     whole = len(shards) == _shard(shards[0])[1]
     problems = [problem for corpus in corpora for problem in corpus.get("problems", ())]
     joined = dict(corpora[0]) | {
-        **{name: sum(corpus[name] for corpus in corpora) for name in ("n_texts", "n_tokens", "n_chunked")},
+        **{name: sum(corpus[name] for corpus in corpora) for name in COUNTS},
         "shards": ["1/1"] if whole else shards,
         # Of one corpus all parts list the same; but each what its workers have lost.
         "problems": [problem for number, problem in enumerate(problems) if problem not in problems[:number]],

@@ -59,9 +59,8 @@ def _heading(cost: Cost) -> Text:
     shared = "" if s["n_kv_heads"] == s["n_heads"] else f" on {s['n_kv_heads']} key/value heads"
     lines = Text()
     lines.append(f"{safe(cost.name)}", style="bold")
-    lines.append(
-        f"  {s['kind']}, {layers}, {amount(s['n_heads'], 'head')} of {s['d_head']}{shared}, d_model {s['d_model']}\n"
-    )
+    heads = f"{amount(s['n_heads'], 'head')} of {s['d_head']}{shared}"
+    lines.append(f"  {safe(s['kind'])}, {layers}, {heads}, d_model {s['d_model']}\n")
     lines.append(f"sizes: {safe(cost.source)}", style="dim")
     return lines
 

@@ -73,7 +73,7 @@ def pages(split: Split, style: Style = USUAL) -> Iterator[tuple[str, Canvas]]:
 def split_page(split: Split, paper: Paper = SCREEN) -> Canvas:
     """The figure."""
     labels = {*split.queries, *split.keys}
-    lettering = lettering_for([str(split.run["model"]), split.text, *labels], paper)
+    lettering = lettering_for([str(split.run.get("model", "")), split.text, *labels], paper)
     plan = _plan_layout(split, lettering)
     notes = (
         list(layout.wrap(" · ".join(_notes(split)), plan.width - 2 * _MARGIN, lettering.width_px))
@@ -83,7 +83,7 @@ def split_page(split: Split, paper: Paper = SCREEN) -> Canvas:
     canvas = Canvas(plan.width, plan.tops[-1] + 19 * len(notes) + _MARGIN // 2, lettering)
     cmap = colormap(DEFAULT_CMAP)
     room = plan.width - 2 * _MARGIN
-    title = f"{split.run['model']}: the same queries, keys and values with more and fewer heads"
+    title = f"{split.run.get('model', '')}: the same queries, keys and values with more and fewer heads"
     size, below = (_ROW_TITLE, _NOTE) if paper.fixed else (_TITLE, 15.0)
     if paper.title:
         canvas.write(_MARGIN, _MARGIN, lettering.fit(title, size * 1.12, room), size, ha="left", weight="bold")

@@ -42,7 +42,7 @@ _TITLE = "What the number of heads changes"
 
 
 def _heading(split: Split) -> Text:
-    model = safe(str(split.run["model"]))
+    model = safe(str(split.run.get("model", "")))
     w_o = f", W_O: {safe(split.project)}" if split.project else ""
     twins = "; head 1 has the columns of head 0" if split.same_columns else ""
     return Text(f"{model}: {amount(len(split.queries), 'token')}, d_model {split.d_model}{w_o}{twins}", style="bold")

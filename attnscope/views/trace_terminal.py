@@ -48,10 +48,11 @@ def walk(trace: Trace, console: Console) -> RenderableType:
 
 
 def _heading(trace: Trace) -> Text:
-    where = f"{trace.kind} layer {trace.layer}" if trace.run["model"] != "worked example" else "worked example"
+    by_hand = trace.run.get("model", "") == "worked example"
+    where = "worked example" if by_hand else f"{trace.kind} layer {trace.layer}"
     grouped = "" if trace.n_kv_heads == trace.n_heads else f" on {trace.n_kv_heads} key/value heads"
     query = "all queries" if trace.query is None else f"query {trace.queries[trace.query]!r} (token {trace.query})"
-    model = "" if trace.run["model"] == "worked example" else f"{trace.run['model']}, "
+    model = "" if by_hand or "model" not in trace.run else f"{trace.run['model']}, "
     return Text(safe(f"{model}{where}: {amount(trace.n_heads, 'head')}{grouped}; {query}"), style="bold")
 
 
