@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import sys
+import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnscope.corpus import Corpus, CorpusText, Problem, blocks
+from attnscope.corpus import Corpus, CorpusText, Problem, blocks, lines
 from attnscope.corpus.lines import lines_of
 from attnscope.errors import AttnscopeError
 from attnscope.text import is_blank
@@ -276,6 +277,21 @@ def test_stdin_can_be_read_again_even_after_half_of_it(stdin):
     held = Corpus(["-"])
     assert [text.text for text in held] == ["a"]
     assert held.problems == [Problem("stdin", 2, "not UTF-8: byte 0xFF at offset 2")]
+
+
+def test_little_of_stdin_needs_no_room_on_disk(stdin, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    stdin(b"a\nb\n")
+    held = Corpus(["-"])
+    assert [text.text for text in held] == [text.text for text in held] == ["a", "b"]
+
+
+def test_a_stdin_that_finds_no_room_ends_the_study_and_is_no_part_of_it(stdin, monkeypatch):
+    monkeypatch.setattr(lines, "_IN_MEMORY", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    stdin(b"a line\n" * 1000)
+    with pytest.raises(AttnscopeError, match=r"stdin cannot be kept to be read again.*TMPDIR"):
+        list(Corpus(["-"]))
 
 
 def test_stdin_may_be_replaced_by_text_or_missing(monkeypatch):

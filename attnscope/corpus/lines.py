@@ -1,6 +1,7 @@
 """From the bytes of a source, plain or compressed, to its lines."""
 
 import codecs
+import contextlib
 import importlib
 import io
 import tempfile
@@ -9,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
 from attnscope.text import MOST_BYTES, too_long
@@ -17,6 +18,8 @@ from attnscope.text import MOST_BYTES, too_long
 _CHUNK = 65536
 # Compressed bytes that are handed over at a time: where one of them is damaged, no more than their text is lost.
 _COMPRESSED_PIECE = 1024
+# So much of a stream that is to be read again is kept in memory; from there on it takes room on disk.
+_IN_MEMORY = 1 << 24
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -29,12 +32,12 @@ class UnreadableError(Exception):
 
 
 class Replay:
-    """A stream that can be read from its start again: what was read is kept in a temporary file."""
+    """A stream that can be read from its start again: what was read is kept, beyond _IN_MEMORY in a temporary file."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+        weakref.finalize(self, _close, self._file)
 
     def again(self) -> "Replay":
         """The same stream at its start."""
@@ -42,11 +45,22 @@ class Replay:
         return self
 
     def read(self, n: int) -> bytes:
-        """At most n bytes, fewer where no more are there yet; none at the end."""
-        data = self._file.read(n)
+        """At most n bytes, fewer where no more are there yet; none at the end.
+
+        Raises:
+            AttnscopeError: They cannot be kept. This is no fault of the stream's, and part of it is not the whole.
+        """
+        data: bytes = self._file.read(n)
         if not data:
             data = self._stream.read(n) or b""
-            self._file.write(data)
+            try:
+                self._file.write(data)
+                self._file.flush()
+            except OSError as error:
+                raise AttnscopeError(
+                    f"stdin cannot be kept to be read again: {error.strerror or error}",
+                    "give a file instead, or let TMPDIR name a folder with room for it",
+                ) from None
         return data
 
     def __enter__(self) -> "Replay":
@@ -54,6 +68,12 @@ class Replay:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _close(file: IO[bytes]) -> None:
+    """Closes a file whose last bytes may find no room: nobody wants them any more."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def read_pieces(file: "BinaryIO | Replay", count: Callable[[int], None]) -> Iterator[bytes]:
