@@ -141,6 +141,16 @@ class TestAllHeads:
         within = mean[:3, :3][np.triu_indices(3, 1)].mean()
         assert layers[0, 0] == pytest.approx(math.sqrt(within), rel=1e-6)
 
+    def test_the_first_token_of_a_decoder_is_hidden_with_special_ones(self) -> None:
+        model = attnscope.load("own-causal", dtype="float64")
+        found = compare(model, TEXTS[:2])
+        for table in found.tables:
+            by_hand = mean_by_hand(model, TEXTS[:2], found.heads[0], found.heads[1], table.measure, table.special)
+            assert table.mean[0, 1] == pytest.approx(by_hand, rel=1e-5), table.special
+        picked = compare_heads(model, TEXTS[0], found.heads[:2], hide_special=True)
+        hidden = attnscope.heatmap(model, TEXTS[0], hide_special=True)
+        np.testing.assert_allclose(picked.weights[1], hidden.of(*found.heads[1]), atol=1e-6)
+
     def test_hiding_special_tokens_puts_those_tables_first(self, tiny) -> None:
         found = compare(tiny, TEXTS, CompareOptions(hide_special=True))
         assert [t.special for t in found.tables] == [False, True]

@@ -20,7 +20,7 @@ def unpacked(attention: AttentionMap, step: float) -> list[tuple[np.ndarray, np.
     n_queries, n_keys = len(attention.queries), len(attention.keys)
     held = [attention.of(layer, head) for layer in attention.layers for head in attention.heads]
     heads = []
-    for chunk in pack(held, attention.keys, step):
+    for chunk in pack(held, attention.keys, attention.keys.special, step):
         raw = zlib.decompress(base64.b64decode(chunk.data))
         n = len(chunk.heads)
 
@@ -120,11 +120,12 @@ def test_the_largest_weight_and_the_longest_word_fit(step: float) -> None:
 
 def test_heads_are_cut_into_chunks_of_some_size() -> None:
     weights = shares(3, 300, 300)
-    chunks = list(pack(list(weights), tokens_of([f"t{i}" for i in range(300)])))
+    chunks = list(pack(list(weights), tokens_of([f"t{i}" for i in range(300)]), np.zeros(300, bool)))
     assert [chunk.heads for chunk in chunks] == [(0,), (1,), (2,)]
-    assert [chunk.heads for chunk in pack(list(weights[:, :9, :9]), tokens_of([str(i) for i in range(9)]))] == [
-        (0, 1, 2)
-    ]
+    assert [
+        chunk.heads
+        for chunk in pack(list(weights[:, :9, :9]), tokens_of([str(i) for i in range(9)]), np.zeros(9, bool))
+    ] == [(0, 1, 2)]
 
 
 @given(maps())
@@ -134,7 +135,7 @@ def test_the_decimals_of_small_pages_are_true(attention: AttentionMap) -> None:
 
 
 def test_nothing_packs_to_nothing() -> None:
-    assert list(pack([], tokens_of(["a"]))) == []
+    assert list(pack([], tokens_of(["a"]), np.zeros(1, bool))) == []
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -19,7 +19,7 @@ from attnscope.views.heatmap_terminal import strongest_links
 from attnscope.views.pooled_figures import sheets_of
 from attnscope.views.pooled_terminal import pooled_drawing
 from attnscope.views.pooling import log_share
-from tests.record_helpers import RUN, map_of, require_lossless, shares, tokens_of
+from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, tokens_of
 
 
 def pooled_map(n: int = 50, cell: int = 4, *, layers: int = 2, heads: int = 3, kind: str = "decoder") -> PooledMap:
@@ -171,6 +171,6 @@ def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
         whole, weights=whole.weights[:, :, 3:, 2:6], queries=tokens, keys=whole.keys.take(np.arange(2, 6)),
         part=(3, 2, 8, 8),
     )  # fmt: skip
-    links = strongest_links(part, (0, 0), 1)
+    links = strongest_links(record_of(part), part, (0, 0), 1)
     assert links == [(0, 0, pytest.approx(0.9))]
-    assert all((q, k) != (1, 2) for q, k, _ in strongest_links(part, (0, 0), 20))
+    assert all((q, k) != (1, 2) for q, k, _ in strongest_links(record_of(part), part, (0, 0), 20))

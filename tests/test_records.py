@@ -430,6 +430,27 @@ def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens: Tokens, seed
     np.testing.assert_array_equal(before.weights, untouched)
 
 
+@pytest.mark.parametrize("special", [(), (0,), (2,)])
+def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(special: tuple[int, ...]) -> None:
+    before = map_of(tokens_of(["The", "cat", "sat", "down"], special), kind="decoder")
+    before.weights[:, :, 3] = [1, 0, 0, 0]  # rests on the first token wholly
+    record = record_of(before).hide_special()
+    kept = [i for i in range(1, 4) if i not in special]
+    assert record.tokens == tuple(before.keys.labels[i] for i in kept)
+    assert not record.weights[:, :, -1].any()
+    rest = before.weights[:, :, kept[:-1]][:, :, :, kept]
+    np.testing.assert_allclose(record.weights[:, :, :-1], rest / rest.sum(-1, keepdims=True), rtol=1e-6)
+    assert record.changes == ("hide_special",)
+    assert record.hide_special() is record  # the next token is none that heads rest on
+
+
+def test_the_first_token_of_other_attention_and_of_a_part_is_no_sink() -> None:
+    tokens = tokens_of(["The", "cat", "sat"])
+    later = replace(map_of(tokens, kind="decoder"), part=(4, 4, 9, 9))
+    for attention in (map_of(tokens, kind="encoder"), map_of(tokens, tokens, kind="cross"), later):
+        assert not any(side.any() for side in record_of(attention).sinks(attention))
+
+
 def test_a_word_of_which_a_piece_has_an_empty_row_is_the_mean_of_the_others() -> None:
     tokens = replace(
         tokens_of(["[CLS]", "un", "##believ", "##ably", "good"], special=[0]), words=np.array([-1, 0, 0, 0, 1])

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attnscope.records import Heatmap
 from attnscope.views import heatmap_terminal as terminal
-from attnscope.views.heatmap_terminal import drawing, query_tables, special_share, strongest_links
+from attnscope.views.heatmap_terminal import drawing, query_tables, sink_share, strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 ESC = "\x1b"
@@ -131,32 +131,36 @@ def test_a_terminal_without_unicode_gets_ascii_shades() -> None:
 # What is said of heads
 
 
-@given(st.integers(1, 9), st.integers(0, 50), st.sets(st.integers(0, 8)), st.sampled_from(["encoder", "cross"]))
+@given(
+    st.integers(1, 9), st.integers(0, 50), st.sets(st.integers(0, 8)), st.sampled_from(["encoder", "decoder", "cross"])
+)
 def test_strongest_links_are_those_of_a_plain_search(n: int, seed: int, special: set[int], kind: str) -> None:
     attention = map_of(tokens_of([f"t{i}" for i in range(n)], sorted(special)), kind=kind, seed=seed)
     weights = attention.of(1, 2)
+    sinks = special | ({0} if kind == "decoder" else set())
     links = sorted(
         (-float(weights[q, k]), q, k)
         for q in range(n)
         for k in range(n)
-        if q not in special and k not in special and (q != k or kind == "cross") and weights[q, k] >= 0.005
+        if q not in sinks and k not in sinks and (q != k or kind == "cross") and weights[q, k] >= 0.005
     )
-    assert strongest_links(attention, (1, 2)) == [(q, k, -w) for w, q, k in links[:3]]
+    assert strongest_links(record_of(attention), attention, (1, 2)) == [(q, k, -w) for w, q, k in links[:3]]
 
 
 def test_links_leave_the_record_as_it_is() -> None:
-    attention = simple(5).maps[0]
+    record = simple(5)
+    attention = record.maps[0]
     before = attention.weights.copy()
-    strongest_links(attention, (0, 0))
+    strongest_links(record, attention, (0, 0))
     np.testing.assert_array_equal(attention.weights, before)
 
 
 def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing() -> None:
     record = simple(4, layers=1, heads=1)
     record.maps[0].weights[0, 0] = [[0.5, 0, 0, 0.5], [0.1, 0.4, 0.4, 0.1], [0, 0, 0, 0], [0, 1, 0, 0]]
-    assert special_share(record.maps[0], (0, 0)) == pytest.approx((1 + 0.2 + 0) / 3)
+    assert sink_share(record, record.maps[0], (0, 0)) == pytest.approx((1 + 0.2 + 0) / 3)
     record.maps[0].weights[:] = 0
-    assert special_share(record.maps[0], (0, 0)) == 0
+    assert sink_share(record, record.maps[0], (0, 0)) == 0
 
 
 def test_tables_name_links_and_what_a_query_attends_to() -> None:

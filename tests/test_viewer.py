@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from attnscope.records import Heatmap, load
 from attnscope.views.page import empty_page
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings
-from tests.page_helpers import Opened
+from tests.page_helpers import SEEN, Opened
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_page_access import AXE, SERIOUS
 
@@ -69,6 +69,32 @@ def test_attention_is_as_the_record_has_it(
     viewer.show(v="matrix", h="1.2", hide=hide, words=words)
     assert tuple(viewer.table()[0][1:]) == record.tokens
     np.testing.assert_allclose(viewer.matrix(), record.of(1, 2), atol=5.1e-5)
+
+
+@pytest.mark.parametrize("saved", ["a record", "a page"])
+@pytest.mark.parametrize("words", [0, 1])
+def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(
+    viewer: OpenedViewer, open_page: Callable[..., Any], tmp_path: Path, saved: str, words: int
+) -> None:
+    tokens = tokens_of(
+        ["un", "##able", "##s", "cat", "sat"], words=np.array([0, 0, 0, 1, 2], np.int32), text="unables cat sat",
+        offsets=np.array([[0, 2], [2, 6], [6, 7], [8, 11], [12, 15]], np.int32),
+    )  # fmt: skip
+    whole = record_of(map_of(tokens, kind="decoder", layers=2, heads=3, seed=3))
+    if saved == "a record":
+        shown: Any = viewer
+        viewer.open(whole.save(tmp_path / "weights.npz"))
+        viewer.settle("grid")
+    else:
+        shown = open_page(whole.page())
+    shown.show(v="matrix", h="1.2", hide=1, words=words)
+    assert shown.text(".controls .tick >> nth=0") == "hide first token"
+    record = whole.hide_special()
+    record = record.merge_words() if words else record
+    assert tuple(shown.table()[0][1:]) == record.tokens
+    np.testing.assert_allclose(shown.matrix(), record.of(1, 2), atol=SEEN)
+    shown.show(v="matrix", h="1.2", hide=0, words=words)
+    np.testing.assert_allclose(shown.matrix(), (whole.merge_words() if words else whole).of(1, 2), atol=SEEN)
 
 
 def test_an_encoder_decoder_has_its_maps(viewer: OpenedViewer, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def compare(
     measures: Annotated[
         str, typer.Option("--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or both.")
     ] = "hellinger",
-    hide_special: Annotated[bool, "Show what is left without special tokens, rows renormalised.", "Drawing"] = False,
+    hide_special: Annotated[
+        bool, "Show what is left without special tokens (in decoders also the first), rows renormalised.", "Drawing"
+    ] = False,
     heads_record: Annotated[
         Path | None, "A heads.npz of the same model, or its folder: colours the map by role too."
     ] = None,

@@ -320,7 +320,9 @@ class Tokens:
         str | None, "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7."
     ] = None
     words: Annotated[bool, "Merge word pieces: sum over keys, mean over queries."] = False
-    hide_special: Annotated[bool, "Leave special tokens out and renormalise each row."] = False
+    hide_special: Annotated[
+        bool, "Leave out what heads rest on, special tokens and in decoders the first one, and renormalise each row."
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from attnscope.cli import groups, options
     split=groups.Changed(default="file"),
     pick="Single heads, such as L3H1,L5H11.",
     words="Open with word pieces merged.",
-    hide_special="Open with special tokens hidden.",
+    hide_special="Open with special tokens hidden, in decoders also the first one.",
     scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
     "[default: fixed; head for pictures and sound]",
     out="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]",

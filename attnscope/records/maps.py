@@ -108,15 +108,26 @@ class Heatmap(MapsRecord[AttentionMap]):
         """Numbers of the heads of the first map."""
         return self.maps[0].heads
 
+    def sinks(self, attention: AttentionMap) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which queries and which keys of one of its maps are sinks, as `Tokens.sinks` has them.
+
+        The first token of a decoder is one where its text is words, begins in this map, and has its sinks still.
+        """
+        first_query, first_key = (0, 0) if attention.part is None else attention.part[:2]
+        kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
+        return (
+            attention.queries.sinks("" if first_query else kind),
+            attention.keys.sinks("" if first_key else kind),
+        )
+
     def hide_special(self) -> Heatmap:
         """Without the special tokens: their rows and columns go, every remaining row is divided by what is left of it.
 
-        A row of which less than 1% is left becomes zeros: dividing would make a strong link of next to nothing. A
-        record without special tokens, or with hidden ones, stays as it is.
+        Of a decoder the first token goes too, see `Tokens.sinks`. A row of which less than 1% is left becomes zeros:
+        dividing would make a strong link of next to nothing. A record without such tokens, or with hidden ones, stays
+        as it is.
         """
-        if "hide_special" in self.changes or not any(
-            m.queries.special.any() or m.keys.special.any() for m in self.maps
-        ):
+        if "hide_special" in self.changes or not any(side.any() for m in self.maps for side in self.sinks(m)):
             return self
         if any(m.part is not None for m in self.maps) or self.pictures:
             raise AttnscopeError("special tokens are hidden in whole maps, not in a part: its rows do not sum to 1")
@@ -124,7 +135,7 @@ class Heatmap(MapsRecord[AttentionMap]):
             raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
         maps = []
         for attention in self.maps:
-            rows, columns = ~attention.queries.special, ~attention.keys.special
+            rows, columns = (~side for side in self.sinks(attention))
             if not rows.any() or not columns.any():
                 raise AttnscopeError("nothing is left when special tokens are hidden", "the text has no other tokens")
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)

@@ -58,7 +58,8 @@ class PairTable:
         measure: "hellinger": the squared Hellinger distance h² = 1/2 Σ_k (√p_k - √q_k)², 0 to 1; or "jensen_shannon":
             the divergence in nats, 0 to ln 2.
         special: Whether special tokens take part. Without them their rows and columns are taken out, and each row is
-            divided by what is left of it; a row of which less than 1% is left takes no part.
+            divided by what is left of it; a row of which less than 1% is left takes no part. The first token of a
+            decoder goes with them, see `Tokens.sinks`.
         mean: Σ divergence / Σ queries over all queries of all texts, (head, head); NaN where never compared.
         low: Lower end of the 95% interval of the mean over texts, at least 0; NaN with fewer than 2 texts.
         high: Upper end.

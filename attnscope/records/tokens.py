@@ -59,6 +59,16 @@ class Tokens:
             n_given=given,
         )
 
+    def sinks(self, kind: str) -> NDArray[np.bool_]:
+        """On which tokens heads rest in a kind of attention, (token,), bool: what `--hide-special` leaves out.
+
+        Special tokens; of a decoder the first token too, whatever it is (Xiao et al. 2024): many decoders, such as
+        GPT-2, are given no special one.
+        """
+        found = self.special.copy()
+        found[:1] |= kind == "decoder"
+        return found
+
     def find(self, wanted: str) -> tuple[int, ...]:
         """Places of the tokens that a user means by `wanted`.
 

@@ -40,7 +40,8 @@ def compare_heads(
         text: What to run it on.
         pick: The heads, as (layer, head); at least two.
         measure: Which divergence stands at the front: "hellinger" or "jensen_shannon".
-        hide_special: Leaves special tokens out and divides each row by what is left of it.
+        hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
+            of it.
 
     Raises:
         AttnscopeError: Fewer than two heads, or one that there is not; an empty text.
@@ -59,8 +60,8 @@ def compare_heads(
     single, note = _single(model, reading, chosen)
     weights = np.stack([attention.of(*place) for place in chosen])
     tokens, changes = reading.tokens, tuple[str, ...]()
-    if hide_special and tokens.special.any():
-        keep = ~tokens.special
+    if hide_special and (sinks := tokens.sinks(attention.kind)).any():
+        keep = ~sinks
         weights, *others = (
             divided_by_rest(w[..., keep, :][..., keep]).astype(np.float32)
             for w in (weights, *([] if single is None else [single]))
@@ -98,7 +99,8 @@ def compare_texts(
         other: The second.
         query: The token that heads are ranked at: a token, a word, or a place such as `@3` in the first text.
         measure: "hellinger" or "jensen_shannon".
-        hide_special: Leaves special tokens out and divides each row by what is left of it.
+        hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
+            of it.
 
     Raises:
         AttnscopeError: An empty text; the query names no token, or none that the other text has something for.

@@ -48,7 +48,8 @@ def heatmap(
         layers: Numbers of the layers to keep; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
-        hide_special: Leaves special tokens out and divides each row by what is left of it.
+        hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
+            of it.
         words: Merges word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1).
         rows: Keeps these queries alone, as (first, last + 1) or a slice: in memory of their number, whatever the text's
             length.

@@ -155,7 +155,7 @@ class PairMeasurer:
         self, part: Chunk, rows: Iterator[tuple[slice, list[NDArray[Any]]]], of: Sequence[tuple[HeadPlace, ...]]
     ) -> _TextSums:
         """The divergences of all pairs of heads on one chunk, summed over its queries, by table."""
-        ordinary = ~part.tokens.special
+        ordinary = ~part.tokens.sinks(self._models[0].info.kinds[0])
         found: dict[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for queries, weights in rows:
             for model, one, heads in zip(self._models, weights, of, strict=True):

@@ -32,10 +32,10 @@ from attnscope.views.canvas import (
     wrap_lines,
 )
 from attnscope.views.compare_summary import (
-    HIDDEN,
     PICTURE_NOTES,
     both_texts,
     distance,
+    hidden_notes,
     meaning,
     table_line,
     table_notes,
@@ -139,7 +139,7 @@ def matrix_page(found: HeadComparison, lettering: Lettering) -> Page:
     key_px += 36 + _legend_px(role_entries, columns[1]) if role_entries else 0
     notes = [
         "heads in the order of their clusters (average linkage); lines above: where clusters merge",
-        *table_notes(table),
+        *table_notes(table, found.kind),
     ]
     page = Page.above(notes, width, math.ceil(max(top + size, y + key_px)) + 30, lettering)
     page.head(title_of(found), texts_line(found.corpus))
@@ -189,7 +189,7 @@ def models_page(found: ModelComparison, lettering: Lettering) -> Page:
         f"rows: heads of {model_of(found.run)} · columns: heads of {model_of(found.other_run)}",
         "framed: the one-to-one matching with the least sum of distances; "
         f"{found.moved()} of {len(matching)} match a head of another number",
-        *table_notes(table),
+        *table_notes(table, found.kind),
     ]
     key_px = _bar_px(table_line(table), bar_px, lettering)
     footer_y = math.ceil(max(top + rows * cell, top + 120, y + key_px * paper.is_narrow)) + 30
@@ -256,7 +256,7 @@ def map_page(found: HeadComparison, lettering: Lettering) -> Page:
         f"classical multidimensional scaling; the axes hold {shares[0]} and {shares[1]} of the variance: heads "
         "that are close here may still be far apart along others",
         *(["heads that would cover each other stand side by side: a line leads to the true place"] * lettered),
-        *table_notes(table),
+        *table_notes(table, found.kind),
         *([f"roles: {found.roles_source}"] if found.roles is not None else []),
     ]
     top = _TOP_PX + 26
@@ -347,7 +347,7 @@ def layers_page(found: HeadComparison, lettering: Lettering) -> Page:
     notes = [
         "a cell: the distance between the heads of two layers, over all pairs of heads; on the diagonal within a layer",
         *(["lines: 95% interval over texts"] if np.isfinite(arrangement.layers_low).any() else []),
-        *table_notes(table),
+        *table_notes(table, found.kind),
     ]
     tall = pitch * n if paper.fixed else size
     footer_y = math.ceil(max(top + max(size, 200 * (not paper.fixed)) + 92, down + tall + 30))
@@ -399,7 +399,7 @@ def same_heads_page(found: ModelComparison, lettering: Lettering) -> Page:
     moved = {found.heads[a] for a, b in found.matchings[0] if found.heads[a] != found.other_heads[b]}
     notes = [
         f"framed: matches a head of another number ({len(moved)})",
-        *table_notes(table),
+        *table_notes(table, found.kind),
     ]
     title = f"{model_of(found.run)} and {model_of(found.other_run)} · heads of the same number"
     subtitle = f"{table_line(table)} · {texts_line(found.corpus)}"
@@ -424,8 +424,8 @@ def change_page(found: MinimalPair | PicturePair, paper: Paper = SCREEN) -> Page
     ]
     if isinstance(found, PicturePair):
         notes += PICTURE_NOTES
-    elif "hide_special" in found.changes:
-        notes.append(HIDDEN)
+    else:
+        notes += hidden_notes(found)
     return grid_page(title_of(found), both_texts(found), grids, notes, lettering, framed=framed)
 
 

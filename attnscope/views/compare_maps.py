@@ -15,7 +15,7 @@ from attnscope.records.comparison import MinimalPair, PickedHeads
 from attnscope.records.pair_tables import head_name
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Page, colormap
-from attnscope.views.compare_summary import HIDDEN, both_texts, distance, distance_name, key_name, title_of
+from attnscope.views.compare_summary import both_texts, distance, distance_name, hidden_notes, key_name, title_of
 from attnscope.views.heads_summary import printable
 from attnscope.views.heatmap_figures import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.views.layout import SCREEN, Paper
@@ -41,7 +41,7 @@ class Panel:
 
 def picked_pages(found: PickedHeads, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
     """The heads, their mean and the single head on the scale of weights; and their differences on a signed one."""
-    notes = [_ROWS, *([HIDDEN] if "hide_special" in found.changes else [])]
+    notes = [_ROWS, *hidden_notes(found)]
     subtitle = f"“{' '.join(found.tokens.text.split())}”"
     noted = [*notes, printable(found.single_note, 400)]
     shown = [Panel(name, values, found.tokens, found.tokens) for name, values in found.maps()]
@@ -63,7 +63,11 @@ def pair_pages(found: MinimalPair, paper: Paper = SCREEN) -> Iterator[tuple[str,
         ours = found.weights[head][np.ix_(found.aligned[:, 0], found.aligned[:, 0])]
         theirs = found.other_weights[head][np.ix_(found.aligned[:, 1], found.aligned[:, 1])]
         panels.append(Panel(f"{name}: second − first", theirs - ours, both, both))
-    notes = [_ROWS, "tokens that both texts have a place for", *([HIDDEN] if "hide_special" in found.changes else [])]
+    notes = [
+        _ROWS,
+        "tokens that both texts have a place for",
+        *hidden_notes(found),
+    ]
     if panels and len(found.aligned):
         title = f"{title_of(found)}: the heads that change most"
         limit = largest([panel.values for panel in panels])
@@ -228,7 +232,7 @@ def _bars(
         "bars: the share of the query's attention that a key gets; a full panel is 1",
         f"heads: those whose row changes most here, by {distance_name(found.measure)}",
         *([f"the {amount(n_keys, 'key')} with the largest weights"] if cut else []),
-        *([HIDDEN] if "hide_special" in found.changes else []),
+        *hidden_notes(found),
     ]
     width = paper.width_px
     page = Page.above(notes, width, top + rows * (high + 60) + 8, lettering)

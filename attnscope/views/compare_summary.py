@@ -17,6 +17,7 @@ from attnscope.records.comparison import (
 )
 from attnscope.records.pair_tables import PairTable, head_name
 from attnscope.records.shards import is_interrupted, shards_note
+from attnscope.views.changes import hidden_tokens
 from attnscope.views.heads_summary import GIVEN, UNDEFINED, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
@@ -24,7 +25,6 @@ _MEANINGS = {
     "hellinger": "distance: root of the mean squared Hellinger distance between two heads' rows, 0 to 1",
     "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two heads' rows, 0 to 0.83 (√ln 2)",
 }
-HIDDEN = "without special tokens: rows are divided by what is left of them (one with less than 1% left is left out)"
 
 PICTURE_NOTES = (
     "a row's keys: the cells of the picture, and everything else together as one key; "
@@ -42,9 +42,22 @@ def meaning(measure: str) -> str:
     return _MEANINGS.get(measure, "")
 
 
-def table_notes(table: PairTable) -> list[str]:
+def _hidden_note(kind: str) -> str:
+    """What is left out where special tokens are, and what becomes of the rows."""
+    return (
+        f"without {hidden_tokens(kind)}: rows are divided by what is left of them "
+        "(one with less than 1% left is left out)"
+    )
+
+
+def hidden_notes(found: PickedHeads | MinimalPair) -> list[str]:
+    """What is left out of a comparison on one text, if anything."""
+    return [_hidden_note(found.kind)] if "hide_special" in found.changes else []
+
+
+def table_notes(table: PairTable, kind: str) -> list[str]:
     """What its distances are, and of which rows."""
-    return [meaning(table.measure), *([] if table.special else [HIDDEN])]
+    return [meaning(table.measure), *([] if table.special else [_hidden_note(kind)])]
 
 
 def distance(value: float) -> str:

@@ -21,12 +21,12 @@ from attnscope.records.comparison import (
 )
 from attnscope.records.pair_tables import PairTable, head_name
 from attnscope.views.compare_summary import (
-    HIDDEN,
     PICTURE_NOTES,
     both_texts,
     distance,
     distance_name,
     distance_with_interval,
+    hidden_notes,
     key_name,
     largest_change,
     table_line,
@@ -90,7 +90,7 @@ def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
     parts += [heading("layers: the distance between all their heads"), follow, Text()]
     if found.roles is not None:
         parts.append(Text(f"roles: {printable(found.roles_source)}", style="dim"))
-    return parts + dim_lines(_notes(table))
+    return parts + dim_lines(_notes(table, found.kind))
 
 
 def _layers(arrangement: object, number: int) -> str:
@@ -125,7 +125,7 @@ def _picked(found: PickedHeads, console: Console) -> list[RenderableType]:
         gap = gap[np.isfinite(gap)] if np.isfinite(gap).any() else np.zeros(1)
         said.append(Text(f"the single head moves {gap.mean():.0%} of a row's weight away from the mean of the heads"))
     said.append(Text(printable(found.single_note, 400), style="dim"))
-    return said + dim_lines(_notes(table))
+    return said + dim_lines(_notes(table, found.kind))
 
 
 def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
@@ -153,8 +153,7 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
         said += [ranked, Text(beside, style="dim"), Text()]
     else:
         said += [ranked, Text()]
-    if "hide_special" in found.changes:
-        said.append(Text(HIDDEN, style="dim"))
+    said += [Text(note, style="dim") for note in hidden_notes(found)]
     return said
 
 
@@ -192,11 +191,11 @@ def _models(found: ModelComparison, most: int) -> list[RenderableType]:
         f"{found.moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number in {names[1]}"
     )
     said += [Text(), Text(matched + " (one to one, least sum of distances)")]
-    return said + dim_lines(_notes(table))
+    return said + dim_lines(_notes(table, found.kind))
 
 
-def _notes(table: PairTable) -> list[str]:
-    meaning, *hidden = table_notes(table)
+def _notes(table: PairTable, kind: str) -> list[str]:
+    meaning, *hidden = table_notes(table, kind)
     intervals = ["in brackets: 95% interval over texts"] if np.isfinite(table.low).any() else []
     return [meaning, *intervals, *hidden]
 

@@ -15,6 +15,7 @@ from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views import layout
 from attnscope.views.canvas import FAINT, INK, Canvas, Page, colormap, matplotlib_defaults, write_pages
+from attnscope.views.changes import change_notes
 from attnscope.views.inks import is_dark
 from attnscope.views.lettering import Lettering, lettering_for
 from attnscope.views.pooling import max_pool
@@ -35,12 +36,6 @@ _MEANING: dict[Scale, str] = {
     "fixed": "attention weight: the share of a query's attention that a key gets",
     "figure": "attention weight: the share of a query's attention that a key gets (scale: largest of this figure)",
     "head": "attention weight ÷ the largest weight of the same head",
-}
-_CHANGES = {
-    "hide_special": (
-        "special tokens are hidden; each row is divided by what is left of it (a row with less than 1% left is empty)"
-    ),
-    "words": "word pieces are merged: weights summed over keys, averaged over queries",
 }
 
 
@@ -155,7 +150,7 @@ def _header(record: Heatmap, attention: AttentionMap, form: str) -> Header:
     # Measuring a book for the one line that it gets would take seconds.
     text = f"”  {joint}  “".join(" ".join(part[:_LONGEST_TEXT].split()) for part in parts)
     notes = ["rows: queries (attend) · columns: keys (are attended to)"]
-    notes += [_CHANGES[change] for change in record.changes]
+    notes += change_notes(record, attention.kind)
     if attention.n_kv_heads < attention.n_heads:
         notes.append(
             f"{attention.n_heads} query heads share {amount(attention.n_kv_heads, 'key/value head')} (kv); "

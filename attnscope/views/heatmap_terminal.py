@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
+from attnscope.views.changes import change_notes
 from attnscope.views.inks import blend
 from attnscope.views.plain_text import cut, has_unicode, heading, plain_table, safe, weighted
 from attnscope.views.pooling import max_pool
@@ -47,8 +48,9 @@ def drawing(record: Heatmap, console: Console, query: str | None = None) -> Rend
                 parts.append(heading(f"layer {layer}"))
                 parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
         parts.append(_legend(console))
+        parts += [Text(note, style="dim") for note in change_notes(record, attention.kind)]
         parts.append(Text())
-        parts.append(links_table(attention, heads))
+        parts.append(links_table(record, attention))
     if query is not None:
         parts.append(query_tables(record, query))
     return Group(*parts)
@@ -65,15 +67,18 @@ def query_tables(record: Heatmap, query: str) -> RenderableType:
     )
 
 
-def strongest_links(attention: AttentionMap, pair: tuple[int, int], most: int = 3) -> list[tuple[int, int, float]]:
+def strongest_links(
+    record: Heatmap, attention: AttentionMap, pair: tuple[int, int], most: int = 3
+) -> list[tuple[int, int, float]]:
     """The largest weights of a head between tokens of the text: (query, key, weight), largest first.
 
-    Links from or to special tokens are left out, as most heads have their largest weights there; so are links of a
-    token to itself.
+    Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
+    itself.
     """
     weights = attention.of(*pair).astype(np.float64)
-    weights[attention.queries.special] = 0
-    weights[:, attention.keys.special] = 0
+    queries, keys = record.sinks(attention)
+    weights[queries] = 0
+    weights[:, keys] = 0
     if attention.kind != "cross":
         first_query, first_key = (0, 0) if attention.part is None else attention.part[:2]
         itself = np.arange(weights.shape[0]) + first_query - first_key
@@ -84,26 +89,27 @@ def strongest_links(attention: AttentionMap, pair: tuple[int, int], most: int = 
     return [link for link in found if link[2] >= 0.005]
 
 
-def special_share(attention: AttentionMap, pair: tuple[int, int]) -> float:
-    """The share of a head's attention that special tokens get, averaged over the queries that attend to anything."""
+def sink_share(record: Heatmap, attention: AttentionMap, pair: tuple[int, int]) -> float:
+    """The share of a head's attention that sinks get, averaged over the queries that attend to anything."""
     weights = attention.of(*pair).astype(np.float64)
     rows = weights.sum(1) > 0
-    return float(weights[rows][:, attention.keys.special].sum(1).mean()) if rows.any() else 0.0
+    return float(weights[rows][:, record.sinks(attention)[1]].sum(1).mean()) if rows.any() else 0.0
 
 
-def links_table(attention: AttentionMap, heads: Sequence[tuple[int, int]]) -> Table:
-    """A row a head: how much of its attention special tokens get, and its strongest links between the others."""
+def links_table(record: Heatmap, attention: AttentionMap) -> Table:
+    """A row a head: how much of its attention sinks get, and its strongest links between the others."""
+    sinks = record.sinks(attention)[1]
     table = plain_table()
     table.add_column("head", style="bold", no_wrap=True)
-    table.add_column("on special", justify="right", no_wrap=True)
+    table.add_column("on first" if sinks.any() and not attention.keys.special.any() else "on special", justify="right")
     table.add_column("strongest links between other tokens (query → key weight)", overflow="fold")
-    for pair in heads:
+    for pair in record.chosen(attention):
         links = weighted(
             (f"{safe(attention.queries.labels[query])} → {safe(attention.keys.labels[key])}", f"{weight:.2f}")
-            for query, key, weight in strongest_links(attention, pair)
+            for query, key, weight in strongest_links(record, attention, pair)
         )
-        share = special_share(attention, pair)
-        table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if attention.keys.special.any() else "-", links)
+        share = sink_share(record, attention, pair)
+        table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if sinks.any() else "-", links)
     return table
 
 

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -231,7 +231,7 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
     record = one.record
     # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
     flat = record.with_pictures_as_one() if record.pictures else record
-    squared = flat.squared()
+    squared = replace(flat.squared(), pictures=record.pictures)  # of pictures, only special tokens are hidden
     packed = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
@@ -270,7 +270,8 @@ def _map(
     if full is not None:
         held += [full[at] for at in full_layers]
     chunks = []
-    for chunk in pack(held, attention.keys, step):
+    hidden_queries, hidden_keys = record.sinks(attention)
+    for chunk in pack(held, attention.keys, hidden_keys, step):
         chunks.append([len(blocks), list(chunk.heads)])
         blocks.append(chunk.data)
     has_own_keys = attention.kind == "cross" or attention.part is not None or before > 0
@@ -280,20 +281,22 @@ def _map(
         "full": [attention.layers[at] for at in full_layers],
         # How much of its attention a head gives to one key, over queries: what the grid can be sorted by.
         "focus": [round(float(weights[before:].max(-1).mean()), 4) for weights in held[: len(chosen)]],
-        "queries": _tokens(attention.queries),
-        "keys": _tokens(attention.keys) if has_own_keys else None,
+        "queries": _tokens(attention.queries, hidden_queries),
+        "keys": _tokens(attention.keys, hidden_keys) if has_own_keys else None,
         "chunks": chunks,
         **({"before": before} if before else {}),  # rows that are not kept, and that no view shows
         **({"step": step, "mostPieces": most_pieces(step)} if step == PATCH_STEP else {}),
     }
 
 
-def _tokens(tokens: Tokens) -> dict[str, Any]:
+def _tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any]:
     groups = None if tokens.words is None else tokens.word_groups()
     return {
         "labels": [printable(text, 80) or "\ufffd" for text in tokens.labels],
         "offsets": tokens.offsets.ravel().tolist(),
         "special": np.flatnonzero(tokens.special).tolist(),
+        # What goes where special tokens are hidden, if it is not these alone.
+        **({} if np.array_equal(hidden, tokens.special) else {"hidden": np.flatnonzero(hidden).tolist()}),
         "segments": tokens.segments.tolist() if tokens.segments.any() else None,
         "groups": None if groups is None else [len(group) for group in groups],
         "words": None if groups is None else [printable(text, 80) or "\ufffd" for text in tokens.merged(groups).labels],

@@ -5,8 +5,8 @@ worth is chosen for what a reader may do with the weights in the page:
 
 - A key's step is divided by the number of pieces of its word, so that weights *summed* over the pieces of a word
   (words merged) are off by no more than a single one.
-- Where the text has special tokens, weights on the other keys are stored as shares of what the row gives to those
-  keys together, so that rows *divided* by what is left (special tokens hidden) are off by no more either.
+- Where the text has special tokens, or another sink to hide, weights on the other keys are stored as shares of what the
+  row gives to those keys together, so that rows *divided* by what is left (sinks hidden) are off by no more either.
 
 The page shows four decimals, which adds 0.00005 to half a step. Small pages have finer steps: there it costs nothing.
 """
@@ -51,7 +51,7 @@ class Chunk:
         heads: Which, as indices into the map's list of heads.
         data: base64 of what zlib makes (with its checksum, so that damage is noticed) of: low bytes of all codes (head,
             key in the head's order, query), high bytes; then 16-bit numbers, low bytes before high bytes: each head's
-            order of keys (head, key), and, of maps with special keys, the rows' scales (head, query).
+            order of keys (head, key), and, of maps with keys to hide, the rows' scales (head, query).
     """
 
     heads: tuple[int, ...]
@@ -75,12 +75,15 @@ def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
     return counts
 
 
-def pack(weights: Sequence[NDArray[np.float32]], keys: Tokens, step: float = STEP) -> Iterator[Chunk]:
+def pack(
+    weights: Sequence[NDArray[np.float32]], keys: Tokens, hidden: NDArray[np.bool_], step: float = STEP
+) -> Iterator[Chunk]:
     """Packs the heads of a map, a few at a time.
 
     Args:
         weights: One array a head, (query, key), all of one shape, 0 to 1.1.
         keys: The tokens that are attended to.
+        hidden: Those that go where special tokens are hidden, (key,).
         step: What one code is worth.
 
     Yields:
@@ -94,25 +97,25 @@ def pack(weights: Sequence[NDArray[np.float32]], keys: Tokens, step: float = STE
     parts = [tuple(range(at, min(at + each, len(weights)))) for at in range(0, len(weights), each)]
 
     def pack_part(part: tuple[int, ...]) -> Chunk:
-        return Chunk(part, _deflate(np.stack([weights[head] for head in part]), keys.special, unit))
+        return Chunk(part, _deflate(np.stack([weights[head] for head in part]), hidden, unit))
 
     # NumPy and zlib let go of the interpreter's lock on arrays of this size.
     with ThreadPoolExecutor(2) as pool:
         yield from pool.map(pack_part, parts)
 
 
-def _deflate(block: NDArray[np.float32], special: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:
+def _deflate(block: NDArray[np.float32], hidden: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:
     """Some heads, (head, query, key), as the page reads them; `unit` is how many codes 1 is for each key."""
     scales = None
-    if special.any():
-        left = block[:, :, ~special].sum(-1, dtype=np.float64)
+    if hidden.any():
+        left = block[:, :, ~hidden].sum(-1, dtype=np.float64)
         enough = left >= LEAST_LEFT
         # Rows with next to nothing left are empty when special tokens are hidden; the code 0 says so.
         stored = np.where(enough, np.maximum(np.rint(left / LEFT_UNIT), np.ceil(LEAST_LEFT / LEFT_UNIT)), 0)
         scales = np.minimum(stored, 0xFFFF).astype(np.uint16)
         # Divided by what is truly left, not by its code: rounding that costs 1e-5 of a weight, and nothing of a share.
         row = np.where(enough, left, LEAST_LEFT).astype(np.float32)
-        block = np.where(special, block, block / row[:, :, None])
+        block = np.where(hidden, block, block / row[:, :, None])
     codes = np.minimum(np.rint(block * unit), 0xFFFF).astype(np.uint16)
     # Keys of like weight beside each other make longer runs and better Huffman codes: 6% smaller.
     order = np.argsort(-codes.mean(1, dtype=np.float64), axis=1, kind="stable").astype(np.uint16)

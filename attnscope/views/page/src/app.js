@@ -1,7 +1,7 @@
 // The page: what stands around the views, and which one is seen.
 import { palette, schemeOf } from "./colour.js";
 import { CompareView } from "./compare.js";
-import { breathe, canHide, canMerge, manifest, nameOf } from "./data.js";
+import { breathe, canHide, canMerge, hasSpecial, manifest, nameOf } from "./data.js";
 import { el, fill, say, segmented, select, tick } from "./dom.js";
 import { GridView } from "./grid.js";
 import { HeadCountView } from "./headcount.js";
@@ -39,7 +39,7 @@ const KEYS = [
   ["[  ]", "previous head, next head"],
   ["{  }", "the layer before, the layer after"],
   ["+  −  0", "zoom in, zoom out, all of it"],
-  ["h", "hide special tokens"],
+  ["h", "hide special tokens; of a decoder the first token too"],
   ["w", "merge word pieces"],
   ["d", "dark or light"],
   ["Esc", "back to the first view"],
@@ -257,7 +257,8 @@ class App {
     }
     if (!ofAtlas()) {
       this.showKinds();
-      this.hide.show(state.hide && canHide(state.t, state.m), canHide(state.t, state.m));
+      const able = canHide(state.t, state.m);
+      this.hide.show(state.hide && able, able, able && !hasSpecial(state.t, state.m) ? "hide first token" : "hide special");
       this.words.show(state.words && canMerge(state.t, state.m), canMerge(state.t, state.m));
       this.scale.show(state.scale);
     }

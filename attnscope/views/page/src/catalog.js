@@ -359,8 +359,10 @@ async function exampleAsText(head, number) {
   const name = `${head.name}/${number}`;
   if (!example || manifest.texts.some((text) => text.example === name)) return;
   const none = example.labels.flatMap(() => [-1, -1]);
+  const rests = head.kind === "decoder" && example.places[0] === 0 && !example.special.has(0);
+  const hidden = rests && { hidden: [0, ...example.special] };
   const queries = {
-    labels: example.labels.map((label, at) => (example.afterGap(at) ? `\u2026 ${label}` : label)), offsets: none, special: [...example.special], segments: null, groups: null, words: null, text: "", pair: null, given: -1,
+    labels: example.labels.map((label, at) => (example.afterGap(at) ? `\u2026 ${label}` : label)), offsets: none, special: [...example.special], ...hidden, segments: null, groups: null, words: null, text: "", pair: null, given: -1,
   };
   const weights = example.weights();
   const largest = Array.from({ length: example.length }, (_, query) => example.row(query)[0]?.[1] || 0);

@@ -2,7 +2,7 @@
 
 const MOST_CODES = 96e6; // unpacked weights kept at once: 192 MB
 const MOST_VALUES = 24e6; // derived ones, as shown: 96 MB
-const LEAST_LEFT = 0.01; // what a row must give to other than special tokens, to be shown without them
+const LEAST_LEFT = 0.01; // what a row must give to tokens that are not hidden, to be shown without those that are
 
 /** What the page was made with. */
 export const manifest = JSON.parse(document.getElementById("manifest").textContent);
@@ -64,24 +64,32 @@ function* numbers(bytes, at, count) {
   for (let i = 0; i < count; i++) yield bytes[at + i] | (bytes[at + count + i] << 8);
 }
 
-/** The tokens along one side of a map, as they are shown: all of them from `before` on, without special ones, or word by word. */
+/** Which tokens go where special tokens are hidden: these, and of a decoder the first one too. */
+export function hiddenOf(tokens) {
+  return tokens.hidden ?? tokens.special;
+}
+
+/** The tokens along one side of a map, as they are shown: all of them from `before` on, without hidden ones, or word by word. */
 class Axis {
   constructor(tokens, hide, words, before = 0) {
     this.tokens = tokens;
     const special = new Set(tokens.special);
+    const hidden = new Set(hiddenOf(tokens));
     const groups = [];
     const sizes = words && tokens.groups ? tokens.groups : tokens.labels.map(() => 1);
     let at = 0;
     sizes.forEach((size, number) => {
-      if (at >= before && !(hide && special.has(at))) {
+      const cut = hide && hidden.has(at) ? 1 : 0; // of a word of several pieces, the others stay
+      if (at >= before && cut < size) {
         groups.push({
-          first: at,
-          size,
+          first: at + cut,
+          size: size - cut,
           label: size > 1 ? tokens.words[number] : tokens.labels[at],
           special: special.has(at),
           merged: words && tokens.groups,
         });
         if (words && tokens.groups && !special.has(at)) groups.at(-1).label = tokens.words[number];
+        if (cut) groups.at(-1).label = tokens.labels.slice(at + 1, at + size).join("").replaceAll("##", "");
       }
       at += size;
     });
@@ -93,7 +101,7 @@ class Axis {
     this.place = new Int32Array(tokens.labels.length).fill(-1);
     groups.forEach((group, number) => this.place.fill(number, group.first, group.first + group.size));
     this.plain = groups.length === tokens.labels.length;
-    this.specialToken = tokens.labels.map((_, token) => special.has(token));
+    this.hiddenToken = tokens.labels.map((_, token) => hidden.has(token));
   }
 
   get length() {
@@ -119,13 +127,17 @@ export function axisOf(text, map, side, hide, words) {
   return axes.get(name);
 }
 
+export function hasSpecial(text, map) {
+  return ["queries", "keys"].some((side) => axisOf(text, map, side).tokens.special.length > 0);
+}
+
 /** Whether hiding special tokens, or merging words, can change a map at all. */
 export function canHide(text, map) {
   const sides = ["queries", "keys"].map((side) => axisOf(text, map, side));
   // Words are merged after special tokens are hidden, never before.
   return (
-    sides.some((axis) => axis.tokens.special.length) &&
-    sides.every((axis) => axis.tokens.special.length < axis.tokens.labels.length) &&
+    sides.some((axis) => hiddenOf(axis.tokens).length) &&
+    sides.every((axis) => hiddenOf(axis.tokens).length < axis.tokens.labels.length) &&
     !manifest.texts[text].changes.includes("words")
   );
 }
@@ -165,7 +177,7 @@ async function unpack(text, map, [block, heads]) {
   const each = n_queries * n_keys;
   const high = heads.length * each;
   const order = [...numbers(bytes, 2 * high, heads.length * n_keys)];
-  const scales = tokens.special.length
+  const scales = hiddenOf(tokens).length
     ? Uint16Array.from(numbers(bytes, 2 * high + 2 * order.length, heads.length * n_queries))
     : null;
   return heads.map((_, number) => {
@@ -183,17 +195,17 @@ async function unpack(text, map, [block, heads]) {
 function coded(held, weights) {
   const tokens = held.keys || held.queries;
   const worth = steps(held);
-  const special = new Set(tokens.special);
+  const hidden = new Set(hiddenOf(tokens));
   const n_keys = worth.length;
-  const scales = special.size ? new Float32Array(weights.length / n_keys) : null;
+  const scales = hidden.size ? new Float32Array(weights.length / n_keys) : null;
   const codes = new Float32Array(weights.length);
   for (let query = 0; query * n_keys < weights.length; query++) {
     let left = 0;
-    for (let key = 0; key < n_keys; key++) left += special.has(key) ? 0 : weights[query * n_keys + key];
+    for (let key = 0; key < n_keys; key++) left += hidden.has(key) ? 0 : weights[query * n_keys + key];
     const enough = left >= LEAST_LEFT;
     if (scales && enough) scales[query] = left / manifest.leftUnit;
     for (let key = 0; key < n_keys; key++) {
-      const share = !scales || special.has(key) ? 1 : enough ? left : LEAST_LEFT;
+      const share = !scales || hidden.has(key) ? 1 : enough ? left : LEAST_LEFT;
       codes[query * n_keys + key] = weights[query * n_keys + key] / worth[key] / share;
     }
   }
@@ -237,13 +249,13 @@ function derive(held, { codes, scales }, rows, columns, hide) {
     const scale = scales ? scales[query] * manifest.leftUnit || LEAST_LEFT : 1;
     if (hidden && scales[query] === 0) continue; // too little is left: empty
     const factor = (hidden ? 1 : scale) / pieces[row];
-    const whole = 1 / rows.groups[row].size; // special keys are stored as they are
+    const whole = 1 / rows.groups[row].size; // keys that can be hidden are stored as they are
     const base = query * n_keys;
     for (let key = 0; key < n_keys; key++) {
       const code = codes[base + key];
       if (code === 0) continue;
       const column = columns.place[key];
-      if (column >= 0) values[row * n + column] += code * worth[key] * (columns.specialToken[key] ? whole : factor);
+      if (column >= 0) values[row * n + column] += code * worth[key] * (columns.hiddenToken[key] ? whole : factor);
     }
   }
   return values;

@@ -63,8 +63,10 @@ function options(choices) {
 /** A box to tick. */
 export function tick(label, change) {
   const box = el("input", { type: "checkbox", onchange: () => change(box.checked) });
-  const whole = el("label", { class: "tick" }, box, el("span", {}, label));
-  whole.show = (on, able = true) => {
+  const name = el("span", {}, label);
+  const whole = el("label", { class: "tick" }, box, name);
+  whole.show = (on, able = true, named = label) => {
+    fill(name, named);
     box.checked = !!on;
     box.disabled = !able;
     whole.classList.toggle("off", !able);

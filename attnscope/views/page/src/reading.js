@@ -42,7 +42,8 @@ function need(value, what) {
 
 // Attention on a text -----------------------------------------------------------------------------------------------
 
-function tokensOfRecord(tokens) {
+/** @param resting whether the first token is hidden with the special ones, as a decoder's is; see `Tokens.sinks` */
+function tokensOfRecord(tokens, resting = false) {
   const n = tokens.labels.length;
   const pick = (flags) => (flags || []).flatMap((flag, at) => (flag ? [at] : []));
   const offsets = (tokens.offsets || Array.from({ length: n }, () => [-1, -1])).flat();
@@ -63,7 +64,9 @@ function tokensOfRecord(tokens) {
       at += size;
     }
   }
-  return { labels: tokens.labels, offsets, special: pick(tokens.special), segments, groups, words, text: tokens.text || "", pair: tokens.pair || null, given: tokens.n_given ?? -1 };
+  const special = pick(tokens.special);
+  const hidden = resting && special[0] !== 0 ? { hidden: [0, ...special] } : {};
+  return { labels: tokens.labels, offsets, special, ...hidden, segments, groups, words, text: tokens.text || "", pair: tokens.pair || null, given: tokens.n_given ?? -1 };
 }
 
 /** A map of pairs of layer and head; `placeOf(pair)` says which of the arrays, one after the other, is its own. */
@@ -218,7 +221,8 @@ async function textOfHeatmap(name, content) {
     const prefix = at === 0 ? "" : `${map.kind}_`;
     const held = need((await array(`${prefix}weights`)) || (await array(`${map.kind}_weights`)), "the array weights");
     const cross = map.kind === "cross" || told.pictures?.length;
-    maps.push(mapOfBlock(map.kind, map.layers, map.heads, map.picked || told.picked, tokensOfRecord(map.queries), cross ? tokensOfRecord(map.keys) : null, held));
+    const rests = map.kind === "decoder" && !map.part && !told.picture && !told.pictures?.length && !told.sound && !told.changes?.includes("hide_special");
+    maps.push(mapOfBlock(map.kind, map.layers, map.heads, map.picked || told.picked, tokensOfRecord(map.queries, rests), cross ? tokensOfRecord(map.keys) : null, held));
   }
   const run = told.run || told;
   return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run, changes: told.changes || [], maps, within: 0.0001, ...(await picturesOf(content, maps)) };
@@ -255,8 +259,8 @@ async function textOfArrays(name, { array }) {
   if (weights.shape.length !== 4) throw new Unreadable(`its weights are of shape ${weights.shape.join(" \u00d7 ")}, not (layer, head, query, key)`);
   const numbers = async (member, n) => Array.from((await array(member))?.data || Array.from({ length: n }, (_, at) => at));
   const special = new Set((await array("special"))?.data || []);
-  const axis = (labels) => tokensOfRecord({ labels, special: labels.map((_, at) => special.has(at)) });
   const kind = keys ? "cross" : (await array("kind"))?.data[0] || "decoder";
+  const axis = (labels) => tokensOfRecord({ labels, special: labels.map((_, at) => special.has(at)) }, kind === "decoder");
   const map = mapOfBlock(
     kind, await numbers("layers", weights.shape[0]), await numbers("heads", weights.shape[1]), null, axis(Array.from(tokens.data)), keys && axis(Array.from(keys.data)), weights,
   );
