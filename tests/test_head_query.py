@@ -83,6 +83,11 @@ def test_all_else_is_refused_before_anything_runs(given: str) -> None:
         HeadQuery(given)
 
 
+def test_one_sign_of_equality_is_enough(found: Findings) -> None:
+    assert choose(found, "layer=1 and head != 0") == choose(found, "layer == 1 and head!=0")
+    assert choose(found, "layer = 1 or layer>=2") == choose(found, "layer == 1 or layer >= 2")
+
+
 def test_a_name_that_there_is_not_is_said(found: Findings) -> None:
     with pytest.raises(UsageError, match="there is no 'laier'") as error:
         choose(found, "laier > 1")

@@ -36,7 +36,7 @@ class HeadQuery:
     Names are a head's `layer` and `head`; its measures; of its description `explained` (a share), `nats` (from
     uniform) and `terms` (how many); and its roles, which are 1 or 0 (a role that is called as a measure is one with
     `is_` before it: `is_induction`; `unclassified` has none). What is not known of a head (NaN) fulfils no comparison.
-    `&` and `|` are `and` and `or`, as on the page of an atlas.
+    `&` and `|` are `and` and `or`, and `=` is `==`, as on the page of an atlas.
 
     Args:
         text: The condition.
@@ -48,7 +48,8 @@ class HeadQuery:
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            tree = ast.parse(re.sub("&+", " and ", re.sub(r"\|+", " or ", text)).strip(), mode="eval")
+            spelled = re.sub(r"(?<![<>=!:])=(?!=)", "==", re.sub("&+", " and ", re.sub(r"\|+", " or ", text)))
+            tree = ast.parse(spelled.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise UsageError(f"the condition {text!r} cannot be read", _HINT) from None
         self._body = tree.body
