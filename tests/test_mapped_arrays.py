@@ -17,8 +17,11 @@ def test_zeros_are_writeable_arrays_of_zeros(shape: tuple[int, ...], dtype: type
 
 
 def test_large_arrays_lie_outside_the_heap_and_small_ones_in_it() -> None:
-    assert not mapped_arrays.zeros((mapped_arrays.SMALLEST // 8,), np.float64).flags.owndata
-    assert mapped_arrays.zeros((mapped_arrays.SMALLEST // 8 - 1,), np.float64).flags.owndata
+    for n, in_heap in ((mapped_arrays.SMALLEST // 8, False), (mapped_arrays.SMALLEST // 8 - 1, True)):
+        whole = mapped_arrays.zeros((n,), np.float64)
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        assert whole.flags.owndata == in_heap
 
 
 def test_copies_are_equal_separate_and_outlive_each_other() -> None:
@@ -32,6 +35,22 @@ def test_copies_are_equal_separate_and_outlive_each_other() -> None:
     last = copies[2]
     del copies, copy
     assert np.array_equal(last, given[2])
+
+
+def test_memory_goes_to_the_next_array_of_its_size_once_no_view_of_it_is_left() -> None:
+    n = mapped_arrays.SMALLEST // 8 + 512 * 977  # a size that nothing else has
+    first = mapped_arrays.zeros((n,), np.float64)
+    first[:] = 3.0
+    place, view = first.ctypes.data, first[5:7]
+    del first
+    second = mapped_arrays.copy_together([np.ones(n)])[0]
+    assert second.ctypes.data != place
+    assert (view == 3.0).all()
+    del view
+    third = mapped_arrays.zeros((n,), np.float64)
+    assert third.ctypes.data == place
+    assert not third.any()
+    assert (second == 1.0).all()
 
 
 def test_copies_of_nothing() -> None:

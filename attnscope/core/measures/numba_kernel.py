@@ -232,7 +232,7 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
     ) = factors.shape  # fmt: skip
     multiplies = factors.query.shape[0] > 0
     if multiplies:
-        scores = np.empty(chunk * n_padded + LANES, np.float32)
+        scores = np.empty(min(chunk, n_queries) * n_padded + LANES, np.float32)
         scores = scores[-scores.ctypes.data // 4 % LANES :]
     keys_of_head = np.empty(n_padded * width * multiplies + LANES, np.float32)
     keys_of_head = keys_of_head[-keys_of_head.ctypes.data // 4 % LANES :]
