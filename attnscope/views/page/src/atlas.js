@@ -175,7 +175,7 @@ export class AtlasView {
     for (const side of [x, y]) side.even ??= this.even(side);
     this.colours = this.app.palette;
     const colourOf = this.colourOf();
-    this.scatter.set({ x, y, colours: this.colours, colourOf, shown: this.shown, area: this.area, even: catalogs.shown.told.even || "uniform", tell: (head) => this.tell(head) });
+    this.scatter.set({ x, y, colours: this.colours, colourOf, shown: this.shown, area: this.area, even: catalogs.shown.record.even || "uniform", tell: (head) => this.tell(head) });
     this.showHeader(x, y);
     this.space.style.height = `${this.order.length * ROW}px`;
     this.paint(true);

@@ -77,10 +77,10 @@ export class Card {
     this.profile.addEventListener("pointerleave", () => this.pointProfile(-1));
     this.profile.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step || !this.told) return;
+      if (!step || !this.card) return;
       event.preventDefault();
       event.stopPropagation();
-      const n = this.told.profile.length;
+      const n = this.card.profile.length;
       this.pointProfile(Math.max(0, Math.min(n - 1, (this.bin ?? FURTHEST + 1) + step)));
       say(this.profileRead.textContent);
     });
@@ -101,18 +101,18 @@ export class Card {
     this.root = el("div", { class: "headcard", tabindex: "-1" }, this.offsets, this.measures, this.evidence, this.tables, this.plane.root, this.near, this.command);
   }
 
-  show(told) {
-    this.told = told;
+  show(card) {
+    this.card = card;
     const head = headOf();
     if (this.head !== head) this.all = false;
     this.head = head;
-    this.offsets.hidden = !told;
-    this.tables.hidden = !told?.tables?.length;
+    this.offsets.hidden = !card;
+    this.tables.hidden = !card?.tables?.length;
     this.showMeasures();
-    this.plane.show(told, head);
-    this.showNear(told?.near || head.near || []);
-    this.showCommand(told);
-    if (!told) return;
+    this.plane.show(card, head);
+    this.showNear(card?.near || head.near || []);
+    this.showCommand(card);
+    if (!card) return;
     this.drawProfile();
     this.pointProfile(-1);
     this.showTables();
@@ -196,7 +196,7 @@ export class Card {
 
   /** What records of relations, ablations, circuits and needles say of the head, where the atlas was given any. */
   showEvidence() {
-    const { columns, options, told } = catalogs.shown;
+    const { columns, options, record } = catalogs.shown;
     const { at, measures, roles } = this.head;
     const of = (source) => measures.filter((name) => catalogs.shown.sourceOf(name) === source);
     const known = (names) => names.filter((name) => Number.isFinite(columns.get(name).values[at]));
@@ -210,8 +210,8 @@ export class Card {
       without.length ? [el("h2", {}, "What changes without it"), this.tableOf(without)] : null,
       weights.length ? [el("h2", {}, "By its weights"), this.tableOf(weights)] : null,
       needles.length ? [el("h2", {}, "On needles in long texts"), this.tableOf(needles)] : null,
-      this.partners("Reads what these write", "receiver", "sender", told.compositions),
-      this.partners("Is read by", "sender", "receiver", told.compositions),
+      this.partners("Reads what these write", "receiver", "sender", record.compositions),
+      this.partners("Is read by", "sender", "receiver", record.compositions),
     );
   }
 
@@ -262,7 +262,7 @@ export class Card {
     return el(
       "table",
       { class: "measures" },
-      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [hasEven ? catalogs.shown.told.even || "uniform" : "", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
+      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [hasEven ? catalogs.shown.record.even || "uniform" : "", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
       el("tbody", {}, names.map(line)),
     );
   }
@@ -299,16 +299,16 @@ export class Card {
 
   drawProfile() {
     const [width, height] = [this.profileHost.clientWidth, 170];
-    if (!this.told || !width) return;
+    if (!this.card || !width) return;
     const context = this.profile.fit(width, height);
     context.clearRect(0, 0, width, height);
-    this.bins = drawProfile(new CanvasPen(context), { ...this.told, colours: this.colours, width, height, chosen: this.bin });
+    this.bins = drawProfile(new CanvasPen(context), { ...this.card, colours: this.colours, width, height, chosen: this.bin });
   }
 
   pointProfile(at) {
     this.bin = at >= 0 ? at : null;
     this.drawProfile();
-    const { profile, even } = this.told;
+    const { profile, even } = this.card;
     const share = (value) => (value >= 0.0995 ? percent(value) : `${Number((100 * value).toPrecision(2))}%`);
     fill(
       this.profileRead,
@@ -324,7 +324,7 @@ export class Card {
   }
 
   rowsOf(side) {
-    return (this.told.tables || [])
+    return (this.card.tables || [])
       .filter((row) => row.side === side)
       .sort((a, b) => this.key(b) - this.key(a))
       .slice(0, MOST_TOKENS);
@@ -385,16 +385,16 @@ export class Card {
   }
 
   /** The command that draws this head on the example that is chosen, else the first that is shown, and its query. */
-  showCommand(told) {
+  showCommand(card) {
     const { run } = catalogs.shown;
-    const seen = (told?.examples || []).filter(({ why }) => why === state.tab);
+    const seen = (card?.examples || []).filter(({ why }) => why === state.tab);
     if (state.tab === "decile") seen.reverse(); // the highest first
-    const shown = told?.examples?.[state.ex] || seen.find((example) => example.length === example.n_tokens) || seen[0]; // one without gaps
+    const shown = card?.examples?.[state.ex] || seen.find((example) => example.length === example.n_tokens) || seen[0]; // one without gaps
     const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-    const query = shown && state.q >= 0 && shown === told.examples[state.ex] ? state.q : (shown?.focus ?? -1);
+    const query = shown && state.q >= 0 && shown === card.examples[state.ex] ? state.q : (shown?.focus ?? -1);
     const { text, asked } = shown ? commandOfExample(shown, query) : { text: "", asked: "" };
     const model = /^[\w./-]+$/.test(run.model || "") ? run.model : quoted(String(run.model || ""));
-    const { told: record } = catalogs.shown;
+    const { record } = catalogs.shown;
     const others = { pictures: "--image photo.jpg", "pictures among words": LOOKING, recordings: "--audio speech.wav" };
     const given = text ? quoted(text) : record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || quoted("A text of your own.");
     const command = `attnscope heatmap ${given} -m ${model} --pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${/^[\w.]+$/.test(asked) ? asked : quoted(asked)}` : ""}`;
@@ -419,13 +419,13 @@ export class Card {
 
   /** All of the card, as it is seen. */
   figure() {
-    const { told, head, colours } = this;
+    const { card, head, colours } = this;
     return figureOfCard({
       head,
       measures: this.measuresSeen,
-      tables: told ? Object.entries(SIDES).map(([side, title]) => [title, this.rowsOf(side)]).filter(([, rows]) => rows.length) : [],
-      near: told?.near || head.near || [],
-      drawProfile: told && ((pen, width, height) => drawProfile(pen, { ...told, colours, width, height })),
+      tables: card ? Object.entries(SIDES).map(([side, title]) => [title, this.rowsOf(side)]).filter(([, rows]) => rows.length) : [],
+      near: card?.near || head.near || [],
+      drawProfile: card && ((pen, width, height) => drawProfile(pen, { ...card, colours, width, height })),
       colours,
     });
   }

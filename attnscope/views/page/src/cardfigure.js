@@ -59,11 +59,11 @@ function titleParts(head, colours) {
 const section = (said, colours) => [gap(14), textLine(said, { size: 13, weight: 600, colour: colours.ink }, 22)];
 
 function measureParts(names, at, colours) {
-  const { columns, told, heads } = catalogs.shown;
+  const { columns, record, heads } = catalogs.shown;
   const faint = { colour: colours.faint };
   return [
     ...section(`Measures among all ${heads.length} heads`, colours),
-    columnsLine([[0, "left", "measure", faint], [460, "right", "value", faint], [540, "right", told.even || "uniform", faint], [WIDE, "right", "rank", faint]]),
+    columnsLine([[0, "left", "measure", faint], [460, "right", "value", faint], [540, "right", record.even || "uniform", faint], [WIDE, "right", "rank", faint]]),
     ...names.map((name) => {
       const column = columns.get(name);
       const [low, high] = [column.lows?.[at], column.highs?.[at]];

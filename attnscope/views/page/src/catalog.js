@@ -66,8 +66,8 @@ function labelOfMeasure(name, { of, relation }) {
   const [, by, side] = (of === "circuits" && /^([qkv])_composition_(sent|received)$/.exec(name)) || [];
   if (by) return `${by.toUpperCase()} composition, ${side === "sent" ? "is read" : "reads"}`;
   const [, mode, rest] = (of === "ablation" && /^(?:(\w+)_)?([^_]+)$/.exec(name)) || [];
-  const told = { l2: "change of hidden states", loss: "rise of the loss", kl: "KL of the predictions" }[rest];
-  if (told) return mode ? `${mode.replaceAll("_", " ")} ablation: ${told}` : told; // as `attnscope ablate` has it
+  const quantity = { l2: "change of hidden states", loss: "rise of the loss", kl: "KL of the predictions" }[rest];
+  if (quantity) return mode ? `${mode.replaceAll("_", " ")} ablation: ${quantity}` : quantity; // as `attnscope ablate` has it
   return name.replaceAll("_", " ");
 }
 
@@ -113,19 +113,19 @@ class Column {
 /** The heads of a record and what is known of each. */
 class Catalog {
   /**
-   * @param told the record, as `describe` of it says, with `positions`, `deciles` and `tokens` by head where it has them
+   * @param record the record, as `describe` of it says, with `positions`, `deciles` and `tokens` by head where it has them
    * @param detail (number of a head) => promise of its card; null where the record has none
    */
-  constructor(told, detail = null) {
-    this.told = told;
+  constructor(record, detail = null) {
+    this.record = record;
     this.detail = detail;
-    this.run = told.run || {};
-    this.corpus = told.corpus || {};
-    this.options = told.options || {};
+    this.run = record.run || {};
+    this.corpus = record.corpus || {};
+    this.options = record.options || {};
     this.columns = new Map();
-    const kinds = new Set(told.heads.map(({ kind }) => kind));
-    const described = new Map((told.descriptions?.heads || []).map((one) => [`${one.kind}.${one.layer}.${one.head}`, one]));
-    this.heads = told.heads.map((head, at) => {
+    const kinds = new Set(record.heads.map(({ kind }) => kind));
+    const described = new Map((record.descriptions?.heads || []).map((one) => [`${one.kind}.${one.layer}.${one.head}`, one]));
+    this.heads = record.heads.map((head, at) => {
       const description = described.get(`${head.kind}.${head.layer}.${head.head}`) || null;
       return {
         at,
@@ -139,14 +139,14 @@ class Catalog {
         description,
         words: description ? wordsOfDescription(description) : head.words || "",
         brief: description ? briefOf(description) : head.words || "",
-        tokens: told.tokens?.[at] || [],
-        pairs: told.pairs?.[at] || (told.tables?.[at] || []).filter(({ side }) => side === "pairs").map(({ tokens }) => tokens),
+        tokens: record.tokens?.[at] || [],
+        pairs: record.pairs?.[at] || (record.tables?.[at] || []).filter(({ side }) => side === "pairs").map(({ tokens }) => tokens),
         near: head.near || null,
       };
     });
     this.hasRoles = this.heads.some(({ roles }) => roles.length);
     this.byName = new Map(this.heads.map((head) => [head.name, head.at]));
-    this.fill(told);
+    this.fill(record);
   }
 
   column(name, label, what = "", unit = "", range) {
@@ -275,7 +275,7 @@ export class Example {
 }
 
 /** The JSON and the bytes after it of a block. */
-async function unpackTold(number) {
+async function unpackJson(number) {
   const bytes = await unpackBlock(number);
   const length = new DataView(bytes.buffer).getUint32(0, true);
   return [JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))), bytes.subarray(4 + length)];
@@ -299,28 +299,28 @@ async function loadBlock(number) {
 
 async function cardOfBlock(number) {
   const file = manifest.atlas.folder ? await loadBlock(number) : null;
-  const [told, bytes] = await unpackTold(number);
+  const [card, bytes] = await unpackJson(number);
   file?.remove();
   let at = 0;
-  const counts = told.examples.map(({ labels }) => bytes.subarray(at, (at += labels.length)));
+  const counts = card.examples.map(({ labels }) => bytes.subarray(at, (at += labels.length)));
   const kept = counts.map((count) => count.reduce((sum, one) => sum + one, 0));
   const keys = kept.map((n) => bytes.subarray(at, (at += n)));
   const codes = kept.map((n) => bytes.subarray(at, (at += n)));
-  const examples = told.examples.map((facts, number) => {
+  const examples = card.examples.map((facts, number) => {
     const places = facts.places.flatMap(([first, n]) => Array.from({ length: n }, (_, more) => first + more));
     return new Example(facts, places, facts.special, counts[number], keys[number], codes[number]);
   });
-  const sides = told.n_points ? ["queries", "keys", "outputs"] : [];
-  const points = sides.length ? Object.fromEntries(sides.map((side) => [side, Int8Array.from(bytes.subarray(at, (at += 3 * told.n_points)), (code) => (code << 24) >> 24)])) : null;
-  return { ...told, points, examples };
+  const sides = card.n_points ? ["queries", "keys", "outputs"] : [];
+  const points = sides.length ? Object.fromEntries(sides.map((side) => [side, Int8Array.from(bytes.subarray(at, (at += 3 * card.n_points)), (code) => (code << 24) >> 24)])) : null;
+  return { ...card, points, examples };
 }
 
 /** What is shown of heads; empty until it is read. */
 export const catalogs = { shown: null };
 
 /** Shows a record about heads. */
-export function showCatalog(told, detail) {
-  catalogs.shown = new Catalog(told, detail);
+export function showCatalog(record, detail) {
+  catalogs.shown = new Catalog(record, detail);
   return catalogs.shown;
 }
 
@@ -438,9 +438,9 @@ export function commandOfExample(example, query) {
 /** Reads the page's atlas. */
 async function readAtlas() {
   if (catalogs.shown || !manifest.atlas || manifest.atlas.landing === undefined) return;
-  const [told] = await unpackTold(manifest.atlas.landing);
+  const [record] = await unpackJson(manifest.atlas.landing);
   await breathe();
-  showCatalog(told, (at) => cardOfBlock(manifest.atlas.heads[at]));
+  showCatalog(record, (at) => cardOfBlock(manifest.atlas.heads[at]));
 }
 
 atlasHooks.prepare = async () => {
@@ -460,7 +460,7 @@ atlasHooks.mend = () => {
   if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "";
   if (!/^(-?[\d.]+(e[-+]?\d+)?,){3}-?[\d.]+(e[-+]?\d+)?$/.test(state.br)) state.br = "";
   if (!["name", "role", "words"].includes(state.o.replace("-", "")) && !columns.has(state.o.replace("-", ""))) state.o = "";
-  if (!["layers", "measures"].includes(state.g)) state.g = shown.told.grid || "";
+  if (!["layers", "measures"].includes(state.g)) state.g = shown.record.grid || "";
   if (!["top", "decile", "failure"].includes(state.tab)) state.tab = "top";
   if (!Number.isInteger(state.ex) || state.ex < -1) state.ex = -1;
   if (ofAtlas()) return;

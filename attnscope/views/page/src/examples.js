@@ -47,12 +47,12 @@ export class Examples {
   }
 
   numbers(tab) {
-    return this.told.examples.map((_, at) => at).filter((at) => this.told.examples[at].why === tab);
+    return this.card.examples.map((_, at) => at).filter((at) => this.card.examples[at].why === tab);
   }
 
-  show(told) {
-    this.told = told;
-    this.few = areFew(told.examples);
+  show(card) {
+    this.card = card;
+    this.few = areFew(card.examples);
     const tabs = Object.keys(TABS).filter((tab) => this.numbers(tab).length);
     if (!tabs.includes(state.tab)) state.tab = tabs[0] || "top";
     fill(
@@ -76,21 +76,21 @@ export class Examples {
     if (this.byKeys) this.tabs.querySelector("[aria-selected=true]")?.focus();
     this.byKeys = false;
     this.side.show(state.side);
-    const { rank } = catalogs.shown.told;
+    const { rank } = catalogs.shown.record;
     const score = el("abbr", { title: catalogs.shown.options.rank || "" }, rank.replaceAll("_", " "));
     const n = this.numbers("decile").length;
     const all = `${n === 1 ? "the only text" : `all ${n} texts, lowest score first`}: there are too few for deciles`;
     fill(this.about, state.tab === "decile" && this.few ? all : TOLD[state.tab], state.tab === "failure" ? null : [" (", score, ")"], " \u00b7 point at a token, or walk with the arrow keys");
     const name = [state.head, state.tab].join();
-    if (this.built !== told || this.name !== name) this.build(told);
-    [this.built, this.name] = [told, name];
+    if (this.built !== card || this.name !== name) this.build(card);
+    [this.built, this.name] = [card, name];
     for (const number of this.numbers(state.tab)) this.shade(number);
   }
 
-  build(told) {
+  build(card) {
     this.spans = new Map();
     this.reads = new Map();
-    fill(this.list, this.numbers(state.tab).map((number) => this.article(told.examples[number], number)));
+    fill(this.list, this.numbers(state.tab).map((number) => this.article(card.examples[number], number)));
   }
 
   article(example, number) {
@@ -115,7 +115,7 @@ export class Examples {
     const { why, rank } = example;
     const inDecile = why === "decile" && !this.few;
     const place = why === "decile" ? this.numbers("decile").indexOf(number) : rank;
-    const ends = inDecile && catalogs.shown.told.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end ?? NaN));
+    const ends = inDecile && catalogs.shown.record.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end ?? NaN));
     const failure = this.failureOf(example);
     const cut = example.length < example.n_tokens ? `${example.length} of ${example.n_tokens} tokens` : `${example.n_tokens} tokens`;
     return el(
@@ -143,7 +143,7 @@ export class Examples {
 
   /** What the description expects of the token that it fails on, while that one is looked at: keys with weights. */
   expectedOf(number, focus) {
-    const example = this.told.examples[number];
+    const example = this.card.examples[number];
     return (focus === example.focus && state.side === "q" && this.failureOf(example)?.predicted) || [];
   }
 
@@ -151,11 +151,11 @@ export class Examples {
   focusOf(number) {
     if (this.over?.number === number) return this.over.token;
     if (state.ex === number && state.q >= 0) return state.q;
-    return this.told.examples[number].focus;
+    return this.card.examples[number].focus;
   }
 
   shade(number) {
-    const example = this.told.examples[number];
+    const example = this.card.examples[number];
     const spans = this.spans.get(number);
     const focus = this.focusOf(number);
     const weights = new Map();
@@ -174,7 +174,7 @@ export class Examples {
   }
 
   tell(number, focus) {
-    const example = this.told.examples[number];
+    const example = this.card.examples[number];
     const read = this.reads.get(number);
     if (focus < 0) return fill(read);
     const named = (token, also = "") => el("q", { class: `token${also}` }, this.spans.get(number)[token].textContent.trim() || example.labels[token]);
@@ -187,14 +187,14 @@ export class Examples {
     };
     const [gives, gets] = [example.row(focus), example.column(focus)];
     const expected = this.expectedOf(number, focus);
-    const told = expected.map(({ place, token, weight }, at) => {
+    const words = expected.map(({ place, token, weight }, at) => {
       const shown = example.places.indexOf(place);
       return [at ? ", " : " ", shown < 0 ? el("q", { class: "token" }, token) : named(shown), ` ${weight.toFixed(2)}`];
     });
     fill(
       read,
       el("span", {}, named(focus, " mine"), " attends to", gives.length ? listed(gives) : " nothing"),
-      told.length ? el("span", { class: "wanted" }, "its description expects", told) : null,
+      words.length ? el("span", { class: "wanted" }, "its description expects", words) : null,
       el("span", { class: "faint" }, gets.length ? ["attended by", listed(gets)] : "hardly attended to"),
     );
   }

@@ -39,12 +39,12 @@ export class HeadView {
     this.offered = true;
     this.names.show(head.name);
     this.card.showTitle(this.title);
-    const told = detail ? await catalogs.shown.card(head.at) : null;
+    const card = detail ? await catalogs.shown.card(head.at) : null;
     if (this.asked !== asked) return;
-    this.examples.root.hidden = !told;
-    this.body.classList.toggle("alone", !told);
-    this.card.show(told);
-    if (told) this.examples.show(told);
+    this.examples.root.hidden = !card;
+    this.body.classList.toggle("alone", !card);
+    this.card.show(card);
+    if (card) this.examples.show(card);
     this.root.dataset.shown = head.name;
   }
 

@@ -26,7 +26,7 @@ class NumbersView {
   constructor(app) {
     this.app = app;
     const names = measuresShown().map(({ name, title }) => [name, title]);
-    this.shape = segmented("What stands in the grid", [["layers", "layer \u00d7 head", "one number of all heads"], ["measures", `${catalogs.shown.told.rows || "measure"} \u00d7 head`, "all numbers of all heads"]], (g) => update({ g, z: "" }));
+    this.shape = segmented("What stands in the grid", [["layers", "layer \u00d7 head", "one number of all heads"], ["measures", `${catalogs.shown.record.rows || "measure"} \u00d7 head`, "all numbers of all heads"]], (g) => update({ g, z: "" }));
     this.which = select("Number", names, (ac) => update({ ac }));
     this.order = select("Order of heads", [["", "as in the model"], ...names.map(([name, title]) => [`-${name}`, `most ${title}`])], (o) => update({ o }));
     this.read = el("div", { class: "read", id: "readout" });
@@ -99,7 +99,7 @@ class NumbersView {
     [this.which.hidden, this.order.hidden] = [measures, layers];
     this.which.show(measureShown().name);
     this.order.show(state.o);
-    fill(this.legend.unit, measures ? catalogs.shown.told.quantity || "value" : measureShown().title);
+    fill(this.legend.unit, measures ? catalogs.shown.record.quantity || "value" : measureShown().title);
     this.legend.show(this.look, shortNumber(most), undefined);
     this.heat.set(this.shown, this.look);
     this.tell(this.over || this.cursor());
@@ -151,11 +151,11 @@ class NumbersView {
     const { measure, at } = this.entry(row, column);
     const value = measure.values[at];
     const [low, high, even] = [measure.lows?.[at], measure.highs?.[at], measure.uniforms?.[at]];
-    const { heads, told } = catalogs.shown;
+    const { heads, record } = catalogs.shown;
     return [
       heads[at].name,
       `${measure.label} ${shortNumber(value)}${Number.isFinite(low) && Number.isFinite(high) ? ` [${shortNumber(low)}, ${shortNumber(high)}]` : ""}`,
-      Number.isFinite(even) ? `${told.even || "uniform"} ${shortNumber(even)}` : "",
+      Number.isFinite(even) ? `${record.even || "uniform"} ${shortNumber(even)}` : "",
       Number.isFinite(value) ? `rank ${measure.rank(at)} of ${heads.length}` : "not measured",
       /\d+ links scored.*$/.exec(measure.what)?.[0],
       heads[at].words,

@@ -50,12 +50,12 @@ export class Plane {
   }
 
   /** Shows the points of a head; hidden where the record has none. */
-  show(told, head) {
-    const { planes, plane_tokens: tokens } = catalogs.shown.told;
-    this.root.hidden = !told?.points || !planes?.length;
+  show(card, head) {
+    const { planes, plane_tokens: tokens } = catalogs.shown.record;
+    this.root.hidden = !card?.points || !planes?.length;
     if (this.root.hidden) return;
-    const anew = this.told !== told;
-    [this.told, this.head, this.plane] = [told, head, planes[head.at]];
+    const anew = this.card !== card;
+    [this.card, this.head, this.plane] = [card, head, planes[head.at]];
     this.tokens = tokens.filter(({ kind }) => kind === head.kind);
     const n = new Set(this.tokens.map(({ text }) => text)).size;
     fill(this.about, `${this.tokens.length} tokens of ${n} texts`);
@@ -64,7 +64,7 @@ export class Plane {
 
   /** The codes of a point, by side, in all directions. */
   at(side, token) {
-    return Array.from(this.told.points[side].subarray(3 * token, 3 * token + 3));
+    return Array.from(this.card.points[side].subarray(3 * token, 3 * token + 3));
   }
 
   get sides() {
@@ -80,7 +80,7 @@ export class Plane {
     const column = (axis) => ({
       name: "",
       title: `${outputs ? "component" : "direction"} ${axis + 1}: ${percent(explained[axis] ?? NaN)} of ${outputs ? "the outputs'" : "the scores'"} variance`,
-      values: Float64Array.from(sides.flatMap((side) => tokens.map((_, token) => worth * this.told.points[side][3 * token + axis]))),
+      values: Float64Array.from(sides.flatMap((side) => tokens.map((_, token) => worth * this.card.points[side][3 * token + axis]))),
       even: 0,
     });
     if (anew) this.scatter.point(-1);
@@ -187,13 +187,13 @@ export class Plane {
   /** The example of this head that has the token; -1 = none. */
   exampleOf(at) {
     const { text, place, label } = this.tokens[at % this.tokens.length];
-    return this.told.examples.findIndex((example) => example.text === text && example.labels[example.places.indexOf(place)] === label);
+    return this.card.examples.findIndex((example) => example.text === text && example.labels[example.places.indexOf(place)] === label);
   }
 
   open(at) {
     const ex = this.exampleOf(at);
     if (ex < 0) return;
-    const example = this.told.examples[ex];
+    const example = this.card.examples[ex];
     const keys = this.what !== "outputs" && at >= this.tokens.length;
     update({ tab: example.why, ex, q: example.places.indexOf(this.tokens[at % this.tokens.length].place), side: keys ? "k" : "q" });
     setTimeout(() => document.querySelector(`article[data-example="${ex}"]`)?.scrollIntoView({ block: "nearest" }), 100);

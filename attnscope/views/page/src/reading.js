@@ -19,20 +19,20 @@ async function contentOf(name, bytes) {
     const array = async (member) => (members.has(member) ? arrayOfNpy(await members.get(member)(), member) : null);
     if (!members.has("record")) {
       if (!members.has("weights")) throw new Unreadable("the archive holds no record of attnscope, and no weights and tokens");
-      return { told: { schema: "arrays" }, array };
+      return { record: { schema: "arrays" }, array };
     }
     const { data } = await array("record");
     const text = typeof data[0] === "string" ? data[0] : new TextDecoder().decode(Uint8Array.from(data));
-    return { told: jsonOf(text), array };
+    return { record: jsonOf(text), array };
   }
-  let told = null;
+  let record = null;
   try {
-    told = jsonOf(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+    record = jsonOf(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
   } catch {
     throw new Unreadable("it is neither an archive of arrays (.npz) nor JSON, or is cut off");
   }
-  if (!told || typeof told.schema !== "string") throw new Unreadable("it is JSON, but no record of attnscope: it names no schema");
-  return { told: told.record || told, array: async (member) => (Array.isArray(told[member]) ? flat(told[member]) : null) };
+  if (!record || typeof record.schema !== "string") throw new Unreadable("it is JSON, but no record of attnscope: it names no schema");
+  return { record: record.record || record, array: async (member) => (Array.isArray(record[member]) ? flat(record[member]) : null) };
 }
 
 function need(value, what) {
@@ -182,50 +182,50 @@ function withEmptyRows(map, first) {
 }
 
 /** A picture of a record as the page shows it; `cells` says which key each of its patches is, row by row. */
-async function photoOf(told, cells, held, name) {
+async function photoOf(record, cells, held, name) {
   const { shape, data } = need(held, `the array ${name}`);
-  const [rows, columns] = told.grid;
+  const [rows, columns] = record.grid;
   if (shape.length !== 3 || shape[2] !== 3 || cells.length !== rows * columns) throw new Unreadable("its picture does not fit its patches");
-  const facts = `${told.source}, ${told.size.join(" \u00d7 ")}, as the model saw it: ${shape[1]} \u00d7 ${shape[0]} pixels, ${columns} \u00d7 ${rows} patches`;
-  return { source: told.source, facts, grid: told.grid, cells, size: [shape[1], shape[0]], pixels: data };
+  const facts = `${record.source}, ${record.size.join(" \u00d7 ")}, as the model saw it: ${shape[1]} \u00d7 ${shape[0]} pixels, ${columns} \u00d7 ${rows} patches`;
+  return { source: record.source, facts, grid: record.grid, cells, size: [shape[1], shape[0]], pixels: data };
 }
 
 /** What the view of photos needs: the pictures, and of pictures among words the map of words over their patches. */
-async function picturesOf({ told, array }, maps) {
-  if (told.picture) {
+async function picturesOf({ record, array }, maps) {
+  if (record.picture) {
     const special = new Set((maps[0].keys || maps[0].queries).special);
     const cells = Array.from({ length: (maps[0].keys || maps[0].queries).labels.length }, (_, at) => at).filter((at) => !special.has(at));
-    return { photos: [await photoOf(told.picture, cells, await array("picture"), "picture")] };
+    return { photos: [await photoOf(record.picture, cells, await array("picture"), "picture")] };
   }
-  if (!told.pictures?.length) return {};
-  const photos = await Promise.all(told.pictures.map(async (one, at) => photoOf(one, one.cells.flat(), await array(`picture_${at}`), `picture_${at}`)));
+  if (!record.pictures?.length) return {};
+  const photos = await Promise.all(record.pictures.map(async (one, at) => photoOf(one, one.cells.flat(), await array(`picture_${at}`), `picture_${at}`)));
   const patches = new Set(photos.flatMap(({ cells }) => cells));
   const keys = maps[0].keys || maps[0].queries;
-  const firsts = told.maps.map(({ part }) => part?.[0] || 0);
+  const firsts = record.maps.map(({ part }) => part?.[0] || 0);
   if (maps[0].kind === "cross") {
     const others = maps.slice(1).map((map, at) => withEmptyRows(map, firsts[at + 1]));
     const whole = others.find(({ queries }) => queries.labels.length === maps[0].queries.labels.length + firsts[0]);
     const first = whole ? firsts[0] : 0;
     const looking = { ...maps[0], keys: { ...keys, special: keys.special.filter((token) => !patches.has(token)) }, first };
-    return { photos, looking, maps: [acrossAsOne(maps[0], told.pictures, first ? whole.queries : maps[0].queries, first), ...others] };
+    return { photos, looking, maps: [acrossAsOne(maps[0], record.pictures, first ? whole.queries : maps[0].queries, first), ...others] };
   }
-  const [flat, first] = withPicturesAsOne({ ...maps[0], keys }, told.pictures, firsts[0]);
+  const [flat, first] = withPicturesAsOne({ ...maps[0], keys }, record.pictures, firsts[0]);
   const looking = { ...maps[0], keys: { ...keys, special: keys.special.filter((token) => !patches.has(token)) }, first };
   return { photos, looking, maps: [flat] };
 }
 
 async function textOfHeatmap(name, content) {
-  const { told, array } = content;
+  const { record, array } = content;
   const maps = [];
-  for (const [at, map] of need(told.maps, "the description of its maps").entries()) {
+  for (const [at, map] of need(record.maps, "the description of its maps").entries()) {
     const prefix = at === 0 ? "" : `${map.kind}_`;
     const held = need((await array(`${prefix}weights`)) || (await array(`${map.kind}_weights`)), "the array weights");
-    const cross = map.kind === "cross" || told.pictures?.length;
-    const rests = map.kind === "decoder" && !map.part && !told.picture && !told.pictures?.length && !told.sound && !told.changes?.includes("hide_special");
-    maps.push(mapOfBlock(map.kind, map.layers, map.heads, map.picked || told.picked, tokensOfRecord(map.queries, rests), cross ? tokensOfRecord(map.keys) : null, held));
+    const cross = map.kind === "cross" || record.pictures?.length;
+    const rests = map.kind === "decoder" && !map.part && !record.picture && !record.pictures?.length && !record.sound && !record.changes?.includes("hide_special");
+    maps.push(mapOfBlock(map.kind, map.layers, map.heads, map.picked || record.picked, tokensOfRecord(map.queries, rests), cross ? tokensOfRecord(map.keys) : null, held));
   }
-  const run = told.run || told;
-  return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run, changes: told.changes || [], maps, within: 0.0001, ...(await picturesOf(content, maps)) };
+  const run = record.run || record;
+  return { text: record.text || "", title: (record.text || name).slice(0, 120) || "(blank)", run, changes: record.changes || [], maps, within: 0.0001, ...(await picturesOf(content, maps)) };
 }
 
 /** The tokens along one side of a pooled map: so many of them are a cell. */
@@ -239,17 +239,17 @@ function cellsOfTokens(tokens, size) {
 }
 
 /** A pooled record: as a text whose tokens are the cells. */
-async function textOfPooled(name, { told, array }) {
+async function textOfPooled(name, { record, array }) {
   const maps = [];
-  for (const [number, map] of need(told.maps, "the description of its maps").entries()) {
+  for (const [number, map] of need(record.maps, "the description of its maps").entries()) {
     const cells = need(await array(`${number ? `${map.kind}_` : ""}cells`), "the array cells");
     const keys = map.kind === "cross" || map.key_cell !== map.query_cell ? cellsOfTokens(map.keys || map.queries, map.key_cell) : null;
-    maps.push(mapOfBlock(map.kind, map.layers, map.heads, told.picked, cellsOfTokens(map.queries, map.query_cell), keys, cells));
+    maps.push(mapOfBlock(map.kind, map.layers, map.heads, record.picked, cellsOfTokens(map.queries, map.query_cell), keys, cells));
   }
-  const [{ query_cell, key_cell }] = told.maps;
-  const what = told.pool === "max" ? "the largest weight in it" : "the share that a query of its row gives to its keys, on average";
+  const [{ query_cell, key_cell }] = record.maps;
+  const what = record.pool === "max" ? "the largest weight in it" : "the share that a query of its row gives to its keys, on average";
   const note = `a cell is ${query_cell} \u00d7 ${key_cell} tokens, and shows ${what}`;
-  return { text: told.text || "", title: (told.text || name).slice(0, 120) || "(blank)", run: { ...told, notes: [...(told.notes || []), note] }, changes: [], maps, within: 0.0001 };
+  return { text: record.text || "", title: (record.text || name).slice(0, 120) || "(blank)", run: { ...record, notes: [...(record.notes || []), note] }, changes: [], maps, within: 0.0001 };
 }
 
 async function textOfArrays(name, { array }) {
@@ -268,21 +268,21 @@ async function textOfArrays(name, { array }) {
 }
 
 /** The heads that were picked, on their text. */
-async function textOfPicked({ told, array }) {
-  const pairs = told.heads.map((name) => placeOfName(name).slice(2).map(Number));
+async function textOfPicked({ record, array }) {
+  const pairs = record.heads.map((name) => placeOfName(name).slice(2).map(Number));
   const weights = need(await array("weights"), "the array weights");
-  const map = mapOfArray(told.kind, pairs, (pair) => pairs.indexOf(pair), tokensOfRecord(told.tokens), null, weights);
-  return { text: told.tokens.text, title: told.tokens.text, run: told.run, changes: told.changes || [], maps: [map], within: 0.0001 };
+  const map = mapOfArray(record.kind, pairs, (pair) => pairs.indexOf(pair), tokensOfRecord(record.tokens), null, weights);
+  return { text: record.tokens.text, title: record.tokens.text, run: record.run, changes: record.changes || [], maps: [map], within: 0.0001 };
 }
 
 /** The two texts of a comparison, to be compared in the view for it. */
-async function textsOfComparison({ told, array }) {
-  const pairs = told.heads.map((name) => placeOfName(name).slice(2).map(Number));
+async function textsOfComparison({ record, array }) {
+  const pairs = record.heads.map((name) => placeOfName(name).slice(2).map(Number));
   const placeOf = (pair) => pairs.indexOf(pair);
-  const texts = told.tokens.map(async (tokens, number) => {
+  const texts = record.tokens.map(async (tokens, number) => {
     const weights = need(await array(number ? "other_weights" : "weights"), "the array weights");
-    const map = mapOfArray(told.kind, pairs, placeOf, tokensOfRecord(tokens), null, weights);
-    return { text: tokens.text, title: tokens.text, run: told.run, changes: told.changes || [], maps: [map], within: 0.0001 };
+    const map = mapOfArray(record.kind, pairs, placeOf, tokensOfRecord(tokens), null, weights);
+    return { text: tokens.text, title: tokens.text, run: record.run, changes: record.changes || [], maps: [map], within: 0.0001 };
   });
   return Promise.all(texts);
 }
@@ -300,8 +300,8 @@ function headsOfGrid(kind, n_layers, n_heads, measuresAt) {
   });
 }
 
-async function headsOfRelations({ told, array }) {
-  const relations = need(told.relations, "relations");
+async function headsOfRelations({ record, array }) {
+  const relations = need(record.relations, "relations");
   const field = async (name) => (await array(name)) || flat(relations.map((one) => need(one[name], name)));
   const [accuracy, low, high, found] = [await field("accuracy"), await field("low"), await field("high"), await field("found")];
   const [, nLayers, nHeads] = accuracy.shape;
@@ -313,7 +313,7 @@ async function headsOfRelations({ told, array }) {
       unsettled: !!one.why_no_verdict,
       what: `accuracy of ${one.name}; baseline: ${one.rule || "none"}; ${one.n_scored} links scored${one.why_no_verdict ? `; no verdict: ${one.why_no_verdict}` : ""}`, unit: "share", range: [0, 1] }]),
   );
-  const heads = headsOfGrid(told.kind || "encoder", nLayers, nHeads, (layer, head, place) => {
+  const heads = headsOfGrid(record.kind || "encoder", nLayers, nHeads, (layer, head, place) => {
     const at = (relation) => relation * nLayers * nHeads + place;
     const measures = Object.fromEntries(
       names.map((name, relation) => [name, { value: accuracy.data[at(relation)], low: low.data[at(relation)], high: high.data[at(relation)], uniform: relations[relation].baseline }]),
@@ -321,46 +321,46 @@ async function headsOfRelations({ told, array }) {
     const expressed = relations.filter((_, relation) => found.data[at(relation)]).map(({ name }) => name);
     return { measures, words: expressed.length ? `expresses ${expressed.join(", ")}` : "" };
   });
-  return { ...told, grid: "measures", rows: "relation", quantity: "accuracy; after each name its n and its baseline; grey: too few for a verdict", even: "baseline", options: { ...told.options, measures: facts }, heads };
+  return { ...record, grid: "measures", rows: "relation", quantity: "accuracy; after each name its n and its baseline; grey: too few for a verdict", even: "baseline", options: { ...record.options, measures: facts }, heads };
 }
 
 /** How much each head's attention over the picture changes between two photos or questions, over words equal in both. */
-async function headsOfPictures({ told, array }) {
-  const parts = [`divergence.${told.measure}`, "equal", "weights", "other_weights"];
+async function headsOfPictures({ record, array }) {
+  const parts = [`divergence.${record.measure}`, "equal", "weights", "other_weights"];
   const [divergence, equal, ...both] = await Promise.all(parts.map(async (name) => need(await array(name), `the array ${name}`)));
   const [, nWords, rows, columns] = both[0].shape;
   const words = Array.from({ length: nWords }, (_, word) => word).filter((word) => equal.data[word]);
   const mean = (valueAt) => words.reduce((sum, word) => sum + valueAt(word), 0) / words.length;
   const share = ({ data }, head) =>
     mean((word) => data.subarray((head * nWords + word) * rows * columns, (head * nWords + word + 1) * rows * columns).reduce((sum, one) => sum + one, 0));
-  const heads = told.heads.map((name, at) => {
+  const heads = record.heads.map((name, at) => {
     const [, kind, layer, head] = placeOfName(name);
     const [before, after] = both.map((weights) => share(weights, at));
     const measures = { change: { value: Math.sqrt(mean((word) => divergence.data[at * nWords + word])) }, on_picture: { value: before }, on_other_picture: { value: after } };
-    return { kind: kind || told.kind, layer: Number(layer), head: Number(head), ...noRoles, measures };
+    return { kind: kind || record.kind, layer: Number(layer), head: Number(head), ...noRoles, measures };
   });
   const facts = {
-    change: { what: `${told.measure.replaceAll("_", "-")} distance between what words attend to in both, over the picture and all else` },
+    change: { what: `${record.measure.replaceAll("_", "-")} distance between what words attend to in both, over the picture and all else` },
     on_picture: { what: "share of the words' attention on the first picture", unit: "share", range: [0, 1] },
     on_other_picture: { what: "share of the words' attention on the second picture", unit: "share", range: [0, 1] },
   };
-  return { grid: "layers", rows: "number", shape: told.shape, run: told.run, options: { measures: facts }, heads };
+  return { grid: "layers", rows: "number", shape: record.shape, run: record.run, options: { measures: facts }, heads };
 }
 
-async function headsOfComparison({ told, array }) {
-  if (told.shape === "pictures") return headsOfPictures({ told, array });
-  const [table] = told.tables || [];
-  const names = need(told.heads, "heads");
+async function headsOfComparison({ record, array }) {
+  if (record.shape === "pictures") return headsOfPictures({ record, array });
+  const [table] = record.tables || [];
+  const names = need(record.heads, "heads");
   if (!table || !placeOfName(names[0])[0]) throw new Unreadable("this comparison has no table of heads that this page could show; `attnscope show` draws it");
   const mean = need(await array(`${table.name}.mean`), `${table.name}.mean`);
   const [rows, columns] = mean.shape;
-  const others = told.other_heads || names;
+  const others = record.other_heads || names;
   const [low, high] = [await array(`${table.name}.low`), await array(`${table.name}.high`)];
   const root = (held, a, b) => (held ? Math.sqrt(Math.max(0, held.data[a * columns + b])) : NaN);
   const distance = (a, b) => root(mean, a, b);
   const estimate = (a, b) => ({ value: distance(a, b), low: root(low, a, b), high: root(high, a, b) });
   const positions = await array(`${table.name}.places`);
-  const self = !told.other_heads;
+  const self = !record.other_heads;
   const heads = names.slice(0, rows).map((name, at) => {
     const [, kind, layer, head] = placeOfName(name);
     const all = others.map((_, other) => [other, distance(at, other)]).filter(([other, value]) => (!self || other !== at) && Number.isFinite(value));
@@ -368,46 +368,46 @@ async function headsOfComparison({ told, array }) {
     const known = all.map(([, value]) => value);
     const nearest = all[0];
     return {
-      kind: kind || told.kind || "encoder", layer: Number(layer), head: Number(head), ...noRoles,
+      kind: kind || record.kind || "encoder", layer: Number(layer), head: Number(head), ...noRoles,
       measures: {
         nearest_distance: nearest ? estimate(at, nearest[0]) : { value: NaN },
         mean_distance: { value: known.reduce((sum, one) => sum + one, 0) / (known.length || 1) },
         ...(self ? {} : { same_number_distance: estimate(at, others.indexOf(name)) }),
       },
       near: self ? all.slice(0, NEAREST) : [],
-      words: nearest ? `nearest ${self ? "" : `in ${told.other_run?.model || "the other"} `}is ${others[nearest[0]]}, ${nearest[1].toFixed(3)} away` : "",
+      words: nearest ? `nearest ${self ? "" : `in ${record.other_run?.model || "the other"} `}is ${others[nearest[0]]}, ${nearest[1].toFixed(3)} away` : "",
     };
   });
   const what = `${table.measure} distance`;
   const facts = { nearest_distance: { what: `${what} to the nearest head` }, mean_distance: { what: `mean ${what} to all others` }, same_number_distance: { what: `${what} to the head of the same number in the other model` } };
   const places = positions && Array.from({ length: rows }, (_, at) => [positions.data[2 * at], positions.data[2 * at + 1]]);
-  return { grid: "layers", rows: "distance", quantity: "distance", run: told.run, corpus: told.corpus || {}, options: { measures: facts }, heads, positions: places };
+  return { grid: "layers", rows: "distance", quantity: "distance", run: record.run, corpus: record.corpus || {}, options: { measures: facts }, heads, positions: places };
 }
 
-async function atlasOf({ told, array }) {
-  const n = told.heads.length;
+async function atlasOf({ record, array }) {
+  const n = record.heads.length;
   const [positions, deciles, profiles, even, distances, places, special, starts, keys, codes] = await Promise.all(
     ["positions", "deciles", "profiles", "even_profiles", "distances", "places", "special", "starts", "keys", "codes"].map(array),
   );
   const lines = (held) => held && Array.from({ length: n }, (_, at) => Array.from(held.data.subarray(at * held.shape[1], (at + 1) * held.shape[1])));
   const shown = {
-    ...told,
+    ...record,
     positions: lines(positions),
     deciles: lines(deciles),
-    tokens: (told.tables || []).map((rows) => [...new Set(rows.flatMap((row) => row.tokens))]),
+    tokens: (record.tables || []).map((rows) => [...new Set(rows.flatMap((row) => row.tokens))]),
   };
   if (!codes) return [shown, null];
   const firsts = new Map();
   let token = 0;
-  told.facts.forEach((facts, number) => {
+  record.facts.forEach((facts, number) => {
     if (!firsts.has(facts.head)) firsts.set(facts.head, []);
     firsts.get(facts.head).push([number, token]);
     token += facts.labels.length;
   });
   if (token !== places.data.length || starts.data.at(-1) !== codes.data.length) throw new Unreadable("the attention of its examples is cut off");
-  const sides = told.planes?.length ? ["queries", "keys", "outputs"] : [];
+  const sides = record.planes?.length ? ["queries", "keys", "outputs"] : [];
   const held = await Promise.all(sides.map((side) => array(`point_${side}`)));
-  const counts = told.heads.map(({ kind }) => 3 * (told.plane_tokens || []).filter((token) => token.kind === kind).length);
+  const counts = record.heads.map(({ kind }) => 3 * (record.plane_tokens || []).filter((token) => token.kind === kind).length);
   const pointsOf = (at) => {
     const first = counts.slice(0, at).reduce((sum, count) => sum + count, 0);
     return held.every(Boolean) && held.length ? Object.fromEntries(sides.map((side, number) => [side, held[number].data.subarray(first, first + counts[at])])) : null;
@@ -416,14 +416,14 @@ async function atlasOf({ told, array }) {
     const row = lines({ ...distances, data: distances.data })[at];
     const near = row.map((distance, other) => [other, distance]).filter(([other, distance]) => other !== at && Number.isFinite(distance));
     const examples = (firsts.get(at) || []).map(([number, first]) => {
-      const facts = told.facts[number];
+      const facts = record.facts[number];
       const after = first + facts.labels.length;
       const ends = [first ? starts.data[first - 1] : 0, ...starts.data.subarray(first, after)];
       const counts = ends.slice(1).map((end, place) => end - ends[place]);
       const flags = Array.from(special.data.subarray(first, after)).flatMap((flag, place) => (flag ? [place] : []));
       return new Example(facts, Array.from(places.data.subarray(first, after)), flags, counts, keys.data.subarray(ends[0], ends.at(-1)), codes.data.subarray(ends[0], ends.at(-1)));
     });
-    return { tables: told.tables[at], profile: lines(profiles)[at], even: lines(even)[at], near: near.sort((a, b) => a[1] - b[1]).slice(0, NEAREST), points: pointsOf(at), examples };
+    return { tables: record.tables[at], profile: lines(profiles)[at], even: lines(even)[at], near: near.sort((a, b) => a[1] - b[1]).slice(0, NEAREST), points: pointsOf(at), examples };
   };
   return [shown, detail];
 }
@@ -448,30 +448,30 @@ function rolesOfHeads({ heads, options }) {
 /**
  * Reads a saved record.
  *
- * @returns {Promise<{texts: object[], roles: object | null, told: object | null, detail: Function | null}>} attention on
- *     texts, or what is told of heads with a function that gives the card of each
+ * @returns {Promise<{texts: object[], roles: object | null, record: object | null, detail: Function | null}>} attention on
+ *     texts, or the record of heads with a function that gives the card of each
  */
 export async function readRecord(name, bytes) {
   const content = await contentOf(name, bytes);
-  const kind = content.told.schema.split("/")[0];
-  const nothing = { texts: [], roles: null, told: null, detail: null };
+  const kind = content.record.schema.split("/")[0];
+  const nothing = { texts: [], roles: null, record: null, detail: null };
   if (kind === "attnscope.heatmap") return { ...nothing, texts: [await textOfHeatmap(name, content)] };
   if (kind === "attnscope.pooled") return { ...nothing, texts: [await textOfPooled(name, content)] };
   if (kind === "arrays") return { ...nothing, texts: [await textOfArrays(name, content)] };
-  if (kind === "attnscope.compare" && content.told.shape === "texts") return { ...nothing, texts: await textsOfComparison(content) };
-  if (kind === "attnscope.compare" && content.told.shape === "pick") return { ...nothing, texts: [await textOfPicked(content)] };
-  const plain = async (told) => [told, null];
+  if (kind === "attnscope.compare" && content.record.shape === "texts") return { ...nothing, texts: await textsOfComparison(content) };
+  if (kind === "attnscope.compare" && content.record.shape === "pick") return { ...nothing, texts: [await textOfPicked(content)] };
+  const plain = async (record) => [record, null];
   const reader = {
-    "attnscope.heads": ({ told }) => plain(told),
-    "attnscope.ablate": ({ told }) => plain({ ...told, heads: told.heads.map((head) => ({ ...noRoles, ...head })) }),
+    "attnscope.heads": ({ record }) => plain(record),
+    "attnscope.ablate": ({ record }) => plain({ ...record, heads: record.heads.map((head) => ({ ...noRoles, ...head })) }),
     "attnscope.relations": (held) => headsOfRelations(held).then(plain),
     "attnscope.compare": (held) => headsOfComparison(held).then(plain),
     "attnscope.atlas": atlasOf,
   }[kind];
-  if (!reader) throw new Unreadable(`it is of kind ${content.told.schema}, which this page does not show; \`attnscope show\` does`);
-  const [told, detail] = await reader(content);
-  if (!told.heads?.length) throw new Unreadable("it holds no heads");
-  if (!told.heads.every(({ layer, head }) => Number.isInteger(layer) && Number.isInteger(head)))
+  if (!reader) throw new Unreadable(`it is of kind ${content.record.schema}, which this page does not show; \`attnscope show\` does`);
+  const [record, detail] = await reader(content);
+  if (!record.heads?.length) throw new Unreadable("it holds no heads");
+  if (!record.heads.every(({ layer, head }) => Number.isInteger(layer) && Number.isInteger(head)))
     throw new Unreadable("one of its heads has no layer and number");
-  return { ...nothing, told, detail, roles: rolesOfHeads(told) };
+  return { ...nothing, record, detail, roles: rolesOfHeads(record) };
 }

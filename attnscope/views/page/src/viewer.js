@@ -53,13 +53,13 @@ class Viewer {
   /** Shows a record, of which `bytes` is a promise. */
   async open(name, bytes) {
     try {
-      const { texts, roles, told, detail } = await readRecord(name, await bytes);
+      const { texts, roles, record, detail } = await readRecord(name, await bytes);
       forget();
       forgetCatalog();
       const first = !manifest.opened;
-      const atlas = told && { heads: detail && [], grid: told.grid };
+      const atlas = record && { heads: detail && [], grid: record.grid };
       Object.assign(manifest, { texts, roles, start: texts[0]?.photos ? { scale: "head" } : {}, atlas, opened: (manifest.opened || 0) + 1 });
-      if (told) showCatalog(told, detail);
+      if (record) showCatalog(record, detail);
       await begin(first);
       this.welcome.remove();
       this.tell("");
