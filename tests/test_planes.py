@@ -195,5 +195,7 @@ def test_planes_are_drawn_for_some_heads_or_a_page_a_layer(tmp_path: Path) -> No
     (path,) = whole.only([(0, 3), (1, 6)]).draw(tmp_path / "some", ["svg"], width="page")
     said = path.read_text("utf-8")
     assert all(name in said for name in ("L0H3", "L1H6", "direction 1: 50%", "direction 2: 30%, 70% by position"))
+    with pytest.raises(UsageError, match="an atlas has no --measures"):
+        whole.draw(tmp_path / "none", ["svg"], measures="previous")
     with pytest.raises(AttnscopeError, match="does not know queries and keys"):
         replace(whole, planes=(), plane_tokens=(), points={}).draw(tmp_path / "none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -184,7 +185,9 @@ class Record:
         style: dict[str, Any] = {"scale": scale, "cmap": cmap}
         style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
         asked = {"query": query, "measures": measures}
-        kind.require_options([name for name, value in {**style, **asked}.items() if value is not None])
+        # What only the terminal takes says nothing about figures.
+        drawn = replace(kind, shown_with=())
+        drawn.require_options([name for name, value in {**style, **asked}.items() if value is not None])
         if not kind.draw:
             return []
         pages = kind.view("draw")
