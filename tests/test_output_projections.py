@@ -1,6 +1,7 @@
 """W_O behind the heads of Hugging Face models: found wherever it lies, or it is said that it is not known."""
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor
 
 import attnscope
 from attnscope.core.attention import AttentionCall, attend, attention_weights
+from attnscope.models.hf import seam, weights
 from attnscope.models.model import Batch
+from attnscope.models.projections import hooks
 from tests.conftest import write_tiny
 
 TEXTS = ["the cat", "a b c d e", "the the cat."]
@@ -115,3 +118,32 @@ def test_where_the_output_projection_is_not_known_it_is_said(tmp_path: Path) -> 
     assert any("norm_weighted is undefined in encoder layer 1" in note for note in found.run["notes"])
     assert np.isfinite(found.grid("encoder", "norm_weighted")[0]).all()
     assert np.isnan(found.grid("encoder", "norm_weighted")[1]).all()
+
+
+def test_what_another_thread_runs_of_a_model_is_not_taken_for_ours() -> None:
+    """Two studies of one model at once: W_O was not found then, and measures that need it were left out in silence."""
+    module, seen = torch.nn.Linear(2, 2), []
+    with hooks([module], lambda *_: seen.append(threading.get_ident())):
+        other = threading.Thread(target=module, args=(torch.zeros(2),))
+        other.start()
+        other.join()
+        assert seen == []
+        module(torch.zeros(2))
+    assert seen == [threading.get_ident()]
+
+
+def test_no_other_pass_of_a_model_ends_while_w_o_is_sought(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end a pass puts back the state of all modules, and with it the hooks that were there as it began."""
+    model = attnscope.load(tiny_bert, engine="hf")
+    base: Any = model.modules()[0]
+    perform, was_free = weights.perform, []
+
+    def watch(*given: Any) -> Any:
+        other = threading.Thread(target=lambda: was_free.append(seam.one_at_a_time(base).acquire(blocking=False)))
+        other.start()
+        other.join()
+        return perform(*given)
+
+    monkeypatch.setattr(weights, "perform", watch)
+    assert model.output_projections()
+    assert was_free == [False]

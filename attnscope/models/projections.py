@@ -1,6 +1,7 @@
 """Which linear map is an attention's output projection: seen as a model runs, not guessed from names."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -57,8 +58,16 @@ def is_transposed(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def hooks(modules: Iterable[nn.Module], look: Callable[..., Any]) -> Iterator[None]:
-    """Within it, look(module, inputs, result) is called after each of the modules."""
+    """Within it, look(module, inputs, result) is called after each of the modules that this thread runs.
+
+    What other threads run of the same model meanwhile is none of its business.
+    """
+    mine = threading.get_ident()
+
+    def look_at_mine(*given: Any) -> Any:
+        return look(*given) if threading.get_ident() == mine else None
+
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_hook(look).remove)
+            stack.callback(module.register_forward_hook(look_at_mine).remove)
         yield

@@ -449,6 +449,12 @@ _switches: "weakref.WeakKeyDictionary[nn.Module, _Switch]" = weakref.WeakKeyDict
 _switches_lock = threading.Lock()
 
 
+def one_at_a_time(model: PreTrainedModel) -> threading.RLock:
+    """The lock of a model's forward passes. Who hooks into its modules holds it: a pass puts back their state."""
+    with _switches_lock:
+        return _switches.setdefault(model, _Switch()).lock
+
+
 @contextlib.contextmanager
 def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
     """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
@@ -461,10 +467,9 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
         model: The model. Others that share its configuration objects must not run at the same time.
         implementation: A name, or None for the one it has.
     """
-    with _switches_lock:
-        switch = _switches.setdefault(model, _Switch())
-    configs = _configs(model)
-    with switch.lock, restore_state(model, configs):
+    lock = one_at_a_time(model)
+    switch, configs = _switches[model], _configs(model)
+    with lock, restore_state(model, configs):
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             for module in model.modules():
