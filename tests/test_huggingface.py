@@ -1,15 +1,19 @@
 """Hugging Face models through the seam: equal to their own eager attention, or refused."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, AutoModel, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+import attnscope
 from attnscope.core.attention import AttentionCall, attend
 from attnscope.core.probes import Weights
 from attnscope.errors import AttnscopeError
@@ -17,6 +21,7 @@ from attnscope.models.hf import seam
 from attnscope.models.hf.model import wrap
 from attnscope.models.hf.seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
 from attnscope.models.model import Batch
+from tests.conftest import write_tiny
 from tests.hf_tally import batches, boost, build, difference_from_eager
 
 SEAM = [
@@ -444,3 +449,24 @@ def test_a_mask_made_for_half_precision_and_converted_still_hides() -> None:
     assert mask is not None
     assert mask.tolist() == [[True, False]]
     assert bias is None
+
+
+@pytest.mark.parametrize("name", ["native", "hf", "decoder", "own"])
+def test_a_callers_autocast_does_not_lower_what_a_record_calls_float32(name: str, tmp_path: Path) -> None:
+    words = ["the", "cat", "sat", "on", "mat"]
+    folder = write_tiny(tmp_path / "bert") if name in ("native", "hf") else tmp_path / "decoder"
+    if name == "decoder":
+        attnscope.own_decoder(words, n_layers=2, n_heads=2, d_model=8).save(folder)
+
+    def seen() -> tuple[NDArray[np.float32], torch.Tensor]:
+        model = attnscope.load("own" if name == "own" else folder, engine=name if name in ("native", "hf") else "auto")
+        record = attnscope.heatmap(model, "the cat sat")
+        outputs = model.outputs(Batch(torch.arange(5)[None]), attend)
+        assert record.run["dtype"] == "float32"
+        return record.weights, outputs.hidden if outputs.logits is None else outputs.logits
+
+    weights, found = seen()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        others, other = seen()
+    np.testing.assert_array_equal(weights, others)
+    assert torch.equal(found, other)

@@ -10,6 +10,11 @@ WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. There sums over texts and tokens are float32 until they leave the device."""
 
 
+def as_loaded(device: torch.device | str) -> torch.autocast:
+    """A context in which a model computes in the precision of its weights, which records name, under autocast too."""
+    return torch.autocast(torch.device(device).type, enabled=False)
+
+
 def has_float64(device: torch.device | str) -> bool:
     """Whether a device computes in float64."""
     return torch.device(device).type not in WITHOUT_FLOAT64
