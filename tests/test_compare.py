@@ -103,6 +103,9 @@ class TestAllHeads:
         assert (table.low[above] <= table.mean[above]).all()
         assert (table.mean[above] <= table.high[above]).all()
         assert (table.low >= 0).all()
+        most = {"hellinger": 1.0, "jensen_shannon": np.log(2)}
+        for few in (*found.tables, *compare(tiny, TEXTS[:2]).tables):  # t of one degree of freedom reaches far
+            assert (few.high <= most[few.measure]).all()
         assert not table.mean.diagonal().any()
         one = compare(tiny, TEXTS[0])
         assert np.isnan(one.tables[0].low).all()

@@ -129,6 +129,9 @@ SUMS: dict[Measure, Callable[[Tensor, Tensor | None], PairSums]] = {
 }
 """The two divergences by name."""
 
+LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)}
+"""Of two rows that share no key."""
+
 
 def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:
     """The divergence of matching rows: h² or JS, as `hellinger_sums` and `jensen_shannon_sums` define them.

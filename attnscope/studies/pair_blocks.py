@@ -308,10 +308,9 @@ class PairSums:
         merges, order = cluster_heads(table.distances)
         places, explained = classical_mds(table.distances)
         sums = self._between[table.measure, table.special]
-        low, high = sums.interval()
         n = len(self.layers)
         layers = []
-        for values in (sums.ratio(), np.maximum(low, 0.0), high):
+        for values in (sums.ratio(), *_interval(table.measure, sums)):
             square = np.sqrt(values).reshape(n, n)
             layers.append(np.where(np.isnan(square), square.T, square))
         return Arrangement(merges, order, places, explained, *layers)
@@ -349,12 +348,19 @@ def sums_of_rows(
     return found.sums.numpy(), found.counts.numpy()
 
 
+def _interval(measure: str, sums: RunningSums) -> Iterator[NDArray[np.float64]]:
+    """Low and high ends, cut to what the divergence may be."""
+    from attnscope.core.distance import LARGEST
+
+    for ends in sums.interval():
+        yield np.clip(ends, 0.0, LARGEST[measure])  # type: ignore[index]  # one of MEASURES
+
+
 def table_of(
     measure: str, special: bool, shape: tuple[int, int], pairs: tuple[NDArray[Any], NDArray[Any]], sums: RunningSums
 ) -> PairTable:
     """A table from exact sums over texts of some pairs of heads; where they are those above the diagonal, of all."""
-    low, high = sums.interval()
-    values = [sums.ratio(), np.maximum(low, 0.0), high, sums.total("c")]
+    values = [sums.ratio(), *_interval(measure, sums), sums.total("c")]
     filled = []
     end = 0.0 if sums.n_texts > 1 else math.nan
     for value, diagonal in zip(values, (0.0, end, end, float(values[3].max(initial=0.0))), strict=True):
