@@ -148,6 +148,18 @@ def test_an_interaction_is_what_both_do_beyond_the_sum_of_each(gpt2: HuggingFace
             assert pair.interaction[name].low < pair.interaction[name].high
 
 
+def test_what_is_never_below_0_has_no_interval_that_is(gpt2: HuggingFaceModel) -> None:
+    found = ablate(gpt2, TEXTS[:2], AblateOptions(importance=True, joint=True))
+    of_heads = [head.effects for head in found.heads]
+    for effects in [*of_heads, *(one.effects for one in found.sets)]:
+        lows = [effects[name].low for name in effects if name.endswith(("l2", "kl", "importance"))]
+        assert min(lows) >= 0
+    # Two texts tell little: without the bound some would reach below. A loss may fall, and an interaction be negative.
+    assert min(effects["zero_kl"].low for effects in of_heads) == 0
+    assert min(effects["zero_loss"].low for effects in of_heads) < 0
+    assert min(one.interaction["zero_l2"].low for one in found.sets) < 0
+
+
 def test_without_a_pick_pairs_are_of_the_heads_that_matter_most(
     gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

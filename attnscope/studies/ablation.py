@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from attnscope.core.running import RunningSums
 from attnscope.corpus import Corpus, CorpusText
@@ -296,9 +296,9 @@ class _Study:
             contrasts[2 * row : 2 * row + 2, len(chosen) + row] = 1
             contrasts[2 * row + 1, [a, b]] = -1
         found = self._measure(cuts, contrasts)
-        rows = _rows(found.done.sums, mode, self.loss)
+        both, more = (_rows(found.done.sums, mode, self.loss, signed=signed) for signed in (False, True))
         return [
-            SetEffects(self._names([chosen[a], chosen[b]]), rows[2 * row], rows[2 * row + 1])
+            SetEffects(self._names([chosen[a], chosen[b]]), both[2 * row], more[2 * row + 1])
             for row, (a, b) in enumerate(pairs)
         ], found.complete
 
@@ -458,18 +458,27 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
 # From sums to effects -------------------------------------------------------------------------------------------
 
 
-def effects_of(sums: RunningSums) -> list[Effect]:
-    """Value, interval and count of each quantity, flattened."""
+def effects_of(sums: RunningSums, from_zero: ArrayLike = True) -> list[Effect]:
+    """Value, interval and count of each quantity, flattened.
+
+    Args:
+        sums: Of the quantities.
+        from_zero: Which of them are never below 0, nor their intervals then; broadcast to their shape.
+    """
     low, high = sums.interval()
+    low = np.where(from_zero, np.maximum(low, 0), low)
     parts: list[list[float]] = [part.ravel().tolist() for part in (sums.ratio(), low, high, sums.total("c"))]
     return [Effect(*row) for row in zip(*parts, strict=True)]
 
 
 def _rows(
-    sums: RunningSums, mode: str, loss: Loss | None, wanted: Sequence[str] = ALL_QUANTITIES
+    sums: RunningSums, mode: str, loss: Loss | None, wanted: Sequence[str] = ALL_QUANTITIES, *, signed: bool = False
 ) -> list[dict[str, Effect]]:
-    """The effects of each row by name; a quantity that needs predictions only where there are some."""
-    flat = effects_of(sums)
+    """The effects of each row by name; a quantity that needs predictions only where there are some.
+
+    `signed`: rows are differences of effects, which may all be below 0; else losses alone may be, as they may fall.
+    """
+    flat = effects_of(sums, [not signed and name in ("l2", "kl") for name in ALL_QUANTITIES])
     names = [f"{mode}_{name}" if mode else name for name in wanted]
     kept = names if loss else names[:1]
     step = len(ALL_QUANTITIES)
