@@ -3,18 +3,22 @@
 import copy
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import attnscope
 from attnscope.core.attention import attend, attend_with_weights
 from attnscope.core.probes import Gate, Means
 from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch, Model
 from attnscope.models.tape import Tape, blocks_of
 from tests.ablation_helpers import batch_of, tiny, wrapped
+from tests.conftest import write_tiny
 from tests.core_helpers import make_call
 
 NAMES = ["bert", "gpt2", "llama", "t5", "albert", "gpt_neox", "bart"]
@@ -279,3 +283,22 @@ def test_what_a_head_on_top_predicts() -> None:
     }  # fmt: skip
     base: Any = tiny("bert")
     assert wrap(base.bert).loss is None
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_studies_of_one_model_at_once_give_what_each_gives_alone(engine: str, tmp_path: Path) -> None:
+    """A pass that goes on from a layer sets forwards aside, by which another thread's pass would get its outputs."""
+    model = attnscope.load(write_tiny(tmp_path), engine=engine)
+    texts = ["the cat sat on the mat", "a dog saw the cat", "the mat"]
+
+    def change(_: int) -> list[float]:
+        return [head.effects["zero_l2"].value for head in attnscope.ablate(model, texts).heads]
+
+    def look(_: int) -> bytes:
+        return b"".join(attnscope.heatmap(model, text).weights.tobytes() for text in texts * 5)
+
+    alone = change(0), look(0)
+    with ThreadPoolExecutor(4) as pool:
+        changes, looks = pool.map(change, range(3)), pool.map(look, range(3))
+        assert all(one == alone[0] for one in changes)
+        assert all(one == alone[1] for one in looks)

@@ -9,6 +9,7 @@ from attnscope.records import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import torch
     from numpy.typing import NDArray
@@ -198,6 +199,7 @@ class Rerun:
             computed.
         batch: The batch; small, for all its blocks' outputs are held.
         blocks: The blocks of the network; none = everything is always computed again.
+        alone: See `tape.Tape`.
 
     Attributes:
         whole: The outputs with nothing changed.
@@ -209,12 +211,13 @@ class Rerun:
         forward: "Callable[[Batch, Probe, Mapping[Place, int], int], Outputs]",
         batch: Batch,
         blocks: "Sequence[nn.Module]",
+        alone: "AbstractContextManager[Any] | None" = None,
     ) -> None:
         from attnscope.core.attention import are_numbers, attend
         from attnscope.models.tape import Tape
 
         self._forward, self._batch = forward, batch
-        self._tape = Tape(blocks)
+        self._tape = Tape(blocks, alone)
         self._block_of: dict[Place, int] = {}
         self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
 

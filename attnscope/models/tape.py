@@ -7,23 +7,31 @@ Knows torch and nothing else: no models, no probes.
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+_alone = threading.RLock()
+
 
 class Tape:
     """The blocks' outputs in one forward pass, in the order in which they were called.
 
-    Not for two threads at a time: while it records or plays, the blocks' own forwards are set aside.
+    While it records or plays, the blocks' own forwards are set aside: of the thread that has it do so, for other
+    threads run the blocks as they are, and another tape waits.
 
     Args:
         blocks: Modules that are not inside of each other. One may be called several times in a pass.
+        alone: Held meanwhile; None = what all tapes hold.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, blocks: Sequence[nn.Module], alone: contextlib.AbstractContextManager[Any] | None = None
+    ) -> None:
         self._blocks = tuple(dict.fromkeys(blocks))
+        self._alone = _alone if alone is None else alone
         self._outputs: list[Any] = []
         self._depth = 0
         self._batch = 0
@@ -83,7 +91,7 @@ class Tape:
 
     @contextlib.contextmanager
     def _replace_forwards(self, function: Callable[..., Any]) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
+        with self._alone, contextlib.ExitStack() as stack:
             for block in self._blocks:
                 stack.enter_context(_forward_of(block, function))
             yield
@@ -91,10 +99,14 @@ class Tape:
 
 @contextlib.contextmanager
 def _forward_of(block: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Calls function(forward, …) wherever the block's forward is called."""
-    forward = block.forward
+    """Calls function(forward, …) wherever this thread calls the block's forward."""
+    forward, mine = block.forward, threading.get_ident()
     own = "forward" in vars(block)
-    block.forward = lambda *given, **named: function(forward, *given, **named)
+
+    def call(*given: Any, **named: Any) -> Any:
+        return function(forward, *given, **named) if threading.get_ident() == mine else forward(*given, **named)
+
+    block.forward = call
     try:
         yield
     finally:

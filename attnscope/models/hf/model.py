@@ -36,6 +36,7 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
+from attnscope.models.hf.seam import one_at_a_time
 from attnscope.models.hf.seeing import HuggingFaceEyes
 from attnscope.models.hf.survey import Survey, survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
@@ -180,7 +181,7 @@ class HuggingFaceModel(ShownModel):
             skipped = skipped_calls(self.network.found.plan, block_of, first)
             return self.network.outputs(self.network.text_inputs(given), probe, logits=logits, skipped=skipped)
 
-        return Rerun(forward, batch, blocks)
+        return Rerun(forward, batch, blocks, one_at_a_time(self.network.base))
 
     def modules(self) -> list[nn.Module]:
         """The transformers model, without what it has on top for its task."""
