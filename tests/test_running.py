@@ -464,6 +464,16 @@ def test_small_p_values_keep_their_digits():
     np.testing.assert_allclose(held.p_above(-3), expected, rtol=1e-8)
 
 
+def test_shares_of_next_to_no_units_where_numpy_is_told_to_raise():
+    held = RunningSums((1,))
+    for s, c in ((0.001, 0.0015), (0.0, 0.0005)):
+        held.add([[s]], [[c]])
+    with np.errstate(all="raise"):
+        low, high = held.share_interval()
+        p = held.share_p_above(0.001)
+    assert (low, high) == (0.0, 1.0) and 0 <= p <= 1
+
+
 def test_a_level_is_a_share():
     for level in (0, 1, 95):
         with pytest.raises(ValueError, match="between 0 and 1"):

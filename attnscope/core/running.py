@@ -298,7 +298,8 @@ class RunningSums:
             half = np.sqrt(a * x * (1 - x) + a * a / 4)
             return (x + a / 2 - half) / (1 + a), (x + a / 2 + half) / (1 + a)
 
-        seen = ((1 - level) / 2) ** (1 / part.n_unseen)
+        with np.errstate(under="ignore"):  # of next to no units nothing is seen
+            seen = ((1 - level) / 2) ** (1 / part.n_unseen)
         low = np.minimum(ends(np.maximum(part.r - part.correction, 0))[0], part.r * seen)
         high = np.maximum(ends(np.minimum(part.r + part.correction, 1))[1], 1 - (1 - part.r) * seen)
         known = ~np.isnan(a)
@@ -337,7 +338,7 @@ class RunningSums:
         limit = np.broadcast_to(np.asarray(threshold, np.float64), self.shape)
         inside = np.clip(limit, 0, 1)
         distance = np.abs(part.r - inside)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
             t = np.maximum(distance - part.correction, 0) / np.sqrt(inside * (1 - inside) / part.n)
             t = np.where(distance > part.correction, t, 0)
             away = np.where(inside < part.r, inside / part.r, (1 - inside) / (1 - part.r)) ** part.n_unseen
