@@ -66,7 +66,7 @@ def story(model, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     labels = [label for piece in pieces for label, added in zip(piece.labels, piece.special, strict=True) if not added]
     marks = np.array([not any(character.isalnum() for character in label) for label in labels])
     times = -(-n_tokens // len(ids))
-    return torch.tensor(np.tile(ids, times)), torch.tensor(np.tile(marks, times))
+    return torch.tensor(np.tile(ids, times)[:n_tokens]), torch.tensor(np.tile(marks, times)[:n_tokens])
 
 
 def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> list[tuple[Batch, TextFacts]]:
