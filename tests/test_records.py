@@ -338,161 +338,6 @@ def test_places_that_take_no_file_say_so(tmp_path: Path, where: str) -> None:
     assert (tmp_path / "a-file").read_bytes() == b"kept"
 
 
-# Changes of the weights
-
-
-@st.composite
-def words_of(draw: st.DrawFn, n: int) -> Tokens:
-    """n tokens in words of one to three, special ones between them, of one or two segments."""
-    special = draw(st.lists(st.booleans(), min_size=n, max_size=n).filter(lambda s: not all(s)))
-    starts = draw(st.lists(st.booleans(), min_size=n, max_size=n))
-    words = np.cumsum([True, *starts[1:]]).astype(np.int32) - 1
-    words[special] = -1
-    segments = np.array([0] * (n // 2) + [1] * (n - n // 2) if draw(st.booleans()) else [0] * n, np.int32)
-    return replace(tokens_of([f"x{i}" for i in range(n)]), special=np.array(special), words=words, segments=segments)
-
-
-def groups_of(tokens: Tokens) -> list[list[int]]:
-    """By the definition: neighbours of the same word of the same segment."""
-    groups: list[list[int]] = []
-    for i in range(len(tokens)):
-        joined = (
-            i > 0
-            and tokens.words[i] >= 0
-            and tokens.words[i] == tokens.words[i - 1]
-            and tokens.segments[i] == tokens.segments[i - 1]
-        )
-        if joined:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups
-
-
-@given(st.integers(1, 9).flatmap(words_of), st.integers(1, 7).flatmap(words_of), st.integers(0, 99))
-def test_merging_words_sums_over_keys_and_averages_over_queries(queries: Tokens, keys: Tokens, seed: int) -> None:
-    before = map_of(queries, keys, kind="cross", seed=seed)
-    after = record_of(before).merge_words().maps[0]
-    rows, columns = groups_of(queries), groups_of(keys)
-    assert after.weights.shape == (2, 3, len(rows), len(columns))
-    for layer, head in np.ndindex(2, 3):
-        for i, row in enumerate(rows):
-            for j, column in enumerate(columns):
-                each = [sum(float(before.weights[layer, head, q, k]) for k in column) for q in row]
-                assert after.weights[layer, head, i, j] == pytest.approx(sum(each) / len(each), abs=1e-6)
-    np.testing.assert_allclose(after.weights.sum(-1), 1, atol=1e-6)  # rows keep their sums
-    for merged, group in zip(after.keys.labels, columns, strict=True):
-        assert merged == (" ".join(keys.labels[i] for i in group))
-    assert after.keys.special.tolist() == [bool(keys.special[g[0]]) for g in columns]
-
-
-def test_merged_words_are_labelled_with_their_text() -> None:
-    text = "embeddings, didn't"
-    tokens = replace(
-        tokens_of(["[CLS]", "em", "##bed", "##dings", ",", "didn", "'", "t", "[SEP]"], (0, 8)),
-        text=text,
-        offsets=np.array(
-            [(-1, -1), (0, 2), (2, 5), (5, 10), (10, 11), (12, 16), (16, 17), (17, 18), (-1, -1)], np.int32
-        ),
-        words=np.array([-1, 0, 0, 0, 1, 2, 2, 2, -1], np.int32),
-    )
-    merged = record_of(map_of(tokens)).merge_words().maps[0].keys
-    assert merged.labels == ("[CLS]", "embeddings", ",", "didn't", "[SEP]")
-    assert merged.offsets.tolist() == [[-1, -1], [0, 10], [10, 11], [12, 18], [-1, -1]]
-    assert merged.ids.tolist() == [0, -1, 4, -1, 8]
-
-
-def test_words_that_are_not_known_are_not_merged() -> None:
-    with pytest.raises(AttnscopeError, match="words are not known"):
-        record_of(map_of(replace(tokens_of(["a", "b"]), words=None))).merge_words()
-
-
-@given(st.integers(2, 9).flatmap(words_of), st.integers(0, 99))
-def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens: Tokens, seed: int) -> None:
-    before = map_of(tokens, seed=seed)
-    kept = [i for i in range(len(tokens)) if not tokens.special[i]]
-    before.weights[0, 0, kept[0]] = tokens.special / max(1, tokens.special.sum())  # a row wholly on special tokens
-    untouched = before.weights.copy()
-    record = record_of(before).hide_special()
-    after = record.maps[0]
-    for layer, head in np.ndindex(2, 3):
-        for i, q in enumerate(kept):
-            left = sum(float(before.weights[layer, head, q, k]) for k in kept)
-            for j, k in enumerate(kept):
-                expected = float(before.weights[layer, head, q, k]) / left if left >= 0.01 else 0.0
-                assert after.weights[layer, head, i, j] == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    if tokens.special.any():
-        assert not after.weights[0, 0, 0].any()
-    assert after.queries.labels == tuple(tokens.labels[i] for i in kept)
-    assert not after.keys.special.any()
-    assert record.changes == (("hide_special",) if tokens.special.any() else ())
-    assert record.hide_special().changes == record.changes
-    np.testing.assert_array_equal(before.weights, untouched)
-
-
-@pytest.mark.parametrize("special", [(), (0,), (2,)])
-def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(special: tuple[int, ...]) -> None:
-    before = map_of(tokens_of(["The", "cat", "sat", "down"], special), kind="decoder")
-    before.weights[:, :, 3] = [1, 0, 0, 0]  # rests on the first token wholly
-    record = record_of(before).hide_special()
-    kept = [i for i in range(1, 4) if i not in special]
-    assert record.tokens == tuple(before.keys.labels[i] for i in kept)
-    assert not record.weights[:, :, -1].any()
-    rest = before.weights[:, :, kept[:-1]][:, :, :, kept]
-    np.testing.assert_allclose(record.weights[:, :, :-1], rest / rest.sum(-1, keepdims=True), rtol=1e-6)
-    assert record.changes == ("hide_special",)
-    assert record.hide_special() is record  # the next token is none that heads rest on
-
-
-def test_the_first_token_of_other_attention_and_of_a_part_is_no_sink() -> None:
-    tokens = tokens_of(["The", "cat", "sat"])
-    later = replace(map_of(tokens, kind="decoder"), part=(4, 4, 9, 9))
-    for attention in (map_of(tokens, kind="encoder"), map_of(tokens, tokens, kind="cross"), later):
-        assert not any(side.any() for side in record_of(attention).sinks(attention))
-
-
-def test_a_word_of_which_a_piece_has_an_empty_row_is_the_mean_of_the_others() -> None:
-    tokens = replace(
-        tokens_of(["[CLS]", "un", "##believ", "##ably", "good"], special=[0]), words=np.array([-1, 0, 0, 0, 1])
-    )
-    before = map_of(tokens)
-    before.weights[:, :, 2] = [1, 0, 0, 0, 0]  # wholly on a special token
-    before.weights[0, 0, 4] = [1, 0, 0, 0, 0]
-    merged = record_of(before).hide_special().merge_words().weights
-    np.testing.assert_allclose(merged.sum(-1)[:, :, 0], 1, rtol=1e-6)
-    assert not merged[0, 0, 1].any()
-    pieces = record_of(before).hide_special().weights[1, 1, [0, 2]].mean(0)
-    np.testing.assert_allclose(merged[1, 1, 0], [pieces[:3].sum(), pieces[3]], rtol=1e-6)
-
-
-def test_missing_heads_stay_missing_when_weights_are_changed() -> None:
-    record = simple(5)
-    record.maps[0].weights[1, 2] = np.nan
-    changed = record.hide_special().merge_words()
-    assert changed.changes == ("hide_special", "words")
-    assert np.isnan(changed.weights[1, 2]).all()
-    assert not np.isnan(np.delete(changed.weights.reshape(6, -1), 5, 0)).any()
-    assert changed.chosen(changed.maps[0]) == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
-
-
-def test_special_tokens_are_hidden_before_words_are_merged() -> None:
-    with pytest.raises(AttnscopeError, match="before"):
-        simple(5).merge_words().hide_special()
-
-
-def test_nothing_is_left_of_special_tokens_only() -> None:
-    with pytest.raises(AttnscopeError, match="nothing is left"):
-        record_of(map_of(tokens_of(["[CLS]", "[SEP]"], (0, 1)))).hide_special()
-
-
-def test_what_is_drawn_ahead_of_the_weights_changes_like_them() -> None:
-    record = simple(5)
-    ahead = replace(record, maps=(replace(record.maps[0], weights=np.zeros((2, 3, 0, 0), np.float32)),))
-    one, other = ahead.hide_special().merge_words(), record.hide_special().merge_words()
-    same_tokens(one.maps[0].queries, other.maps[0].queries)
-    assert one.changes == other.changes
-
-
 # Choosing
 
 
@@ -571,6 +416,14 @@ def test_spans_name_exactly_the_numbers(numbers: set[int]) -> None:
     assert read == numbers
     assert spans([]) == ""
     assert spans([5, 0, 1, 2, 2]) == "0-2,5"
+
+
+def test_what_is_drawn_ahead_of_the_weights_changes_like_them() -> None:
+    record = simple(5)
+    ahead = replace(record, maps=(replace(record.maps[0], weights=np.zeros((2, 3, 0, 0), np.float32)),))
+    one, other = ahead.hide_special().merge_words(), record.hide_special().merge_words()
+    same_tokens(one.maps[0].queries, other.maps[0].queries)
+    assert one.changes == other.changes
 
 
 # In a notebook
