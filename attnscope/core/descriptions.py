@@ -494,8 +494,7 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Scor
         return Score(math.nan, math.nan, math.nan, math.nan, math.nan)
     sums = RunningSums(())
     of_left, of_nats = (np.bincount(which, given) / counts for given in (left, nats))
-    for one, other in zip(of_left, of_nats, strict=True):
-        sums.add(one, other)
+    sums.add(of_left, of_nats)
     ratio, (low, high) = float(sums.ratio()), sums.interval()
     half = float(high - low) / 2
     shift = half**2 / ratio / 2 if ratio > 0 else 0.0
