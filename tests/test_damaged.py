@@ -326,6 +326,7 @@ PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("cost.json", ("sizes", "n_heads"), "many", "its sizes are none"),
     ("ablation.npz", ("run", "kinds"), 3, "its kinds of attention have no names"),
     ("ablation.npz", ("corpus", "n_copies"), [], "n_copies is a list"),
+    ("ablation.npz", ("heads", 1, "effects"), {}, "has no zero_"),
     ("models.npz", ("corpus", "n_texts"), "many", "n_texts is 'many'"),
 ]
 """Damage that was drawn, or failed in `repr` or in a notebook, once: record, place, value, what is said."""

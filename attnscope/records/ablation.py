@@ -176,8 +176,12 @@ class Ablation(Record):
         return not self.heads
 
     def require_whole(self) -> None:
-        """Refuses heads that no model has, numbers of texts that are none, and curves whose points do not fit."""
+        """Refuses heads that no model has or that cannot be ranked, and curves whose points do not fit."""
         require_places([head.layer for head in self.heads], [head.head for head in self.heads])
+        main = self.main
+        for head in self.heads:
+            if main not in {"", *head.effects}:
+                raise ValueError(f"{head.name} has no {main}, which others have")
         for curve in self.curves:
             if not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
                 raise ValueError("the points of a curve do not fit the heads that it takes out")
