@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnscope.core.precision import without_autocast
+
 Kind = Literal["encoder", "decoder", "cross"]
 """Whose attention it is: an encoder's own, a decoder's own, or a decoder's on the encoder."""
 
@@ -202,7 +204,7 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
     batch, n_heads, n_queries, _ = call.query.shape
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     mask, empty = _allowed_without_empty_rows(call)
-    with torch.autocast(call.query.device.type, enabled=False):
+    with without_autocast(call.query.device):
         scores = _per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads) @ call.key.to(dtype).mT
         scores = scores.reshape(batch, n_heads, n_queries, call.key.shape[2])
         if call.softcap is not None:
@@ -236,7 +238,7 @@ def attend_with_weights(
     weights = attention_weights(call)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
     batch, n_heads, n_queries, _ = call.query.shape
-    with torch.autocast(call.query.device.type, enabled=False):
+    with without_autocast(call.query.device):
         output = _per_kv_head(dropped, call.n_kv_heads) @ call.value.to(weights.dtype)
     return output.reshape(batch, n_heads, n_queries, call.value.shape[3]).to(call.value.dtype), weights
 

@@ -10,8 +10,8 @@ WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. There sums over texts and tokens are float32 until they leave the device."""
 
 
-def as_loaded(device: torch.device | str) -> torch.autocast:
-    """A context in which a model computes in the precision of its weights, which records name, under autocast too."""
+def without_autocast(device: torch.device | str) -> torch.autocast:
+    """A context that leaves its caller's autocast aside: what is computed has the precision that records name."""
     return torch.autocast(torch.device(device).type, enabled=False)
 
 

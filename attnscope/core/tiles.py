@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.precision import without_autocast
 
 TILE_ELEMENTS = 1_600_000
 """Weights in one tile. Scores and weights of that many take 13 MB in float32. A MiniLM forward with every measure on
@@ -288,7 +289,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
     bias = None
     if call.bias is not None:
         bias = call.bias[(None,) * (4 - call.bias.ndim)].expand(call.query.shape[0], -1, call.query.shape[2], -1)
-    with torch.autocast(call.query.device.type, enabled=False):
+    with without_autocast(call.query.device):
         keys = call.key.to(dtype)
         for block in parts:
             n_texts, n_queries, n_keys = block.shape

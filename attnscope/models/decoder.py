@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnscope.core.attention import Probe
 from attnscope.core.multihead import MultiHeadAttention
-from attnscope.core.precision import as_loaded
+from attnscope.core.precision import without_autocast
 from attnscope.core.probes import Place
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.checkpoint import Checkpoint
@@ -224,14 +224,14 @@ class DecoderModel(LayeredModel):
         batch = batch.to(self.info.device)
         require_length(self.info, batch.ids.shape[1])
         require_numbers(self.info, batch.ids, self.network.config.vocab_size)
-        with as_loaded(batch.ids.device):
+        with without_autocast(batch.ids.device):
             return self.network.hidden(batch.ids, batch.mask, probe)
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with the scores of the next token if they are asked for."""
         hidden = self.run(batch, probe)
         asked = hidden if last is None else hidden[:, -last:]
-        with as_loaded(hidden.device):
+        with without_autocast(hidden.device):
             return Outputs(hidden, self.network.unembed(asked) if logits else None)
 
     def modules(self) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnscope.core.attention import Probe
 from attnscope.core.multihead import MultiHeadAttention
-from attnscope.core.precision import as_loaded
+from attnscope.core.precision import without_autocast
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.checkpoint import Checkpoint, Shaped
@@ -51,7 +51,7 @@ class NativeModel(LayeredModel):
         require_numbers(self.info, batch.ids, self._encoder.vocab_size)
         if segments is not None:
             require_numbers(self.info, segments, self._encoder.type_vocab_size, "segment")
-        with as_loaded(batch.ids.device):
+        with without_autocast(batch.ids.device):
             output: Tensor = self._network(batch.ids, batch.mask, segments, probe)
         return output
 

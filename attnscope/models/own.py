@@ -461,13 +461,13 @@ class OwnModel(LayeredModel):
             The residual stream at the end, (batch, token, d_model); `written_slot` says where a head has written.
             Padding's means nothing.
         """
-        from attnscope.core.precision import as_loaded
+        from attnscope.core.precision import without_autocast
 
         batch = batch.to(self.info.device)
         require_length(self.info, batch.ids.shape[1])
         require_numbers(self.info, batch.ids, VOCABULARY)
         hidden = self._embed(batch.ids, batch.mask)
-        with as_loaded(hidden.device):
+        with without_autocast(hidden.device):
             for layer, looks_back in zip(self._attentions, self._variant.looks_back, strict=True):
                 written, _ = layer(hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe)
                 hidden = hidden + written

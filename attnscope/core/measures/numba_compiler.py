@@ -1,8 +1,8 @@
 """How numba compiles `numba_kernel`: for one signature, kept on disk, its tasks shared by torch's own threads. Ours.
 
-numba's threads would be a second pool beside torch's, abort when two of Python's call at once, or die after a fork.
-Python's compete with torch's for the processor: these wait for work by computing, and a pass over short texts is done
-before they sleep.
+numba's own threads would be a second pool beside torch's, abort when two Python threads call at once, or die after a
+fork. Python's threads compete with torch's for the processor: torch's spin while they wait for work, and a pass over
+short texts is done before they sleep.
 """
 
 import contextlib
@@ -80,13 +80,13 @@ def share(typing: Any, function: Any, parallel: Any, n_shares: Any, first: Any, 
         _, address, *numbers, values = args
         inner = _compile_into(context, function.dispatcher.py_func, called)
         # The share that is next, how many failed, how many there are, where the range begins and ends.
-        told = ir.LiteralStructType([_I64] * 5 + [context.get_value_type(part) for part in given.types])
-        data = cgutils.alloca_once(builder, told)
+        layout = ir.LiteralStructType([_I64] * 5 + [context.get_value_type(part) for part in given.types])
+        data = cgutils.alloca_once(builder, layout)
         for place, value in enumerate([_I64(0), _I64(0), *numbers, *cgutils.unpack_tuple(builder, values)]):
             builder.store(value, cgutils.gep_inbounds(builder, data, 0, place))
         task = ir.Function(builder.module, _TASK, f"{builder.function.name}.share")
         task.linkage = "internal"
-        _emit_task(context, task, told, inner, called)
+        _emit_task(context, task, layout, inner, called)
         pointer = builder.bitcast(data, _POINTER)
         with builder.if_else(builder.icmp_signed("==", address, _I64(0))) as (alone, together):
             with alone:
@@ -100,7 +100,7 @@ def share(typing: Any, function: Any, parallel: Any, n_shares: Any, first: Any, 
 
 
 def _compile_into(context: Any, function: Callable[..., Any], signature: Any) -> Any:
-    """Compiles a function as part of the one at hand: on its own it would be made faster, and then so once more."""
+    """Compiles a function as part of the one at hand: compiled on its own, it would be optimised twice."""
     flags = targetconfig.ConfigStack().top().copy()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     library = context.active_code_library
@@ -109,11 +109,11 @@ def _compile_into(context: Any, function: Callable[..., Any], signature: Any) ->
     )
 
 
-def _emit_task(context: Any, task: ir.Function, told: ir.LiteralStructType, inner: Any, called: Any) -> None:
+def _emit_task(context: Any, task: ir.Function, layout: ir.LiteralStructType, inner: Any, called: Any) -> None:
     """What a thread does: takes the next share as long as there is one."""
     builder = ir.IRBuilder(task.append_basic_block("entry"))
-    data = builder.bitcast(task.args[0], told.as_pointer())
-    at = [cgutils.gep_inbounds(builder, data, 0, place) for place in range(len(told.elements))]
+    data = builder.bitcast(task.args[0], layout.as_pointer())
+    at = [cgutils.gep_inbounds(builder, data, 0, place) for place in range(len(layout.elements))]
     n_shares, start, stop, *values = [builder.load(pointer) for pointer in at[2:]]
     take, work, failed, done = (task.append_basic_block(name) for name in ("take", "work", "failed", "done"))
     builder.branch(take)

@@ -44,7 +44,7 @@ from attnscope.core.measures.numba_vectors import (
 _f4, _i4, _i8, _f8 = types.float32, types.int32, types.int64, types.float64
 _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i8))
 
-BUILT_WITH = "571c4cd6e0a4629c"
+BUILT_WITH = "d7345c5248d14f8b"
 """The hash of numba_compiler.py and numba_vectors.py: numba compiles this file again only where it changes."""
 
 _LOW = -87.0

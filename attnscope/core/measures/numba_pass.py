@@ -26,6 +26,7 @@ from attnscope.core.measures.numba_kernel import Factors, Given, read_rows
 from attnscope.core.measures.numba_vectors import LANES
 from attnscope.core.measures.plan import Plan
 from attnscope.core.measures.torch_pass import Read, Reader
+from attnscope.core.precision import without_autocast
 from attnscope.core.tiles import Block, Buffers, times_values
 
 CHUNK = 128
@@ -79,7 +80,7 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
     output = rows.transpose(1, 2)
     sinks = np.zeros(0, np.float32) if call.sinks is None else call.sinks.detach().float().numpy()
     by_blas: _ByBlas | None = None
-    with torch.autocast("cpu", enabled=False):
+    with without_autocast("cpu"):
         for block in plan.blocks:
             if not block.shape[2]:
                 continue

@@ -38,7 +38,7 @@ from transformers.masking_utils import (
 )
 
 from attnscope.core.attention import AttentionCall, Probe, attend, attend_with_weights
-from attnscope.core.precision import as_loaded
+from attnscope.core.precision import without_autocast
 from attnscope.core.probes import Place
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.state import restore_state
@@ -470,7 +470,7 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
     """
     lock = one_at_a_time(model)
     switch, configs = _switches[model], _configs(model)
-    with lock, as_loaded(model.device), restore_state(model, configs):
+    with lock, without_autocast(model.device), restore_state(model, configs):
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             for module in model.modules():
